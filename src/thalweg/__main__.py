@@ -1,0 +1,5 @@
+"""`python -m thalweg`"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,97 @@
+"""Batches without worker processes: the whole set as uint8 on the device, augmented there."""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import ThalwegError
+
+
+class DeviceBatches:
+    """Batches of images and labels from a set that lies on the device as uint8.
+
+    >>> images, labels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10)
+    >>> batches = DeviceBatches(images, labels, 4, shuffle=True, crop=1, flip=True)
+    >>> len(batches), [len(y) for _, y in batches], [y.tolist() for _, y in batches.clean()][0]
+    (3, [4, 4, 2], [0, 1, 2, 3])
+
+    images: uint8, (count, channels, height, width). labels: one per image.
+    shuffle: a new order in each pass. crop: pad by so many pixels and cut a random window. flip: mirror half of them.
+    mean, std: per channel, of pixels between 0 and 1, for normalisation.
+    generator: where randomness comes from, on the same device; torch's own if not given.
+    drop_last: leave out a short last batch.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        crop: int = 0,
+        flip: bool = False,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ):
+        if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise ThalwegError(
+                "images must be uint8 of shape (count, channels, height, width), with one label each; got "
+                f"{images.dtype} {tuple(images.shape)} and {len(labels)} labels"
+            )
+        if batch_size < 1 or len(images) == 0:
+            raise ThalwegError(
+                f"batches need at least one image and a size of at least 1; got {len(images)} and {batch_size}"
+            )
+        self.images, self.labels = images.to(device), labels.to(device)
+        self.batch_size, self.shuffle, self.crop, self.flip = batch_size, shuffle, crop, flip
+        self.mean, self.std = (255 * torch.tensor(v, device=device).reshape(1, -1, 1, 1) for v in (mean, std))
+        self.generator, self.drop_last = generator, drop_last
+
+    def clean(self, batch_size: int | None = None) -> "DeviceBatches":
+        """The same data in order, whole and without augmentation, for evaluation; nothing is copied."""
+        view = copy(self)
+        view.shuffle, view.crop, view.flip, view.drop_last = False, 0, False, False
+        view.batch_size = batch_size or self.batch_size
+        return view
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole if self.drop_last or rest == 0 else whole + 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        count, device = len(self.images), self.images.device
+        order = torch.randperm(count, device=device, generator=self.generator) if self.shuffle else None
+        images = F.pad(self.images, [self.crop] * 4) if self.crop else self.images
+        window = self._window(count)
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            here = slice(start, start + self.batch_size)
+            chosen = here if order is None else order[here]
+            pixels = images[chosen] if window is None else _cut(images[chosen], *(part[here] for part in window))
+            yield (pixels.float() - self.mean) / self.std, self.labels[chosen]
+
+    def _window(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """For each image of this pass the rows and columns to take, mirrored ones in reverse."""
+        if not (self.crop or self.flip):
+            return None
+        device, (height, width) = self.images.device, self.images.shape[2:]
+
+        def draw(high: int) -> Tensor:
+            return torch.randint(high, (count, 1), device=device, generator=self.generator)
+
+        rows = draw(2 * self.crop + 1) + torch.arange(height, device=device)
+        columns = draw(2 * self.crop + 1) + torch.arange(width, device=device)
+        if self.flip:
+            columns = torch.where(draw(2).bool(), columns.flip(1), columns)
+        return rows, columns
+
+
+def _cut(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    count, channels = (torch.arange(n, device=images.device) for n in images.shape[:2])
+    return images[count[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,105 @@
+"""The demo: three networks on handwritten digits, the curves between two of them, and the planes around."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from .data import DeviceBatches
+from .data import digits as digit_images
+from .evaluation.scan import Scan, scan
+from .models import digits_net
+from .randomness import seeded
+from .reporting import figures, tables
+from .tasks import classification
+from .training.connect import connect
+from .training.fit import fit
+from .weightspace.curves import Bezier, Curve, PolyChain, Segment
+from .weightspace.planes import Plane
+from .weightspace.weights import Weights
+
+WEIGHT_DECAY = 1e-3
+FIT: dict[str, Any] = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+CONNECT: dict[str, Any] = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+
+
+def digits(seed: int) -> dict[str, Any]:
+    """The task factory of the demo, `--task thalweg.demo:digits`; copy its form for a task of your own."""
+    train_set, test_set = digit_images()
+    train = DeviceBatches(*train_set, 64, shuffle=True)
+    clean = train.clean(batch_size=433)
+    with seeded(seed):
+        model = digits_net()
+    data = {"train": clean, "test": DeviceBatches(*test_set, 500)}
+    return {"model": model, "task": classification(), "train": train, "refresh": clean, "data": data}
+
+
+def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, Scan]:
+    """Run the whole demo into `folder`; `say` gets what a person should read."""
+    demo = _Demo(folder, progress, say)
+    networks = demo.train_networks()
+    curves = demo.find_curves(networks)
+    scans = demo.scan_curves(networks, curves)
+    demo.draw_planes(networks, curves)
+    return scans
+
+
+class _Demo:
+    def __init__(self, folder: Path, progress: bool | None, say: Callable[[str], object]):
+        self.folder, self.progress, self.say = folder, progress, say
+        made = digits(0)
+        self.task, self.train, self.data, self.model = (made[key] for key in ("task", "train", "data", "model"))
+        self.scanning = {"weight_decay": WEIGHT_DECAY, "refresh": made["refresh"], "progress": progress}
+
+    def train_networks(self) -> list[Weights]:
+        self.say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
+        networks = []
+        for seed in range(3):
+            model: torch.nn.Module = digits(seed)["model"]
+            networks.append(fit(model, self.task, self.train, seed=seed, progress=self.progress, **FIT))
+            networks[-1].save(self.folder / f"network-{seed}.safetensors")
+        return networks
+
+    def find_curves(self, networks: list[Weights]) -> dict[str, Curve]:
+        self.say(
+            f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ..."
+        )
+        curves: dict[str, Curve] = {"Segment": Segment(*networks[:2])}
+        for fresh in (Bezier(networks[0], networks[1]), PolyChain(networks[0], networks[1])):
+            curve = connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
+            curves[type(curve).__name__] = curve
+            curve.save(self.folder / f"{type(curve).__name__.lower()}.safetensors")
+        return curves
+
+    def scan_curves(self, networks: list[Weights], curves: dict[str, Curve]) -> dict[str, Scan]:
+        self.say("Measuring 61 points along each ...")
+        targets: dict[str, Any] = {"Single": networks[:2], **curves}
+        scans = {
+            name: scan(self.model, target, self.task, self.data, points=61, **self.scanning)
+            for name, target in targets.items()
+        }
+        self.say("\n" + tables.curves(scans) + "\n")
+        profiles = {name: scans[name] for name in curves}
+        for name, result in profiles.items():
+            result.save(self.folder / f"{name.lower()}.json")
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        figures.profile(profiles, "train", "loss", left)
+        figures.profile(profiles, "test", "error", right)
+        figures.save(figure, self.folder / "profile")
+        return scans
+
+    def draw_planes(self, networks: list[Weights], curves: dict[str, Curve]) -> None:
+        self.say("Measuring three planes, 21 x 21 points each ...")
+        thirds = {"three networks": networks[2], **{name: curves[name].bends[0] for name in ("Bezier", "PolyChain")}}
+        scans = {}
+        for name, third in thirds.items():
+            drawn = {name: curves[name]} if name in curves else {}
+            plane = Plane(networks[0], networks[1], third)
+            scans[name] = scan(self.model, plane, self.task, {"train": self.data["train"]}, draw=drawn, **self.scanning)
+            scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
+        figure = Figure(figsize=(14, 4), layout="constrained")
+        figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
+        figures.save(figure, self.folder / "planes")

@@ -1,0 +1,1 @@
+"""Numbers along curves, planes and lists of weights."""

@@ -1,0 +1,279 @@
+"""Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import text
+from ..batches import Batches, count
+from ..errors import ThalwegError
+from ..progress import Progress
+from ..randomness import seeded
+from ..store import files
+from ..tasks import Task
+from ..weightspace.batchnorm import recompute
+from ..weightspace.curves import Curve
+from ..weightspace.planes import Plane
+from ..weightspace.probe import Probe
+from ..weightspace.weights import Weights
+
+Values = dict[str, dict[str, np.ndarray]]
+PERCENT = ("error",)  # metrics that tables and figures show in percent
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
+
+    name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
+    values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
+        loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
+    t, length: of a curve, the parameter and the length so far. x, y: of a plane, its coordinates.
+    length_ratio: the curve's length over the distance of its ends.
+    stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
+    corners, paths: of a plane, where its three points lie, and what else is drawn in it.
+    """
+
+    name: str
+    kind: str
+    values: Values
+    weight_decay: float = 0.0
+    t: np.ndarray | None = None
+    length: np.ndarray | None = None
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
+    length_ratio: float | None = None
+    stored: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    corners: list[tuple[float, float]] = field(default_factory=list)
+    paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Data set -> quantity -> min, max, mean; along a curve also int (over its length) and barrier."""
+        return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
+
+    def table(self) -> str:
+        """The summary as text, errors in percent."""
+        keys = ["min", "mean", "max"] if self.kind == "plane" else ["min", "int", "mean", "max", "barrier"]
+        rows = []
+        for name, entry in self.summary().items():
+            for quantity, numbers in entry.items():
+                percent = quantity in PERCENT
+                label = f"{name} {quantity}{' (%)' if percent else ''}"
+                rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
+        title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
+        return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
+
+    def to_dict(self) -> dict[str, Any]:
+        entry = {key: value for key, value in vars(self).items() if value is not None}
+        return {key: _plain(value) for key, value in entry.items()}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Scan":
+        arrays = {key: _array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
+        values = {name: {key: _array(v) for key, v in each.items()} for name, each in entry["values"].items()}
+        places = {
+            "corners": [(x, y) for x, y in entry["corners"]],
+            "paths": {name: [(x, y) for x, y in path] for name, path in entry["paths"].items()},
+        }
+        return cls(**{**entry, **arrays, **places, "values": values})
+
+    def to_csv(self) -> str:
+        """One line per point: its coordinates, then every quantity of every data set."""
+        columns = self._coordinates()
+        for name, entry in self.values.items():
+            columns.update({f"{name}_{key}": values.ravel() for key, values in entry.items()})
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        return out.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "scan", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Scan":
+        return cls.from_dict(files.load_json(Path(path), "scan"))
+
+    def _summarise(self, values: np.ndarray) -> dict[str, float]:
+        numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+        if self.t is not None and self.length is not None:
+            straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
+            numbers |= {
+                "mean": _mean(values, self.t),
+                "int": _mean(values, self.length),
+                "barrier": (values - straight).max(),
+            }
+        return {key: float(number) for key, number in numbers.items()}
+
+    def _coordinates(self) -> dict[str, np.ndarray]:
+        if self.x is not None and self.y is not None:
+            x, y = np.meshgrid(self.x, self.y)
+            return {"x": x.ravel(), "y": y.ravel()}
+        return {name: values for name, values in (("t", self.t), ("length", self.length)) if values is not None}
+
+    def _gaps(self) -> list[str]:
+        lines = []
+        for name, entry in self.stored.items():
+            for quantity, pair in entry.items():
+                percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
+                before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
+                if quantity in (*PERCENT, "loss"):
+                    lines.append(f"ends, {name} {quantity}: {before} with the statistics they came with, {after} refreshed")
+        return lines
+
+
+def scan(
+    module: nn.Module,
+    target: Curve | Plane | Sequence[Weights],
+    task: Task,
+    data: Mapping[str, Batches],
+    *,
+    points: int | Sequence[float] = 121,
+    grid: tuple[int, int] = (21, 21),
+    margin: float = 0.2,
+    weight_decay: float = 0.0,
+    refresh: Batches | None = None,
+    draw: Mapping[str, Curve | Sequence[Weights]] | None = None,
+    progress: bool | None = None,
+) -> Scan:
+    """Measure loss and metrics at points of a curve or a plane, or at given weights.
+
+    >>> import thalweg as tw
+    >>> x = torch.linspace(-1, 1, 8).reshape(-1, 1)
+    >>> a, b = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
+    >>> line = tw.scan(nn.Linear(1, 1), tw.Segment(a, b), tw.regression(), {"train": [(x, 2 * x)]}, points=5)
+    >>> line.t.tolist(), line.values["train"]["loss"].shape, line.length_ratio
+    ([0.0, 0.25, 0.5, 0.75, 1.0], (5,), 1.0)
+
+    module: any network of that kind; its form matters, and the device it is on.
+    data: name -> batches; use data without augmentation.
+    points: for a curve, how many equally spaced values of t, or the values themselves.
+    grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share.
+    weight_decay: the one used in training, for `loss`.
+    refresh: batches over which batch-norm statistics are recomputed at every point.
+    draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
+    """
+    probe = Probe(module)
+    _check(probe, target, data, refresh)
+    where, makers = _points_of(target, points, grid, margin)
+    measured: list[dict[str, dict[str, float]]] = []
+    at = _Measurer(probe, task, data, refresh, weight_decay)
+    with Progress(f"scanning {where['name']}", len(makers), progress) as bar:
+        for make in makers:
+            measured.append(at(make()))
+            bar.advance()
+    shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
+    stored = at.stored(target) if isinstance(target, Curve) and refresh is not None else {}
+    paths = {name: _places(target, item) for name, item in (draw or {}).items()} if isinstance(target, Plane) else {}
+    return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, paths=paths, **where)
+
+
+class _Measurer:
+    """Everything measured at one point; called with point after point."""
+
+    def __init__(self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float):
+        self.probe, self.task, self.data, self.refresh, self.weight_decay = probe, task, data, refresh, weight_decay
+
+    def __call__(self, weights: Weights, recomputed: bool = True) -> dict[str, dict[str, float]]:
+        from .measure import measure
+
+        self.probe.load(weights)
+        self.probe.module.eval()
+        with seeded(0, self.refresh, *self.data.values()):
+            if self.refresh is not None and recomputed:
+                recompute(self.probe, self.task.loss, self.refresh)
+            found = {name: measure(self.probe.module, self.task, b, self.probe.device) for name, b in self.data.items()}
+        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
+        return {name: {"loss": m["data_loss"] + 0.5 * self.weight_decay * square, **m} for name, m in found.items()}
+
+    def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:
+        ends = [curve.start, curve.end]
+        if not self.probe.layout.statistics or not all(end.has_statistics for end in ends):
+            return {}
+        pair = [self(end, recomputed=False) for end in ends]
+        return {name: {key: [end[name][key] for end in pair] for key in entry} for name, entry in pair[0].items()}
+
+
+def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> None:
+    if not isinstance(data, Mapping) or not data:
+        raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {type(data).__name__}")
+    for name, batches in data.items():
+        count(batches, f"the batches of '{name}'")
+    if not isinstance(target, Curve | Plane) and not (
+        isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)
+    ):
+        raise ThalwegError(f"a scan needs a curve, a plane, or a list of Weights; got {type(target).__name__}")
+    layouts = [target.layout] if isinstance(target, Curve | Plane) else [w.layout for w in target]
+    for layout in layouts:
+        probe.layout.check(layout, "the network", "what is scanned")
+    carried = not isinstance(target, Curve | Plane) and all(w.has_statistics for w in target)
+    if probe.layout.statistics and refresh is None and not carried:
+        raise ThalwegError(
+            f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
+            "plane have none: give refresh=, the training batches without augmentation"
+        )
+
+
+def _points_of(
+    target: Curve | Plane | Sequence[Weights], points: int | Sequence[float], grid: tuple[int, int], margin: float
+) -> tuple[dict[str, Any], list[Callable[[], Weights]]]:
+    if isinstance(target, Curve):
+        ts = target.spaced(points) if isinstance(points, int) else [float(t) for t in points]
+        steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
+        where = {"t": np.array(ts), "length": np.cumsum(steps), "length_ratio": target.length_ratio()}
+        return {"name": type(target).__name__, "kind": "curve", **where}, [_maker(target.point, t) for t in ts]
+    if isinstance(target, Plane):
+        x, y = (_span(values, n, margin) for values, n in zip(zip(*target.corners, strict=True), grid, strict=True))
+        where = {"name": "Plane", "kind": "plane", "x": x, "y": y, "corners": list(target.corners)}
+        return where, [_maker(target.point, float(u), float(v)) for v in y for u in x]
+    steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
+    where = {"t": np.linspace(0, 1, len(target)), "length": np.cumsum(steps)}
+    return {"name": "Weights", "kind": "points", **where}, [_maker(lambda w: w, w) for w in target]
+
+
+def _maker(function: Callable[..., Weights], *args: Any) -> Callable[[], Weights]:
+    return lambda: function(*args)
+
+
+def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
+    if not isinstance(points, int) or points < 2 or not margin >= 0:
+        raise ThalwegError(f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}")
+    extra = margin * (max(values) - min(values))
+    return np.linspace(min(values) - extra, max(values) + extra, points)
+
+
+def _places(plane: Plane, item: Curve | Sequence[Weights]) -> list[tuple[float, float]]:
+    return plane.path(item) if isinstance(item, Curve) else [plane.project(weights) for weights in item]
+
+
+def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:
+    return {
+        name: {key: _array([point[name][key] for point in measured]).reshape(shape) for key in entry}
+        for name, entry in measured[0].items()
+    }
+
+
+def _mean(values: np.ndarray, x: np.ndarray) -> float:
+    span = x[-1] - x[0]
+    return float(np.trapezoid(values, x) / span) if span > 0 else float(values.mean())
+
+
+def _array(values: Any) -> np.ndarray:
+    array = np.array(values, dtype=np.float64)
+    array.setflags(write=False)
+    return array
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

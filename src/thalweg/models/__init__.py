@@ -1,0 +1,5 @@
+"""Networks, usable on their own."""
+
+from .small import digits_net
+
+__all__ = ["digits_net"]

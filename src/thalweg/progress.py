@@ -1,0 +1,62 @@
+"""A progress bar for whatever takes longer than a second; nothing at all where nobody watches."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+PATIENCE = 1.0  # seconds before a bar appears
+REFRESH = 0.1  # seconds between two looks at the loss, which may wait for the device
+
+
+class Progress:
+    """Counts `total` steps of one piece of work; `show=None` means only when standard error is a terminal."""
+
+    def __init__(self, description: str, total: int, show: bool | None = None):
+        self.description, self.total, self.done = description, total, 0
+        self.visible = sys.stderr.isatty() if show is None else show
+        self.started = self.looked = time.monotonic()
+        self.bar: RichProgress | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def due(self) -> bool:
+        """Whether the next `advance` will be drawn, so that its note is worth making."""
+        return self.visible and time.monotonic() - self.looked >= REFRESH
+
+    def advance(self, note: str = "") -> None:
+        self.done += 1
+        if not self.due() or time.monotonic() - self.started < PATIENCE:
+            return
+        self.looked = time.monotonic()
+        if self.bar is None:
+            self.bar = _bar()
+            self.bar.start()
+            self.row = self.bar.add_task(self.description, total=self.total, note=note)
+        self.bar.update(self.row, completed=self.done, note=note)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar is not None:
+            self.bar.update(self.row, completed=self.done)
+            self.bar.stop()
+
+
+def _bar() -> "RichProgress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    ]
+    return RichProgress(*columns, console=Console(stderr=True))

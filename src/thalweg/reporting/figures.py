@@ -1,0 +1,143 @@
+"""Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ThalwegError
+from ..evaluation.scan import PERCENT, Scan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
+LEVELS = 14
+DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
+
+
+def profile(
+    scans: Scan | Mapping[str, Scan], data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None
+) -> "Axes":
+    """A quantity against t along one or several curves.
+
+    scans: one scan, or several by the name they get in the legend.
+    data: which data set; the first one of the scan if not given.
+    """
+    named = {scans.name: scans} if isinstance(scans, Scan) else dict(scans)
+    ax = _axes(ax)
+    for (name, scan), (colour, style) in zip(named.items(), _styles(len(named)), strict=True):
+        t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
+        ax.plot(t, values, color=colour, linestyle=style, label=name)
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("t")
+    ax.set_ylabel(_label(next(iter(named.values())), data, quantity))
+    ax.grid(alpha=0.3)
+    ax.legend()
+    return ax
+
+
+def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
+    """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the paths drawn in it."""
+    ax = _axes(ax)
+    filled = _contours(scan, data, quantity, ax, _levels(_pick(scan, data, quantity)))
+    _bar(filled, ax, _label(scan, data, quantity))
+    return ax
+
+
+def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
+    """Several surfaces side by side with one scale of colours, as in the paper's first figure."""
+    if axes is None:
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots(1, len(scans), figsize=(4.6 * len(scans), 4.2), layout="constrained", squeeze=False)[1][0]
+    levels = _levels(*(_pick(scan, data, quantity) for scan in scans.values()))
+    for ax, (name, scan) in zip(axes, scans.items(), strict=True):
+        filled = _contours(scan, data, quantity, ax, levels)
+        ax.set_title(name)
+    _bar(filled, list(axes), _label(scan, data, quantity))
+    return axes
+
+
+def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: np.ndarray) -> Any:
+    x, y, values = _need(scan.x, "a surface"), _need(scan.y, "a surface"), _pick(scan, data, quantity)
+    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=_norm(levels), extend="both")
+    ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
+    for (name, path), (_, style) in zip(scan.paths.items(), _styles(len(scan.paths)), strict=True):
+        ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
+    ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
+    ax.set_aspect("equal")
+    ax.set_xlabel("distance in weight space")
+    if scan.paths:
+        ax.legend(loc="best")
+    return filled
+
+
+def _bar(filled: Any, axes: Any, label: str) -> None:
+    figure = (axes[0] if isinstance(axes, list) else axes).figure
+    figure.colorbar(filled, ax=axes, format="%.3g").set_label(label)
+
+
+def _levels(*values: np.ndarray) -> np.ndarray:
+    """Levels that crowd near the lowest value, so that the valley and the barrier both show."""
+    finite = np.concatenate([v[np.isfinite(v)].ravel() for v in values])
+    if finite.size == 0:
+        raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged")
+    low, high = finite.min(), finite.max()
+    high = high if high > low else low + 1e-12
+    return low + (high - low) * np.geomspace(np.exp(-DEPTH), 1.0, LEVELS)
+
+
+def save(figure: "Figure", stem: str | Path) -> list[Path]:
+    """Write a figure as PNG and PDF."""
+    from ..store.files import write
+
+    def draw(path: Path, kind: str) -> Path:
+        write(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))
+        return path
+
+    return [draw(Path(f"{stem}.{kind}"), kind) for kind in ("png", "pdf")]
+
+
+def _axes(ax: "Axes | None") -> "Axes":
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(layout="constrained")[1]
+
+
+def _norm(levels: np.ndarray) -> Any:
+    from matplotlib.colors import BoundaryNorm
+
+    return BoundaryNorm(levels, ncolors=256, extend="both")
+
+
+def _styles(count: int) -> list[tuple[str, Any]]:
+    return [STYLES[i % len(STYLES)] for i in range(count)]
+
+
+def _need(values: np.ndarray | None, what: str) -> np.ndarray:
+    if values is None:
+        raise ThalwegError(
+            f"{what} needs a scan of a {'plane' if what == 'a surface' else 'curve'}; this scan is of another kind"
+        )
+    return values
+
+
+def _pick(scan: Scan, data: str | None, quantity: str) -> np.ndarray:
+    name = _data(scan, data)
+    if name not in scan.values or quantity not in scan.values[name]:
+        there = {key: sorted(entry) for key, entry in scan.values.items()}
+        raise ThalwegError(f"the scan has no '{quantity}' on '{name}'; it has {there}")
+    return scan.values[name][quantity] * (100 if quantity in PERCENT else 1)
+
+
+def _data(scan: Scan, data: str | None) -> str:
+    return next(iter(scan.values)) if data is None else data
+
+
+def _label(scan: Scan, data: str | None, quantity: str) -> str:
+    return f"{_data(scan, data)} {quantity.replace('_', ' ')}{' (%)' if quantity in PERCENT else ''}"

@@ -1,0 +1,161 @@
+"""Tensors and results on disk: written whole or not at all, versioned, hashed, and read without running code."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import ThalwegError
+
+FORMAT = 1
+
+
+def write(path: Path, writer: Callable[[Path], object]) -> None:
+    """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(descriptor)
+    try:
+        writer(Path(name))
+        os.chmod(name, 0o666 & ~_umask())
+        _sync(name)
+        os.replace(name, path)
+        _sync(path.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """One safetensors file; `about` is JSON that says what the tensors are."""
+    flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    text = json.dumps(about)
+    metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": _digest(kind, flat, text)}
+    write(path, lambda temporary: save_file(flat, temporary, metadata=metadata))
+
+
+def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote, after checking that it is that, of a known format, and undamaged."""
+    tensors, metadata = _read_safetensors(path)
+    if metadata.get("thalweg") != kind:
+        found = f"it holds {metadata['thalweg']}" if "thalweg" in metadata else "thalweg did not write it"
+        raise ThalwegError(f"{path} must be a file of {kind}, but {found}")
+    check_format(path, metadata.get("format"))
+    if metadata.get("sha256") != _digest(kind, tensors, metadata.get("about", "")):
+        raise ThalwegError(f"{path} is damaged: its contents do not match the hash stored in it; restore it from a copy")
+    return tensors, json.loads(metadata["about"])
+
+
+def kind_of(path: Path) -> str | None:
+    """Which kind of file of ours this is, or None for somebody else's."""
+    return _open(path, lambda file: (file.metadata() or {}).get("thalweg"))
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a user's own checkpoint: a safetensors file, or a `.pt` file read without running code."""
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)[0]
+    state = _read_pickle(path)
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ThalwegError(
+            f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)"
+        )
+    return dict(state)
+
+
+def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+    body = json.dumps(content, indent=1)
+    record = {"thalweg": kind, "format": FORMAT, "sha256": _sha(kind, json.dumps(content)), "content": json.loads(body)}
+    write(path, lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n"))
+
+
+def load_json(path: Path, kind: str) -> dict[str, Any]:
+    record = _parse(path)
+    if not isinstance(record, dict) or record.get("thalweg") != kind or not isinstance(record.get("content"), dict):
+        raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
+    check_format(path, record.get("format"))
+    if record.get("sha256") != _sha(kind, json.dumps(record["content"])):
+        raise ThalwegError(f"{path} is damaged or was edited: its contents do not match the hash stored in it")
+    return record["content"]
+
+
+def check_format(path: Path, found: Any) -> None:
+    if str(found) != str(FORMAT):
+        raise ThalwegError(f"{path} has format {found}; this thalweg reads format {FORMAT}: use the version that wrote it")
+
+
+def existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ThalwegError(f"{path} is not a file: check the path")
+    return path
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    return _open(path, lambda file: ({name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}))  # noqa: SIM118
+
+
+def _open(path: Path, read: Callable[[Any], Any]) -> Any:
+    try:
+        with safe_open(existing(path), framework="pt") as file:
+            return read(file)
+    except (SafetensorError, OSError) as error:
+        message = f"{path} is not a whole safetensors file ({error}): it may be truncated; make it again or restore it"
+        raise ThalwegError(message) from None
+
+
+def _read_pickle(path: Path) -> Any:
+    import pickle
+    import zipfile
+
+    try:
+        return torch.load(existing(path), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ThalwegError(
+            f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not read; "
+            "where you trust it, load it yourself and save its state dict as safetensors"
+        ) from None
+    except (RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ThalwegError(f"{path} is not a whole checkpoint ({error}): it may be truncated") from None
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return json.loads(existing(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ThalwegError(f"{path} is not a whole JSON file ({error}): it may be truncated") from None
+
+
+def _digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:
+    sha = hashlib.sha256(f"{kind}\n{about}\n".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def _sha(kind: str, text: str) -> str:
+    return hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,149 @@
+"""Train the bends of a curve so that the loss is low all along it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches
+from ..errors import ThalwegError
+from ..tasks import Task
+from ..weightspace.curves import Curve
+from ..weightspace.probe import Probe
+from ..weightspace.weights import gram
+from .engine import Motion, OptimizerFactory
+from .loop import Settings, train
+from .schedules import Schedule
+
+MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the t that stand for the whole curve in the arc-length loss
+MEMORY = 0.95  # of the running mean of the loss, which lowers the variance of that loss's gradient
+
+
+def connect(
+    module: nn.Module,
+    curve: Curve,
+    task: Task,
+    batches: Batches,
+    *,
+    epochs: int,
+    lr: float | None = None,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    schedule: Schedule | None = None,
+    optimizer: OptimizerFactory | None = None,
+    clip: float | None = None,
+    seed: int = 0,
+    loss: Literal["uniform", "arclength"] = "uniform",
+    progress: bool | None = None,
+) -> Curve:
+    """Train the bends of a curve and give the trained curve; its ends, and the curve passed in, stay as they are.
+
+    >>> import thalweg as tw
+    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    >>> batches = [(x, x.sum(1, keepdim=True))]
+    >>> module = nn.Linear(3, 1)
+    >>> ends = [tw.Weights.of(nn.Linear(3, 1)) for _ in range(2)]
+    >>> curve = tw.connect(module, tw.Bezier(*ends), tw.regression(), batches, epochs=50, lr=0.02)
+    >>> curve.start is ends[0]
+    True
+
+    module: any network of the ends' kind; only its form matters, and the device it is on.
+    curve: where to start; its bends lie on the straight line at first.
+    loss: "uniform", the mean over t, loss (2) of the paper, or "arclength", the mean over the curve's length, loss (1).
+    weight_decay: acts at the point phi(t) of the curve.
+    The other arguments are those of `fit`.
+    """
+    if loss not in ("uniform", "arclength"):
+        raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, progress)
+    kind = ArclengthBends if loss == "arclength" else Bends
+    motion = kind(Probe(module, curve.start.bare()), curve, seed)
+    train(motion, task, batches, settings, f"connecting ({type(curve).__name__})")
+    return motion.snapshot()
+
+
+class Bends(Motion):
+    """The bends move; the probe stands at phi(t) for one t per step, drawn from U(0, 1)."""
+
+    def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
+        _check_trainable(curve)
+        self.probe, self.curve = probe, curve
+        self.points = torch.stack([probe.native(point.vector) for point in curve.points])
+        self.grads = torch.zeros_like(self.points[1:-1])
+        self.vectors = list(self.points[1:-1])
+        for vector, grad in zip(self.vectors, self.grads, strict=True):
+            vector.grad = grad
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> float:
+        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+
+    def place(self) -> None:
+        self.stand(self.draw())
+
+    def stand(self, t: float) -> None:
+        """Write phi(t) into the probe in one pass over the control points."""
+        self.t = t
+        self.c = torch.as_tensor(self.curve.coefficients(t), dtype=torch.float64).to(self.points)
+        torch.mv(self.points.T, self.c, out=self.probe.point)
+        self.probe.moved()
+
+    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+        torch.outer(self.c[1:-1], self.probe.grad, out=self.grads)
+
+    def snapshot(self) -> Curve:
+        device = self.curve.start.vector.device
+        return self.curve.with_bends([self.probe.canonical(vector).to(device) for vector in self.vectors])
+
+
+class ArclengthBends(Bends):
+    """Loss (1): t is drawn from q(t), proportional to the speed, and the gradient goes through q as well.
+
+    The integral over t is a sum over the middles of equal cells, so q is a distribution over finitely many t. The
+    gradient for bend i is c_i grad L + (L - m) sum_j (d_i d_j / s^2 - E_q[d_i d_j / s^2]) w_j, with d the derivatives
+    of the coefficients, s the speed, and m any number that does not depend on t.
+    """
+
+    mean: Tensor | None = None
+
+    def __init__(self, probe: Probe, curve: Curve, seed: int = 0, grid: Sequence[float] = MIDDLES):
+        super().__init__(probe, curve, seed)
+        self.grid = grid
+        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid])
+
+    def place(self) -> None:
+        self.measure()
+        pick = int(torch.searchsorted(self.q.cumsum(0), self.draw() * float(self.q.sum())))
+        self.stand_at(min(pick, len(self.grid) - 1))
+
+    def measure(self) -> None:
+        """q, and what each t of the grid adds to the gradient, for the curve as it is now."""
+        inner, rates = gram(list(self.points)), self.rates
+        squares = ((rates[:, 1:] @ inner) * rates[:, 1:]).sum(1).clamp_min(1e-30)
+        self.q = squares.sqrt() / squares.sqrt().sum()
+        scores = rates[:, :, None] * rates[:, None, :] / squares[:, None, None]
+        self.scores = scores - torch.einsum("t,tij->ij", self.q, scores)
+
+    def stand_at(self, index: int) -> None:
+        self.score = self.scores[index, 1:-1].to(self.points)
+        self.stand(self.grid[index])
+
+    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+        super().hand_on(loss, weight_decay)
+        value = loss + 0.5 * weight_decay * self.probe.point.square().sum()
+        mean = value if self.mean is None else self.mean
+        self.grads.addmm_(self.score * (value - mean), self.points)
+        self.mean = MEMORY * mean + (1 - MEMORY) * value
+
+
+def _check_trainable(curve: Curve) -> None:
+    if not curve.bends:
+        raise ThalwegError("a Segment has nothing to train: scan it, or connect a Bezier or a PolyChain instead")
+    for t, end in ((0.0, 0), (1.0, -1)):
+        values = torch.as_tensor(curve.coefficients(t), dtype=torch.float64)
+        wanted = torch.zeros(len(curve.points), dtype=torch.float64)
+        wanted[end] = 1
+        if not torch.equal(values, wanted):
+            name = type(curve).__name__
+            raise ThalwegError(f"a curve must meet its ends: {name}.coefficients({t:.0f}) must be {wanted.tolist()}")

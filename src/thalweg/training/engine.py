@@ -1,0 +1,94 @@
+"""One training step, whatever moves: the network itself, or the bends of a curve."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from ..errors import ThalwegError
+from ..tasks import Task
+from ..weightspace.probe import Probe
+
+OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
+
+
+class Motion(ABC):
+    """What moves: flat vectors, from which a step places the probe and to which it hands the gradient."""
+
+    probe: Probe
+    vectors: list[Tensor]
+    t: float | None = None
+
+    @abstractmethod
+    def place(self) -> None:
+        """Put the probe where the next gradient is wanted."""
+
+    @abstractmethod
+    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+        """Turn the probe's gradient into the vectors' gradients."""
+
+    @abstractmethod
+    def snapshot(self) -> Any:
+        """The result as it stands, copied."""
+
+
+class Network(Motion):
+    """Plain training: the vector that moves is the probe's own point."""
+
+    def __init__(self, probe: Probe):
+        self.probe, self.vectors = probe, [probe.point]
+        probe.point.grad = probe.grad
+
+    def place(self) -> None:
+        self.probe.moved()
+
+    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+        pass
+
+    def snapshot(self) -> Any:
+        return self.probe.weights()
+
+
+class Engine:
+    """Runs one step: place, loss, gradient, clip, decay, hand on, update."""
+
+    def __init__(self, motion: Motion, task: Task, optimizer: Optimizer, weight_decay: float, clip: float | None):
+        self.motion, self.task, self.optimizer = motion, task, optimizer
+        self.weight_decay, self.clip = weight_decay, clip
+
+    def step(self, batch: Any, lr: float) -> Tensor:
+        """The mean loss of the batch, before the update."""
+        probe = self.motion.probe
+        self.motion.place()
+        values, _ = self.task.losses(probe.module, batch)
+        loss = values.mean()
+        probe.backward(loss)
+        if self.clip is not None:
+            norm = torch.linalg.vector_norm(probe.grad)
+            probe.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.weight_decay:
+            for stretch in probe.decayed():
+                probe.grad[stretch].add_(probe.point[stretch], alpha=self.weight_decay)
+        self.motion.hand_on(loss.detach(), self.weight_decay)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        return loss.detach()
+
+
+def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:
+    """SGD with momentum, or what the user's factory makes of the vectors."""
+    if factory is None:
+        return SGD(vectors, lr=0.0, momentum=momentum, fused=True)
+    optimizer = factory(vectors)
+    if not isinstance(optimizer, Optimizer):
+        raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
+    if any(group.get("weight_decay") for group in optimizer.param_groups):
+        raise ThalwegError(
+            "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= to the "
+            "call and weight_decay=0 to the optimizer"
+        )
+    return optimizer

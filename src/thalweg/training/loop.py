@@ -1,0 +1,98 @@
+"""The one training loop: epochs, learning rate, seed, progress, and what happens when the loss is not finite."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from ..batches import Batches, count, moved
+from ..errors import Diverged, ThalwegError
+from ..progress import Progress
+from ..randomness import seeded
+from ..tasks import Task
+from .engine import Engine, Motion, OptimizerFactory, make_optimizer
+from .schedules import Schedule, decay
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how hard to train; what `fit` and `connect` share."""
+
+    epochs: int
+    lr: float | None
+    momentum: float
+    weight_decay: float
+    schedule: Schedule | None
+    optimizer: OptimizerFactory | None
+    clip: float | None
+    seed: int
+    progress: bool | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise ThalwegError(f"epochs must be a whole number, at least 1; got {self.epochs!r}")
+        if self.schedule is None and (self.lr is None or not self.lr > 0):
+            raise ThalwegError(f"lr must be above 0, or a schedule given; got {self.lr!r}")
+        if not self.weight_decay >= 0:
+            raise ThalwegError(f"weight_decay must be 0 or more; got {self.weight_decay!r}")
+        if self.clip is not None and not self.clip > 0:
+            raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
+
+    def rates(self, steps: int) -> Schedule:
+        if self.schedule is not None:
+            return self.schedule
+        assert self.lr is not None
+        return decay(self.lr, self.epochs, steps)
+
+
+def train(motion: Motion, task: Task, batches: Batches, settings: Settings, description: str) -> None:
+    """Move `motion` for the epochs asked for."""
+    steps = count(batches)
+    schedule = settings.rates(steps)
+    optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
+    engine = Engine(motion, task, optimizer, settings.weight_decay, settings.clip)
+    motion.probe.module.train()
+    done = 0
+    total = steps * settings.epochs
+    with seeded(settings.seed, batches), Progress(description, total, settings.progress) as bar:
+        for _ in range(settings.epochs):
+            watch = _Watch(motion)
+            for batch in moved(batches, motion.probe.device):
+                done += 1
+                lr = schedule(done)
+                loss = engine.step(batch, lr)
+                watch.see(done, loss, lr)
+                bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
+            watch.end(done, lr)
+            motion.probe.check()
+
+
+class _Watch:
+    """Looks for a loss that is not finite: at once on the CPU, after the epoch where looking would stall the device."""
+
+    def __init__(self, motion: Motion):
+        self.motion, self.last_good = motion, motion.snapshot()
+        self.seen: list[tuple[int, float | None, float, Tensor]] = []
+
+    def see(self, step: int, loss: Tensor, lr: float) -> None:
+        self.seen.append((step, self.motion.t, lr, loss))
+        if loss.device.type == "cpu":
+            self.check()
+            self.seen.clear()
+
+    def check(self) -> None:
+        if self.seen and not bool(torch.isfinite(torch.stack([loss for *_, loss in self.seen])).all()):
+            step, t, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
+            where = "" if t is None else f" at t = {t:.4f}"
+            self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr)
+
+    def end(self, step: int, lr: float) -> None:
+        """After an epoch: its last update may have broken what every loss so far found in order."""
+        self.check()
+        if not all(bool(vector.isfinite().all()) for vector in self.motion.vectors):
+            self._stop(f"the weights are no longer finite after step {step} with learning rate {lr:.4g}", step, None, lr)
+
+    def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
+        advice = "the weights from before that epoch are kept (in .last_good): try a smaller learning rate or clip="
+        raise Diverged(f"{what}; {advice}", step=step, t=t, lr=lr, last_good=self.last_good)

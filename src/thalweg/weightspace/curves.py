@@ -1,0 +1,298 @@
+"""Curves: t in [0, 1] -> coefficients over control points. All geometry comes from one small Gram matrix."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import copy
+from functools import cached_property
+from itertools import pairwise
+from math import ceil, comb, isfinite
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ThalwegError
+from ..store import files
+from .weights import Layout, Weights, check_agreement, combine, gram
+
+NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
+PANELS = 16  # quadrature panels for t from 0 to 1
+
+
+class Curve(ABC):
+    """A path between two networks, linear in its control points: the ends, which stay, and the bends, which train.
+
+    Your own curve gives `coefficients(t)` and nothing else: one number per control point, adding up to one,
+    `(1, 0, ..., 0)` at t = 0 and `(0, ..., 0, 1)` at t = 1.
+
+    >>> class Parabola(Curve):
+    ...     def coefficients(self, t):
+    ...         return [(1 - t) * (1 - 2 * t), 4 * t * (1 - t), t * (2 * t - 1)]
+    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+    >>> round(Parabola(a, b).length_ratio(), 6)
+    1.0
+
+    start, end: the two networks; they must describe the same one, and agree in everything that does not move.
+    bends: how many trainable points lie between them, at first equally spaced on the straight line.
+    """
+
+    points: tuple[Weights, ...]
+    knots: tuple[float, ...] = (0.0, 1.0)  # between these the curve is smooth
+
+    def __init__(self, start: Weights, end: Weights, bends: int = 1):
+        if not isinstance(bends, int) or bends < 1:
+            raise ThalwegError(f"a curve needs a whole number of bends, at least 1; got {bends!r} (a Segment has none)")
+        check_agreement(start, end)
+        steps = [i / (bends + 1) for i in range(1, bends + 1)]
+        between = [start.vector.lerp(end.vector, step) for step in steps]
+        self.points = (start, *(_at(start, vector) for vector in between), end)
+
+    @abstractmethod
+    def coefficients(self, t: float) -> Tensor | Sequence[float]:
+        """The weight of each control point at t."""
+
+    def derivatives(self, t: float) -> Tensor | Sequence[float]:
+        """d coefficients / dt; differences over five points here, closed forms in the curves of this module."""
+        step, span = 1e-3, 2
+        middle = min(max(t, span * step), 1 - span * step)
+        nodes = [middle + k * step for k in range(-span, span + 1)]
+        values = torch.stack([self._checked(node) for node in nodes])
+        return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64) @ values
+
+    @property
+    def start(self) -> Weights:
+        return self.points[0]
+
+    @property
+    def end(self) -> Weights:
+        return self.points[-1]
+
+    @property
+    def bends(self) -> tuple[Weights, ...]:
+        return self.points[1:-1]
+
+    @property
+    def layout(self) -> Layout:
+        return self.start.layout
+
+    def point(self, t: float) -> Weights:
+        """The weights at t: bit for bit the ends at 0 and 1; batch-norm statistics are not among them."""
+        return combine(self.points, self._checked(t).tolist())
+
+    def velocity(self, t: float) -> Tensor:
+        """phi'(t) as a vector."""
+        rates = self._rates(t).tolist()
+        total = torch.zeros_like(self.start.vector)
+        for point, rate in zip(self.points, rates, strict=True):
+            total.add_(point.vector - self.start.vector, alpha=rate)
+        return total
+
+    def speed(self, t: float) -> float:
+        """|phi'(t)|"""
+        rates = self._rates(t)[1:]
+        return max(float(rates @ self.gram @ rates), 0.0) ** 0.5
+
+    def length(self, start: float = 0.0, stop: float = 1.0) -> float:
+        """The length of the curve between two values of t."""
+        cuts = [start, *(knot for knot in self.knots if start < knot < stop), stop]
+        return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
+
+    def length_ratio(self) -> float:
+        """The length of the curve over the distance of its ends."""
+        distance = float(self.gram[-1, -1]) ** 0.5
+        return self.length() / distance if distance > 0 else float("nan")
+
+    def spaced(self, points: int, by: Literal["t", "length"] = "t") -> list[float]:
+        """Values of t from 0 to 1, equally spaced in t or in length along the curve.
+
+        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+        >>> PolyChain(a, b).spaced(5)
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+        """
+        if not isinstance(points, int) or points < 2:
+            raise ThalwegError(f"a curve is looked at in at least 2 points, its ends; got {points!r}")
+        if by not in ("t", "length"):
+            raise ThalwegError(f"points are spaced by 't' or by 'length'; got {by!r}")
+        even = [i / (points - 1) for i in range(points)]
+        return even if by == "t" else self._spaced_by_length(even)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """Inner products of the differences of the control points to the first."""
+        return gram([point.vector for point in self.points])
+
+    def to(self, device: torch.device | str) -> "Curve":
+        other = copy(self)
+        other.points = tuple(point.to(device) for point in self.points)
+        return other
+
+    def with_bends(self, vectors: Sequence[Tensor]) -> "Curve":
+        """The same kind of curve between the same ends with other bends."""
+        other = copy(self)
+        other.__dict__.pop("gram", None)
+        other.points = (self.start, *(_at(self.start, vector) for vector in vectors), self.end)
+        return other
+
+    @classmethod
+    def through(cls, points: Sequence[Weights]) -> "Curve":
+        """A curve with exactly these control points; a PolyChain passes through each of them."""
+        if len(points) < 2:
+            raise ThalwegError(f"a curve needs at least two points; got {len(points)}")
+        for number, point in enumerate(points[1:], start=2):
+            check_agreement(points[0], point, "point 1", f"point {number}")
+        curve = cls.__new__(cls)
+        curve.points = tuple(points)
+        return curve
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file with every control point."""
+        tensors = {f"{i}/{name}": tensor for i, w in enumerate(self.points) for name, tensor in w.tensors().items()}
+        about = {"curve": type(self).__name__, "points": len(self.points), "layout": self.layout.to_dict()}
+        files.save_tensors(Path(path), "curve", tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Curve":
+        """Read a curve; `Curve.load` knows this module's kinds, your own kind loads with its own class."""
+        tensors, about = files.load_tensors(Path(path), "curve")
+        known = {kind.__name__: kind for kind in (cls, Segment, PolyChain, Bezier)}
+        kind = known.get(about["curve"])
+        if kind is None or not issubclass(kind, cls):
+            raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {about['curve']}.load")
+        layout = Layout.from_dict(about["layout"])
+        return kind.through([Weights.from_tensors(layout, _within(tensors, f"{i}/")) for i in range(about["points"])])
+
+    def _checked(self, t: float) -> Tensor:
+        check_t(t)
+        values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
+        if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
+            rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"
+            raise ThalwegError(f"{rule}; {type(self).__name__} gave {values.tolist()} at t = {t}")
+        return values
+
+    def _rates(self, t: float) -> Tensor:
+        check_t(t)
+        return torch.as_tensor(self.derivatives(t), dtype=torch.float64)
+
+    def _smooth_length(self, start: float, stop: float) -> float:
+        panels = max(1, ceil(PANELS * (stop - start)))
+        width = (stop - start) / panels
+        total = 0.0
+        for panel in range(panels):
+            middle = start + (panel + 0.5) * width
+            speeds = (self.speed(middle + 0.5 * width * node) for node in NODES)
+            total += 0.5 * width * sum(w * speed for w, speed in zip(NODE_WEIGHTS, speeds, strict=True))
+        return total
+
+    def _spaced_by_length(self, fractions: list[float]) -> list[float]:
+        """Newton's method on the length so far, from the cell of a coarse table in which the answer lies."""
+        table = sorted({*self.knots, *(i / (4 * PANELS) for i in range(4 * PANELS + 1))})
+        so_far = np.cumsum([0.0, *(self.length(a, b) for a, b in pairwise(table))])
+        found = []
+        for wanted in np.asarray(fractions) * so_far[-1]:
+            cell = min(int(np.searchsorted(so_far, wanted, side="right")) - 1, len(table) - 2)
+            low, high = table[cell], table[cell + 1]
+            t = low
+            for _ in range(8):
+                speed = self.speed(t)
+                missing = float(wanted - so_far[cell]) - self.length(low, t)
+                t = min(max(t + missing / speed, low), high) if speed > 0 else t
+            found.append(t)
+        return [0.0, *found[1:-1], 1.0]
+
+
+class _Straight(Curve):
+    """Straight pieces from point to point, each taking the same share of t."""
+
+    @property
+    def knots(self) -> tuple[float, ...]:  # type: ignore[override]
+        pieces = len(self.points) - 1
+        return tuple(i / pieces for i in range(pieces + 1))
+
+    def coefficients(self, t: float) -> Tensor:
+        check_t(t)
+        piece, within = self._place(t)
+        return self._pair(piece, 1 - within, within)
+
+    def derivatives(self, t: float) -> Tensor:
+        pieces = len(self.points) - 1
+        return self._pair(self._place(t)[0], -pieces, pieces)
+
+    def _place(self, t: float) -> tuple[int, float]:
+        pieces = len(self.points) - 1
+        piece = min(int(t * pieces), pieces - 1)
+        return piece, t * pieces - piece
+
+    def _pair(self, piece: int, first: float, second: float) -> Tensor:
+        values = torch.zeros(len(self.points), dtype=torch.float64)
+        values[piece], values[piece + 1] = first, second
+        return values
+
+    def _smooth_length(self, start: float, stop: float) -> float:
+        return (stop - start) * self.speed((start + stop) / 2)
+
+
+class Segment(_Straight):
+    """The straight line between two networks; nothing to train, the baseline of every curve.
+
+    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+    >>> Segment(a, b).coefficients(0.25)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+
+    def __init__(self, start: Weights, end: Weights):
+        check_agreement(start, end)
+        self.points = (start, end)
+
+
+class PolyChain(_Straight):
+    """Straight pieces from bend to bend, each taking the same share of t.
+
+    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+    >>> PolyChain(a, b, bends=1).coefficients(0.25)
+    tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
+    """
+
+
+class Bezier(Curve):
+    """The Bezier curve of its control points; smooth, and inside their convex hull.
+
+    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+    >>> Bezier(a, b, bends=1).coefficients(0.5)
+    tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+    """
+
+    def coefficients(self, t: float) -> Tensor:
+        check_t(t)
+        return torch.tensor(_bernstein(len(self.points) - 1, t), dtype=torch.float64)
+
+    def derivatives(self, t: float) -> Tensor:
+        degree = len(self.points) - 1
+        lower = [0.0, *_bernstein(degree - 1, t), 0.0]
+        return torch.tensor([degree * (a - b) for a, b in pairwise(lower)], dtype=torch.float64)
+
+
+def check_t(t: float) -> None:
+    if not (isfinite(t) and 0 <= t <= 1):
+        raise ThalwegError(f"t must lie between 0 (the start) and 1 (the end); got {float(t)}")
+
+
+def _at(like: Weights, vector: Tensor) -> Weights:
+    bare = like.bare()
+    return Weights(bare.layout, vector, bare.buffers, bare.frozen)
+
+
+def _bernstein(degree: int, t: float) -> list[float]:
+    return [comb(degree, i) * t**i * (1 - t) ** (degree - i) for i in range(degree + 1)]
+
+
+def _difference_weights(nodes: Sequence[float], t: float) -> list[float]:
+    """Weights that turn values at `nodes` into the derivative at t of the polynomial through them."""
+    scale = nodes[-1] - nodes[0]
+    powers = np.vander((np.asarray(nodes) - t) / scale, increasing=True)
+    return (np.linalg.inv(powers)[1] / scale).tolist()
+
+
+def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

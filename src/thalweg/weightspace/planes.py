@@ -1,0 +1,84 @@
+"""Planes: two coordinates for everything that lies in, or is seen from, the plane of three networks."""
+
+from math import hypot
+
+import torch
+from torch import Tensor
+
+from ..errors import ThalwegError
+from .curves import Curve
+from .weights import BLOCK, Layout, Weights, check_agreement, combine, gram
+
+FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
+
+
+class Plane:
+    """The plane through three networks, with Euclidean lengths: the first at (0, 0), the second on the x axis.
+
+    >>> a, b, c = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(3))
+    >>> plane = Plane(a, b, c)
+    >>> x, y = plane.project(b)
+    >>> abs(x - a.distance(b)) < 1e-6, abs(y) < 1e-6
+    (True, True)
+
+    a, b: the ends, on the horizontal axis.
+    c: the third point, which gives the plane its other direction.
+    """
+
+    def __init__(self, a: Weights, b: Weights, c: Weights):
+        check_agreement(a, b, "the first point", "the second")
+        check_agreement(a, c, "the first point", "the third")
+        self.points = (a, b, c)
+        (uu, uw), (_, ww) = gram([point.vector for point in self.points]).tolist()
+        if uu == 0:
+            raise ThalwegError("a plane needs three different points, but the first and the second are equal")
+        self.width = uu**0.5
+        self.shift = uw / self.width
+        self.height = max(ww - self.shift**2, 0.0) ** 0.5
+        if self.height <= FLATTEST * max(ww, uu) ** 0.5:
+            raise ThalwegError(
+                f"a plane needs three points that do not lie on one line, but the third is only {self.height:.3g} away from "
+                f"the line through the others, which are {self.width:.3g} apart: choose another third point"
+            )
+
+    @property
+    def layout(self) -> Layout:
+        return self.points[0].layout
+
+    @property
+    def corners(self) -> tuple[tuple[float, float], ...]:
+        """Where the three points lie."""
+        return (0.0, 0.0), (self.width, 0.0), (self.shift, self.height)
+
+    def point(self, x: float, y: float) -> Weights:
+        """The weights at (x, y): bit for bit the three points at their corners."""
+        third = y / self.height
+        second = (x - third * self.shift) / self.width
+        return combine(self.points, [1 - second - third, second, third])
+
+    def project(self, weights: Weights) -> tuple[float, float]:
+        """The coordinates of the nearest point of the plane."""
+        self.layout.check(weights.layout, "the plane", "the weights")
+        along = _inner(self.points[0].vector, weights.vector, self.points[1].vector) / self.width
+        toward = _inner(self.points[0].vector, weights.vector, self.points[2].vector)
+        return along, (toward - along * self.shift) / self.height
+
+    def path(self, curve: Curve, points: int = 121) -> list[tuple[float, float]]:
+        """Where a curve runs, seen from the plane: a projection is linear, so its control points suffice."""
+        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
+        weights = torch.stack([torch.as_tensor(curve.coefficients(t), dtype=torch.float64) for t in curve.spaced(points)])
+        return [(x, y) for x, y in (weights @ places).tolist()]
+
+    def distance(self, weights: Weights) -> float:
+        """How far from the plane a point lies."""
+        x, y = self.project(weights)
+        whole = self.points[0].distance(weights)
+        return max(whole**2 - hypot(x, y) ** 2, 0.0) ** 0.5
+
+
+def _inner(origin: Tensor, one: Tensor, two: Tensor) -> float:
+    """(one - origin) . (two - origin) in float64."""
+    total = 0.0
+    for o, a, b in zip(origin.split(BLOCK), one.to(origin.device).split(BLOCK), two.split(BLOCK), strict=True):
+        total += float((a.double() - o.double()) @ (b.double() - o.double()))
+    return total

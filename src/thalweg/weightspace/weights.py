@@ -1,0 +1,321 @@
+"""Points of weight space: a module's weights as one vector with a layout."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ThalwegError
+from ..store import files
+from .modules import batch_norms, named_buffers, named_parameters, named_statistics
+
+BLOCK = 1 << 22  # entries turned to float64 at a time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a network's weights are called, how they are shaped, and the order in which they lie in one vector.
+
+    >>> import thalweg as tw
+    >>> layout = tw.Layout.of(nn.Linear(3, 2))
+    >>> layout.names, layout.shapes, layout.size
+    (('weight', 'bias'), ((2, 3), (2,)), 8)
+
+    names, shapes: the parameters that move (`requires_grad`), tied ones once, in the module's order.
+    frozen: the parameters that stay as they are.
+    aliases: the further names of tied parameters, each with the name it is kept under.
+    statistics: the batch-norm buffers, which belong to one point and cannot be interpolated.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    frozen: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    statistics: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        parameters, aliases = named_parameters(module)
+        moving = {name: p for name, p in parameters.items() if p.requires_grad}
+        _check_one_kind(moving)
+        return cls(
+            names=tuple(moving),
+            shapes=tuple(tuple(p.shape) for p in moving.values()),
+            dtype=next(iter(moving.values())).dtype,
+            frozen=tuple(name for name in parameters if name not in moving),
+            aliases=tuple(aliases.items()),
+            statistics=tuple(name for name, _ in named_statistics(module)),
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(map(prod, self.shapes))
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of `vector`, one per parameter, under its name."""
+        pieces = vector.split([prod(shape) for shape in self.shapes])
+        return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
+        """Raise, naming the first tensor that differs, unless both describe the same network."""
+        problem = _difference(self, other, here, there)
+        if problem:
+            raise ThalwegError(f"{here} and {there} do not describe the same network: {problem}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
+        return cls(
+            names=tuple(entry["names"]),
+            shapes=tuple(map(tuple, entry["shapes"])),
+            dtype=getattr(torch, entry["dtype"]),
+            frozen=tuple(entry["frozen"]),
+            aliases=tuple((alias, name) for alias, name in entry["aliases"]),
+            statistics=tuple(entry["statistics"]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """One point of weight space: the moving weights as one vector, with everything else the network needs there.
+
+    >>> import thalweg as tw
+    >>> weights = tw.Weights.of(nn.Linear(3, 2))
+    >>> weights.vector.shape, sorted(weights.state_dict())
+    (torch.Size([8]), ['bias', 'weight'])
+
+    layout: what lies where in the vector.
+    vector: the moving weights, in the layout's order, each tensor row by row whatever its memory format.
+    buffers: persistent buffers by name; points that were never trained have no batch-norm statistics among them.
+    frozen: the parameters that do not move, by name.
+    """
+
+    layout: Layout
+    vector: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Weights":
+        """The weights of a module, copied; the module is left as it is."""
+        layout = Layout.of(module)
+        parameters, _ = named_parameters(module)
+        return cls(
+            layout=layout,
+            vector=torch.cat([parameters[name].detach().reshape(-1) for name in layout.names]),
+            buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module)},
+            frozen={name: parameters[name].detach().clone() for name in layout.frozen},
+        )
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor], module: nn.Module) -> "Weights":
+        """The weights in a state dict of `module`'s kind; the module itself is only looked at."""
+        own = cls.of(module)
+        _check_state(state, own.state_dict(), "the state dict", "the network")
+        device, dtype = own.vector.device, own.layout.dtype
+        vector = torch.cat([state[name].to(device, dtype).reshape(-1) for name in own.layout.names])
+        buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
+        frozen = {name: state[name].to(value).clone() for name, value in own.frozen.items()}
+        return cls(own.layout, vector, buffers, frozen)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the batch-norm statistics of this point are known; true where there is no batch norm."""
+        return all(name in self.buffers for name in self.layout.statistics)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors by name, tied ones under each of their names, as `load_state_dict` takes them; views, not copies."""
+        state = {**self.layout.split(self.vector), **self.frozen}
+        return {**state, **{alias: state[name] for alias, name in self.layout.aliases}, **self.buffers}
+
+    def load_into(self, module: nn.Module) -> None:
+        """Write these weights into `module`.
+
+        Batch-norm statistics the weights do not carry are reset (mean 0, variance 1) rather than left as another
+        point's: call `refresh` first, or any pass that recomputes them afterwards.
+        """
+        mine = self.state_dict()
+        parameters, _ = named_parameters(module)
+        theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(module))}
+        expected = {name: tensor for name, tensor in theirs.items() if name in mine or name not in self.layout.statistics}
+        aliases = [alias for alias, _ in self.layout.aliases]
+        _check_state({name: t for name, t in mine.items() if name not in aliases}, expected, "the weights", "the module")
+        with torch.no_grad():
+            if not self.has_statistics:
+                for _, layer in batch_norms(module):
+                    layer.reset_running_stats()
+            for name, tensor in expected.items():
+                tensor.copy_(mine[name])
+
+    def distance(self, other: "Weights") -> float:
+        """Euclidean distance between the moving vectors."""
+        self.layout.check(other.layout, "these weights", "the others")
+        return float(gram([self.vector, other.vector])[0, 0].sqrt())
+
+    def to(self, device: torch.device | str) -> "Weights":
+        buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+        frozen = {name: value.to(device) for name, value in self.frozen.items()}
+        return Weights(self.layout, self.vector.to(device), buffers, frozen)
+
+    def bare(self) -> "Weights":
+        """The same point without batch-norm statistics."""
+        kept = {name: buffer for name, buffer in self.buffers.items() if name not in self.layout.statistics}
+        return replace(self, buffers=kept)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file with a tensor per parameter, which other tools can read too."""
+        files.save_tensors(Path(path), "weights", self.tensors(), {"layout": self.layout.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Weights":
+        tensors, about = files.load_tensors(Path(path), "weights")
+        return cls.from_tensors(Layout.from_dict(about["layout"]), tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file holds: each tensor once."""
+        return {**self.layout.split(self.vector), **self.frozen, **self.buffers}
+
+    @classmethod
+    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> "Weights":
+        frozen = {name: tensors[name] for name in layout.frozen}
+        buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
+        return cls(layout, torch.cat([tensors[name].reshape(-1) for name in layout.names]), buffers, frozen)
+
+
+def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
+    """The mean of several points, or their sum with `coefficients` that add up to one.
+
+    >>> import thalweg as tw
+    >>> first, second = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
+    >>> middle = tw.average([first, second])
+    >>> abs(middle.distance(first) - middle.distance(second)) < 1e-6
+    True
+
+    The result carries no batch-norm statistics; `refresh` adds them.
+    """
+    if not weights:
+        raise ThalwegError("an average needs at least one point; got none")
+    coefficients = [1 / len(weights)] * len(weights) if coefficients is None else [float(c) for c in coefficients]
+    if len(coefficients) != len(weights) or abs(sum(coefficients) - 1) > 1e-6:
+        raise ThalwegError(f"an average needs one coefficient per point, adding up to one; got {coefficients}")
+    for number, other in enumerate(weights[1:], start=2):
+        check_agreement(weights[0], other, "point 1", f"point {number}")
+    return combine(weights, coefficients)
+
+
+def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights:
+    """sum_i c_i w_i; a single coefficient of one gives that point back bit for bit, -0.0 included."""
+    alone = [point for point, c in zip(points, coefficients, strict=True) if c != 0]
+    if len(alone) == 1 and sum(coefficients) == 1:
+        vector = alone[0].vector.clone()
+    else:
+        wide = torch.float32 if points[0].layout.dtype in (torch.float16, torch.bfloat16) else points[0].layout.dtype
+        total = torch.zeros_like(points[0].vector, dtype=wide)
+        for point, c in zip(points, coefficients, strict=True):
+            total.add_(point.vector, alpha=c)
+        vector = total.to(points[0].layout.dtype)
+    return replace(points[0].bare(), vector=vector)
+
+
+def check_agreement(start: Weights, end: Weights, here: str = "start", there: str = "end") -> None:
+    """Raise unless the two are points of one space: same layout and device, equal frozen weights and other buffers."""
+    start.layout.check(end.layout, here, there)
+    if start.vector.device != end.vector.device:
+        devices = f"{start.vector.device} and {end.vector.device}"
+        raise ThalwegError(f"{here} and {there} must be on one device; they are on {devices}: use weights.to(device)")
+    for kind, ours, theirs in (("frozen parameter", start.frozen, end.frozen), *_plain_buffers(start, end)):
+        for name in ours:
+            if not _equal(ours[name], theirs[name]):
+                raise ThalwegError(
+                    f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
+                    "start both from the same value, or let it move with requires_grad_()"
+                )
+
+
+def gram(vectors: Sequence[Tensor]) -> Tensor:
+    """Inner products of the differences to the first vector, in float64 on the CPU; raw weights would cancel."""
+    total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
+    for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
+        origin = block[0].double()
+        differences = torch.stack([part.double() - origin for part in block[1:]])
+        total += differences @ differences.T
+    return total.cpu()
+
+
+def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
+    if not moving:
+        raise ThalwegError("no parameter of the network requires grad, so nothing can move: call requires_grad_() on some")
+    first = next(iter(moving))
+    for name, parameter in moving.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ThalwegError(f"'{name}' has no shape yet: run the network once on a batch before handing it over")
+        if (parameter.dtype, parameter.device) != (moving[first].dtype, moving[first].device):
+            here, there = (f"{moving[n].dtype} on {moving[n].device}" for n in (first, name))
+            raise ThalwegError(
+                f"all moving weights must have one dtype and device, but '{first}' is {here} and '{name}' is {there}: "
+                "convert the network, or freeze one with requires_grad_(False)"
+            )
+        if not parameter.is_floating_point():
+            raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
+
+
+def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
+    for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
+        for name in mine.names:
+            if name in yours.frozen:
+                return f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
+            if name not in yours.names:
+                return f"'{name}' is in {ours} but not in {theirs}"
+    shapes = dict(zip(two.names, two.shapes, strict=True))
+    for name, shape in zip(one.names, one.shapes, strict=True):
+        if shape != shapes[name]:
+            return f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
+    if one.dtype != two.dtype:
+        return f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
+    return _odd_name(one, two, here, there)
+
+
+def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
+    """What does not move, and how weights are tied."""
+    for what, mine, yours in (
+        ("the frozen parameter", one.frozen, two.frozen),
+        ("the batch-norm buffer", one.statistics, two.statistics),
+        ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
+    ):
+        odd = sorted(set(mine) ^ set(yours))
+        if odd:
+            return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"
+    return None if one.names == two.names else "the parameters are the same but in another order"
+
+
+def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:
+    start = f"{here} and {there} do not describe the same network"
+    for name, tensor in expected.items():
+        if name not in state:
+            raise ThalwegError(f"{start}: '{name}' is in {there} but not in {here}")
+        if state[name].shape != tensor.shape:
+            raise ThalwegError(
+                f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}"
+            )
+    odd = sorted(set(state) - set(expected))
+    if odd:
+        raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
+
+
+def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
+    ours, theirs = start.bare().buffers, end.bare().buffers
+    odd = sorted(set(ours) ^ set(theirs))
+    if odd:
+        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
+    return [("buffer", ours, theirs)]
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)

@@ -1,0 +1,125 @@
+"""Plain training equals torch's own, step for step."""
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+
+def plain_training(animal, module, epochs, lr, weight_decay, clip=None):
+    """Ten lines of ordinary torch."""
+    module.train()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        for _ in range(epochs):
+            for batch in animal.batches():
+                optimizer.zero_grad()
+                animal.task.loss(module, batch).mean().backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(parameters, clip)
+                optimizer.step()
+    return tw.Weights.of(module)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("name", ZOO)
+def test_fit_is_plain_training(name, clip):
+    animal = ZOO[name]
+    module = animal.module(1)
+    before = bits(module)
+    ours = tw.fit(
+        module, animal.task, animal.batches(), epochs=3, schedule=lambda i: 0.1, weight_decay=0.01, clip=clip, seed=7
+    )
+    assert same_bits(before, bits(module))
+    theirs = plain_training(animal, module, 3, 0.1, 0.01, clip)
+    assert torch.allclose(ours.vector, theirs.vector, rtol=1e-9, atol=1e-12)
+    assert all(torch.allclose(ours.buffers[key], theirs.buffers[key]) for key in theirs.buffers)
+    assert not torch.allclose(ours.vector, tw.Weights.of(animal.module(1)).vector, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["conv_bn", "dropout", "tied_lstm"])
+def test_same_seed_same_bits(name):
+    animal = ZOO[name]
+    loader = torch.utils.data.DataLoader(
+        [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)], batch_size=4, shuffle=True
+    )
+    runs = [tw.fit(animal.module(1), animal.task, loader, epochs=2, lr=0.1, seed=seed) for seed in (3, 3, 4)]
+    assert torch.equal(runs[0].vector, runs[1].vector)
+    assert not torch.equal(runs[0].vector, runs[2].vector)
+
+
+def test_any_optimizer_by_factory():
+    animal = ZOO["mlp"]
+    ours = tw.fit(
+        animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam
+    )
+    module = animal.module(1)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(2):
+        for batch in animal.batches():
+            optimizer.zero_grad()
+            animal.task.loss(module, batch).mean().backward()
+            optimizer.step()
+    assert torch.allclose(ours.vector, tw.Weights.of(module).vector, rtol=1e-9)
+
+
+def test_the_schedule_is_asked_for_each_iteration_from_one():
+    asked = []
+    animal = ZOO["mlp"]
+    tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: asked.append(i) or 0.1)
+    assert asked == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights():
+    animal, seen = ZOO["mlp"], []
+
+    def loss(net, batch):
+        seen.append(1)
+        values = animal.task.loss(net, batch)
+        return values * float("nan") if len(seen) == 5 else values
+
+    with pytest.raises(tw.Diverged, match=r"became nan in step 5 with learning rate 0\.1") as caught:
+        tw.fit(animal.module(1), tw.Task(loss), animal.batches(), epochs=9, schedule=lambda i: 0.1)
+    one_epoch = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, schedule=lambda i: 0.1)
+    assert torch.equal(caught.value.last_good.vector, one_epoch.vector)
+    assert (caught.value.step, caught.value.lr, caught.value.t) == (5, 0.1, None)
+
+
+def test_weights_that_overflow_are_not_a_result():
+    """The last update of an epoch may break what every loss before it found in order."""
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.Diverged, match="weights are no longer finite after step 3"):
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, schedule=lambda i: float("inf") if i == 3 else 0.1)
+
+
+def test_a_mean_with_a_size_is_a_loss_too():
+    animal = ZOO["mlp"]
+    mean = tw.Task(lambda net, batch: animal.task.loss(net, batch).mean(), size=lambda batch: len(batch[0]))
+    runs = [tw.fit(animal.module(1), task, animal.batches(), epochs=1, lr=0.1) for task in (mean, animal.task)]
+    assert torch.equal(runs[0].vector, runs[1].vector)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be a whole number"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"lr": None}, "lr must be above 0"),
+        ({"lr": -1.0}, "lr must be above 0"),
+        ({"weight_decay": -1e-4}, "weight_decay must be 0 or more"),
+        ({"clip": 0.0}, "clip must be above 0"),
+        ({"optimizer": lambda v: torch.optim.AdamW(v, lr=0.1)}, "must not decay by itself"),
+        ({"optimizer": lambda v: None}, "turns vectors into a torch optimizer"),
+        ({"batches": []}, "the batches are empty"),
+        ({"batches": iter([1])}, "must have a length"),
+    ],
+)
+def test_bad_settings(change, message):
+    animal = ZOO["mlp"]
+    settings = {"batches": animal.batches(), "epochs": 1, "lr": 0.1, **change}
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.fit(animal.module(1), animal.task, **settings)

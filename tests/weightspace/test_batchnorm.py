@@ -1,0 +1,97 @@
+"""Statistics equal the pooled mean and variance of everything a layer saw."""
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+
+def seen_by(module, layer, batches):
+    """What reaches `layer` when every batch-norm layer normalises by the batch, and dropout is off."""
+    seen = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    module.eval()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.train()
+    for x, _ in batches:
+        module(x)
+    hook.remove()
+    return torch.cat([x.transpose(0, 1).reshape(x.shape[1], -1) for x in seen], dim=1)
+
+
+def test_statistics_are_pooled_over_unequal_batches():
+    animal = ZOO["conv_bn"]
+    module, batches = animal.module(1), animal.batches()
+    before = bits(module)
+    weights = tw.refresh(module, tw.Weights.of(module), batches)
+    assert same_bits(before, bits(module))
+    for name in ("1", "5"):
+        copy = animal.module(1)
+        inputs = seen_by(copy, copy.get_submodule(name), batches)
+        assert torch.allclose(weights.buffers[f"{name}.running_mean"], inputs.mean(1), rtol=1e-12, atol=1e-14)
+        assert torch.allclose(weights.buffers[f"{name}.running_var"], inputs.var(1), rtol=1e-12)
+        assert int(weights.buffers[f"{name}.num_batches_tracked"]) == len(batches)
+
+
+def test_averaging_unequal_batches_as_if_equal_would_be_seen():
+    """The same data cut otherwise gives a first layer the same statistics."""
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    x = torch.randn(20, 4).double()
+    one, two = (
+        tw.refresh(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3])
+    )
+    assert torch.allclose(one.buffers["0.running_var"], two.buffers["0.running_var"], rtol=1e-12)
+    assert torch.allclose(one.buffers["0.running_var"], x.var(0), rtol=1e-12)
+
+
+def test_dropout_is_off_and_a_layer_called_twice_pools_both():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.norm = nn.Dropout(0.9), nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(self.drop(x)) + self.norm(2 * x)
+
+    x = torch.randn(10, 3).double()
+    module = Twice().double()
+    weights = tw.refresh(module, tw.Weights.of(module), [x])
+    both = torch.cat([x, 2 * x])
+    assert torch.allclose(weights.buffers["norm.running_mean"], both.mean(0))
+    assert torch.allclose(weights.buffers["norm.running_var"], both.var(0))
+
+
+def test_old_statistics_do_not_leak_in():
+    module = nn.BatchNorm1d(2)
+    module.running_mean.fill_(float("nan"))
+    weights = tw.refresh(module, tw.Weights.of(module), [torch.randn(5, 2)])
+    assert weights.buffers["running_mean"].isfinite().all()
+
+
+def test_a_task_says_how_the_network_sees_a_batch():
+    module = nn.BatchNorm1d(2)
+    task = tw.Task(lambda net, batch: net(batch["odd name"]).sum(1))
+    batch = {"odd name": torch.randn(6, 2)}
+    weights = tw.refresh(module, tw.Weights.of(module), [batch], task)
+    assert torch.allclose(weights.buffers["running_mean"], batch["odd name"].mean(0))
+
+
+def test_a_network_without_batch_norm_needs_nothing():
+    module = ZOO["mlp"].module(1)
+    weights = tw.Weights.of(module)
+    assert torch.equal(tw.refresh(module, weights, []).vector, weights.vector)
+
+
+def test_a_batch_of_one_is_refused():
+    module = nn.BatchNorm1d(2)
+    with pytest.raises(tw.ThalwegError, match="a batch of one example"):
+        tw.refresh(module, tw.Weights.of(module), [torch.randn(4, 2), torch.randn(1, 2)])
+
+
+def test_no_batches_are_refused():
+    module = nn.BatchNorm1d(2)
+    with pytest.raises(tw.ThalwegError, match="refresh batches are empty"):
+        tw.refresh(module, tw.Weights.of(module), [])
