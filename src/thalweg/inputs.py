@@ -43,7 +43,8 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
             raise ThalwegError(f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}")
-    for name, batches in {"train": made["train"], **made["data"]}.items():
+    count(made["train"], f"the training batches of {spec}")
+    for name, batches in made["data"].items():
         count(batches, f"the batches of '{name}' in {spec}")
     made["model"].to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Inputs(**made)

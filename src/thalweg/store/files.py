@@ -3,7 +3,10 @@
 import hashlib
 import json
 import os
+import pickle
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -113,11 +116,11 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    import pickle
-    import zipfile
-
+    existing(path)
     try:
-        return torch.load(existing(path), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ThalwegError(
             f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not read; "

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, count, moved
 from ..errors import ThalwegError
+from ..randomness import seeded
 from ..tasks import Task, split
 from .modules import batch_norms
 from .probe import Probe
@@ -31,7 +32,8 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     task: how the network sees a batch; without one, `(inputs, ..., targets)` or a dict, as in `classification`.
     """
     probe = Probe(module, weights)
-    recompute(probe, task.loss if task else _plain_forward, batches)
+    with seeded(0, batches):
+        recompute(probe, task.loss if task else _plain_forward, batches)
     return probe.weights()
 
 

@@ -1,0 +1,197 @@
+"""Scans against a naive loop, summaries against the paper's definitions."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+DECAY = 0.02
+
+
+def naive_scan(animal, module, points, batches):
+    """Ten lines anybody would write: load, refresh, loop over single examples' losses."""
+    rows = []
+    for weights in points:
+        net = animal.module(9)
+        tw.refresh(net, weights, batches, animal.task).load_into(net)
+        getattr(net, "_orig_mod", net).eval()
+        with torch.no_grad():
+            losses = torch.cat([animal.task.loss(net, batch).reshape(-1) for batch in batches])
+            errors = [(o.argmax(1) != y).double() for o, y in (animal.task.predict(net, batch) for batch in batches)]
+        rows.append((losses.mean(), losses.mean() + DECAY / 2 * weights.vector.square().sum(), torch.cat(errors).mean()))
+    return np.array(rows, dtype=float)
+
+
+@pytest.mark.parametrize("kind", [tw.Segment, tw.Bezier, tw.PolyChain])
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "two_inputs"])
+def test_a_scan_is_the_naive_loop(name, kind):
+    animal = ZOO[name]
+    module, batches, curve = animal.module(3), animal.batches(), kind(*animal.ends())
+    before = bits(module)
+    scan = tw.scan(module, curve, animal.task, {"train": batches}, points=5, weight_decay=DECAY, refresh=batches)
+    assert same_bits(before, bits(module))
+    expected = naive_scan(animal, module, [curve.point(t) for t in scan.t], batches)
+    ours = np.stack([scan.values["train"][key] for key in ("data_loss", "loss", "error")], axis=1)
+    assert np.allclose(ours, expected, rtol=1e-10)
+
+
+def test_a_short_last_batch_counts_exactly():
+    animal = ZOO["mlp"]
+    curve = tw.Segment(*animal.ends())
+    batches = animal.batches()
+    whole = [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]
+    scans = [tw.scan(animal.module(1), curve, animal.task, {"x": data}, points=3) for data in (batches, whole)]
+    assert np.allclose(scans[0].values["x"]["loss"], scans[1].values["x"]["loss"], rtol=1e-12)
+    assert np.allclose(scans[0].values["x"]["error"], scans[1].values["x"]["error"], rtol=1e-12)
+
+
+def test_the_ends_agree_with_the_ends_refreshed_the_same_way_and_the_gap_is_told():
+    animal = ZOO["conv_bn"]
+    module, batches = animal.module(3), animal.batches()
+    ends = [tw.fit(animal.module(seed), animal.task, batches, epochs=5, lr=0.1) for seed in (1, 2)]
+    scan = tw.scan(module, tw.Bezier(*ends), animal.task, {"train": batches}, points=3, refresh=batches)
+    for end, index in zip(ends, (0, -1), strict=True):
+        alone = tw.scan(module, [tw.refresh(module, end, batches)], animal.task, {"train": batches})
+        stored = tw.scan(module, [end], animal.task, {"train": batches})
+        for key in ("loss", "error"):
+            assert scan.values["train"][key][index] == alone.values["train"][key][0]
+            assert scan.stored["train"][key][index] == stored.values["train"][key][0]
+    assert scan.stored["train"]["loss"][0] != scan.values["train"]["loss"][0]
+    assert "ends, train loss: " in scan.table()
+
+
+def test_summary_is_the_papers():
+    """min, max; mean: trapezoid over t; int: trapezoid over arc length; barrier: excess over the ends' straight line."""
+    animal = ZOO["mlp"]
+    a, b = animal.ends()
+    curve = tw.PolyChain(a, b).with_bends([a.vector.lerp(b.vector, 0.9)])
+    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=7)
+    values, t = scan.values["train"]["loss"], np.linspace(0, 1, 7)
+    mean = sum((values[i] + values[i + 1]) / 2 * (t[i + 1] - t[i]) for i in range(6))
+    lengths = [curve.point(t[i]).distance(curve.point(t[i + 1])) for i in range(6)]
+    integral = sum((values[i] + values[i + 1]) / 2 * lengths[i] for i in range(6)) / sum(lengths)
+    excess = values - ((1 - t) * values[0] + t * values[-1])
+    numbers = {"min": values.min(), "max": values.max(), "mean": mean, "int": integral, "barrier": excess.max()}
+    assert scan.summary()["train"]["loss"] == pytest.approx(numbers, rel=1e-12)
+    assert abs(numbers["int"] - numbers["mean"]) > 1e-3
+    assert scan.length[-1] == pytest.approx(curve.length())
+    assert scan.length_ratio == pytest.approx(1)
+
+
+def test_on_a_segment_int_equals_mean():
+    animal = ZOO["mlp"]
+    scan = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, {"train": animal.batches()}, points=11)
+    numbers = scan.summary()["train"]["loss"]
+    assert numbers["int"] == pytest.approx(numbers["mean"], rel=1e-13)
+    assert numbers["barrier"] >= 0
+
+
+def test_a_plane_is_shaped_by_rows_of_y():
+    animal = ZOO["mlp"]
+    plane = tw.Plane(*(tw.Weights.of(animal.module(seed)) for seed in range(3)))
+    curve = tw.Bezier(*plane.points[:2])
+    settings = {"grid": (4, 3), "margin": 0.1, "draw": {"Bezier": curve, "members": plane.points}}
+    scan = tw.scan(animal.module(1), plane, animal.task, {"train": animal.batches()}, **settings)
+    values = scan.values["train"]["loss"]
+    assert values.shape == (3, 4) == (len(scan.y), len(scan.x))
+    alone = tw.scan(animal.module(1), [plane.point(scan.x[3], scan.y[1])], animal.task, {"train": animal.batches()})
+    assert values[1, 3] == pytest.approx(alone.values["train"]["loss"][0], rel=1e-12)
+    xs = [x for x, _ in plane.corners]
+    assert scan.x[0] == pytest.approx(min(xs) - 0.1 * (max(xs) - min(xs)))
+    assert scan.paths["members"] == pytest.approx(np.array(plane.corners), abs=1e-9)
+    assert len(scan.paths["Bezier"]) == 121
+    assert "barrier" not in scan.summary()["train"]["loss"]
+    assert scan.to_csv().splitlines()[0] == "x,y,train_loss,train_data_loss,train_error"
+    assert len(scan.to_csv().splitlines()) == 13
+
+
+def test_members_with_statistics_of_their_own_need_no_refresh():
+    animal = ZOO["conv_bn"]
+    members = [tw.Weights.of(animal.module(seed)) for seed in range(3)]
+    scan = tw.scan(animal.module(1), members, animal.task, {"train": animal.batches()})
+    assert scan.values["train"]["error"].shape == (3,)
+    assert scan.length[1] == pytest.approx(members[0].distance(members[1]))
+
+
+@pytest.mark.parametrize("name", ["conv_bn", "mlp"])
+def test_files_bring_back_the_scan(name, tmp_path):
+    animal = ZOO[name]
+    batches = animal.batches()
+    scan = tw.scan(animal.module(1), tw.Bezier(*animal.ends()), animal.task, {"train": batches}, points=4, refresh=batches)
+    scan.save(tmp_path / "scan.json")
+    back = tw.Scan.load(tmp_path / "scan.json")
+    assert json.dumps(back.to_dict()) == json.dumps(scan.to_dict())
+    assert back.table() == scan.table()
+    with pytest.raises(ValueError, match="read-only"):
+        back.values["train"]["loss"][0] = 0
+
+
+@pytest.mark.parametrize("own_generator", [True, False])
+def test_the_callers_random_state_and_loaders_are_left_alone(own_generator):
+    animal = ZOO["conv_bn"]
+    examples = [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)]
+    generator = torch.Generator().manual_seed(1) if own_generator else None
+    loader = DataLoader(examples, batch_size=5, shuffle=True, generator=generator)
+    module, curve = animal.module(1), tw.Bezier(*animal.ends())
+    states = [g.get_state() for g in (torch.default_generator, generator or torch.default_generator)]
+    tw.fit(module, animal.task, loader, epochs=1, lr=0.1)
+    tw.connect(module, curve, animal.task, loader, epochs=1, lr=0.1)
+    tw.scan(module, curve, animal.task, {"train": loader}, points=2, refresh=loader)
+    tw.refresh(module, curve.point(0.5), loader)
+    after = [g.get_state() for g in (torch.default_generator, generator or torch.default_generator)]
+    assert all(torch.equal(one, two) for one, two in zip(states, after, strict=True))
+
+
+def test_the_network_runs_once_per_batch():
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x)
+
+    module = Counted(4, 3).double()
+    tw.scan(module, [tw.Weights.of(module)], tw.classification(), {"train": ZOO["mlp"].batches()})
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {}}, "data must be a dict of batches by name"),
+        ({"data": [1]}, "data must be a dict of batches by name"),
+        ({"data": {"test": []}}, "the batches of 'test' are empty"),
+        ({"target": []}, "a scan needs a curve, a plane, or a list of Weights"),
+        ({"target": "curve"}, "a scan needs a curve, a plane, or a list of Weights"),
+        ({"points": 1}, "at least 2 points"),
+        ({"points": [0.0, 1.5]}, "t must lie between 0"),
+        ({"refresh": None}, r"batch norm \('1\.running_mean'\) needs statistics of each point"),
+        ({"refresh": []}, "refresh batches are empty"),
+    ],
+)
+def test_bad_input(change, message):
+    animal = ZOO["conv_bn"]
+    batches = animal.batches()
+    settings = {"target": tw.Bezier(*animal.ends()), "task": animal.task, "data": {"train": batches}, "refresh": batches}
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.scan(animal.module(1), **{**settings, **change})
+
+
+def test_a_sequence_without_statistics_needs_refresh():
+    animal = ZOO["conv_bn"]
+    point = tw.Segment(*animal.ends()).point(0.5)
+    with pytest.raises(tw.ThalwegError, match="needs statistics"):
+        tw.scan(animal.module(1), [point], animal.task, {"train": animal.batches()})
+
+
+def test_another_network_is_named():
+    with pytest.raises(tw.ThalwegError, match="the network and what is scanned do not describe the same network"):
+        tw.scan(
+            ZOO["mlp"].module(1), tw.Segment(*ZOO["frozen"].ends()), tw.classification(), {"train": ZOO["mlp"].batches()}
+        )

@@ -1,0 +1,109 @@
+"""Figures are drawn from result files alone; what they show is checked on their parts."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from zoo import ZOO
+
+import thalweg as tw
+
+mpl.use("Agg")
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    """Scans that have been through a file."""
+    animal, folder = ZOO["mlp"], tmp_path_factory.mktemp("scans")
+    a, b, c = (tw.Weights.of(animal.module(seed)) for seed in range(3))
+    curve = tw.Bezier(a, b).with_bends([c.vector])
+    data = {"train": animal.batches(), "test": animal.batches()[:1]}
+    made = {
+        "Segment": tw.scan(animal.module(1), tw.Segment(a, b), animal.task, data, points=5),
+        "Bezier": tw.scan(animal.module(1), curve, animal.task, data, points=9),
+        "Plane": tw.scan(animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), draw={"Bezier": curve}),
+    }
+    for name, scan in made.items():
+        scan.save(folder / f"{name}.json")
+    return {name: tw.Scan.load(folder / f"{name}.json") for name in made}
+
+
+def curves(scans):
+    return {name: scans[name] for name in ("Segment", "Bezier")}
+
+
+def test_a_profile_shows_every_curve_against_t(scans):
+    ax = tw.figures.profile(curves(scans), "test", "error", Figure().subplots())
+    assert [line.get_label() for line in ax.lines] == ["Segment", "Bezier"]
+    for line, scan in zip(ax.lines, curves(scans).values(), strict=True):
+        assert np.array_equal(line.get_xdata(), scan.t)
+        assert np.allclose(line.get_ydata(), 100 * scan.values["test"]["error"])
+    assert ax.get_xlabel() == "t"
+    assert ax.get_ylabel() == "test error (%)"
+    styles = {(line.get_color(), line.get_linestyle()) for line in ax.lines}
+    assert len(styles) == len({style for _, style in styles}) == 2
+
+
+def test_a_profile_of_one_scan_makes_its_own_axes(scans):
+    import matplotlib.pyplot as plt
+
+    ax = tw.figures.profile(scans["Bezier"])
+    assert ax.get_ylabel() == "train loss"
+    plt.close(ax.figure)
+
+
+def test_a_surface_shows_its_points_and_the_curve_in_it(scans):
+    plane = scans["Plane"]
+    ax = tw.figures.surface(plane, ax=Figure().subplots())
+    path, corners = ax.lines
+    assert np.allclose(np.column_stack(path.get_data()), plane.paths["Bezier"])
+    assert np.allclose(np.column_stack(corners.get_data()), plane.corners)
+    assert ax.get_aspect() == 1.0
+
+
+def test_levels_crowd_near_the_lowest_value(scans):
+    from thalweg.reporting.figures import _levels
+
+    values = scans["Plane"].values["train"]["loss"]
+    levels = _levels(values, np.array([np.nan, np.inf]))
+    steps = np.diff(levels)
+    assert np.all(steps > 0)
+    assert np.allclose(steps[1:] / steps[:-1], steps[1] / steps[0])
+    assert values.min() < levels[0] < values.min() + 0.01 * np.ptp(values)
+    assert levels[-1] == pytest.approx(values.max())
+
+
+def test_several_surfaces_share_one_scale(scans):
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    axes = tw.figures.surfaces({"left": scans["Plane"], "right": scans["Plane"]}, axes=figure.subplots(1, 2))
+    assert [ax.get_title() for ax in axes] == ["left", "right"]
+    assert len(figure.axes) == 3
+
+
+@pytest.mark.parametrize("draw", ["profile", "surface"])
+def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tmp_path):
+    figure = Figure(layout="constrained")
+    if draw == "profile":
+        tw.figures.profile(curves(scans), ax=figure.subplots())
+    else:
+        tw.figures.surface(scans["Plane"], ax=figure.subplots())
+    png, pdf = tw.figures.save(figure, tmp_path / "figure")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert pdf.read_bytes().startswith(b"%PDF")
+    whole = figure.bbox
+    for ax in figure.axes:
+        box = ax.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.x1 <= whole.x1 + 1
+        assert box.y1 <= whole.y1 + 1
+
+
+def test_what_cannot_be_drawn_says_why(scans):
+    with pytest.raises(tw.ThalwegError, match="a surface needs a scan of a plane"):
+        tw.figures.surface(scans["Bezier"], ax=Figure().subplots())
+    with pytest.raises(tw.ThalwegError, match="a profile needs a scan of a curve"):
+        tw.figures.profile(scans["Plane"], ax=Figure().subplots())
+    with pytest.raises(tw.ThalwegError, match="the scan has no 'nll' on 'train'"):
+        tw.figures.profile(scans["Bezier"], quantity="nll", ax=Figure().subplots())

@@ -1,0 +1,121 @@
+"""Files: whole or not at all, refused when damaged, read without running code."""
+
+import os
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.store import files
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "w.safetensors"
+    tw.Weights.of(ZOO["conv_bn"].module(1)).save(path)
+    return path
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
+    before = saved.read_bytes()
+
+    def writer(temporary: Path):
+        temporary.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        files.write(saved, writer)
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_files_can_be_read_by_others(saved):
+    from safetensors.torch import load_file
+
+    module = ZOO["conv_bn"].module(2)
+    module.load_state_dict(load_file(saved))
+    assert torch.equal(tw.Weights.of(module).vector, tw.Weights.load(saved).vector)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert saved.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_truncated_files_are_refused(saved, share):
+    content = saved.read_bytes()
+    saved.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors is not a whole safetensors file"):
+        tw.Weights.load(saved)
+
+
+def test_flipped_bits_are_refused(saved):
+    content, chance = saved.read_bytes(), random.Random(0)
+    for _ in range(200):
+        place = chance.randrange(len(content))
+        saved.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+        with pytest.raises(tw.ThalwegError, match=r"w\.safetensors"):
+            tw.Weights.load(saved)
+
+
+def test_json_is_covered_by_a_hash_too(tmp_path):
+    path = tmp_path / "r.json"
+    files.save_json(path, "scan", {"a": [0.1, float("nan"), 1e-300], "b": "ü"})
+    assert files.load_json(path, "scan")["a"][2] == 1e-300
+    path.write_text(path.read_text().replace("0.1", "0.2"))
+    with pytest.raises(tw.ThalwegError, match="damaged or was edited"):
+        files.load_json(path, "scan")
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(tw.ThalwegError, match="not a whole JSON file"):
+        files.load_json(path, "scan")
+
+
+def test_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch):
+    with pytest.raises(tw.ThalwegError, match="must be a file of curve, but it holds weights"):
+        tw.Curve.load(saved)
+    monkeypatch.setattr(files, "FORMAT", 2)
+    tw.Weights.of(nn.Linear(1, 1)).save(tmp_path / "new.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(tw.ThalwegError, match="has format 2; this thalweg reads format 1"):
+        tw.Weights.load(tmp_path / "new.safetensors")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(tw.ThalwegError, match="nothing is not a file"):
+        tw.Weights.load(tmp_path / "nothing")
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_did_not_run(tmp_path):
+    target = tmp_path / "ran"
+    torch.save({"weight": Payload(target)}, tmp_path / "bad.pt")
+    with pytest.raises(tw.ThalwegError, match=r"bad\.pt holds more than tensors"):
+        files.read_state(tmp_path / "bad.pt")
+    (tmp_path / "raw.pt").write_bytes(pickle.dumps(Payload(target)))
+    with pytest.raises(tw.ThalwegError, match=r"raw\.pt"):
+        files.read_state(tmp_path / "raw.pt")
+    assert not target.exists()
+
+
+def test_state_dicts_of_the_users_own(tmp_path):
+    module = nn.Linear(2, 2)
+    torch.save(module.state_dict(), tmp_path / "good.pt")
+    assert torch.equal(files.read_state(tmp_path / "good.pt")["weight"], module.weight)
+    content = (tmp_path / "good.pt").read_bytes()
+    (tmp_path / "short.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(tw.ThalwegError, match=r"short\.pt is not a whole checkpoint"):
+        files.read_state(tmp_path / "short.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(tw.ThalwegError, match=r"list\.pt must hold a state dict"):
+        files.read_state(tmp_path / "list.pt")

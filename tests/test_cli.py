@@ -1,0 +1,285 @@
+"""The command line as a user meets it, with a task of the user's own in the current folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import thalweg as tw
+from thalweg.cli import app
+
+TASK = """
+import torch
+from torch import nn
+import thalweg as tw
+
+def points(count, seed, norm=True):
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    y = (x.norm(dim=1) > 1.1).long()
+    batches = [(x[i:i + 40], y[i:i + 40]) for i in range(0, 120, 40)]
+    torch.manual_seed(seed)
+    middle = [nn.BatchNorm1d(count)] if norm else []
+    model = nn.Sequential(nn.Linear(2, count), *middle, nn.ReLU(), nn.Linear(count, 2))
+    return dict(model=model, task=tw.classification(), train=batches, refresh=batches, data={"train": batches})
+
+def circle(seed):
+    return points(16, seed)
+
+def wider(seed):
+    return points(17, seed)
+
+def no_refresh(seed):
+    return {key: value for key, value in circle(seed).items() if key != "refresh"}
+
+def empty(seed):
+    return {**circle(seed), "train": []}
+
+def not_a_dict(seed):
+    return circle(seed)["model"]
+
+def no_model(seed):
+    return {**circle(seed), "model": 3}
+
+def extra(seed):
+    return {**circle(seed), "surprise": 3}
+
+def raises(seed):
+    return {}["missing"]
+
+def scalar_loss(seed):
+    return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).mean())}
+
+def bad_labels(seed):
+    return {**circle(seed), "train": [(torch.randn(4, 2), torch.tensor([0, 1, 2, 7]))]}
+
+def explodes(seed):
+    return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).sum(1) * float("nan"))}
+
+def slow(seed):
+    import time
+    def loss(net, batch):
+        open("training", "w").close()
+        time.sleep(0.05)
+        return tw.classification().loss(net, batch)
+    return {**circle(seed), "task": tw.Task(loss)}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a task and what the commands make of it: two ends, another network, and a curve."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "mine.py").write_text(TASK)
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        for seed, name in enumerate(("a", "b", "c")):
+            ok("fit", "--task", "mine:circle", "--out", name, "--seed", str(seed), "--epochs", "20", "--lr", "0.1")
+        ok("fit", "--task", "mine:wider", "--out", "wide", "--epochs", "2")
+        ok("connect", "a", "b", "--task", "mine:circle", "--out", "curve", "--epochs", "20", "--lr", "0.1")
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+def ok(*args):
+    result = invoke(*args)
+    assert result.exit_code == 0, (args, result.output, result.exception)
+    return result.output
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_fit_and_connect_write_what_python_reads(here):
+    curve = tw.Curve.load("curve/curve.safetensors")
+    assert isinstance(curve, tw.Bezier)
+    assert torch.equal(curve.start.vector, tw.Weights.load("a/weights.safetensors").vector)
+    assert tw.store.files.load_json(here / "a" / "run.json", "run")["settings"]["epochs"] == 20
+
+
+def test_scan_prints_the_summary_and_says_what_is_next(here):
+    output = ok("scan", "curve", "--task", "mine:circle", "--out", "scan", "--points", "5", "--weight-decay", "0.01")
+    assert "Bezier, length ratio" in output
+    assert "with the statistics they came with" in output
+    assert "next: thalweg plane curve --task mine:circle" in output
+    for name in ("scan.json", "scan.csv", "profile.png", "profile.pdf"):
+        assert (here / "scan" / name).stat().st_size > 0
+        assert f"scan/{name}" in output
+    scan = tw.Scan.load("scan/scan.json")
+    assert len((here / "scan" / "scan.csv").read_text().splitlines()) == 6
+    assert scan.weight_decay == 0.01
+
+
+def test_scan_of_two_networks_is_the_segment(here):
+    assert "Segment, length ratio 1.00" in ok("scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3")
+
+
+def test_planes_of_a_curve_and_of_three_networks(here):
+    ok("plane", "curve", "--task", "mine:circle", "--out", "plane", "--grid", "4")
+    scan = tw.Scan.load("plane/scan.json")
+    assert scan.values["train"]["error"].shape == (4, 4)
+    assert list(scan.paths) == ["Bezier"]
+    ok("plane", "a", "b", "c", "--task", "mine:circle", "--out", "plane3", "--grid", "3", "--margin", "0.5")
+    assert (here / "plane3" / "surface.pdf").exists()
+
+
+def test_checkpoints_of_the_users_own(here):
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    torch.save(module.state_dict(), "own.pt")
+    assert "Segment" in ok(
+        "scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3"
+    )
+
+
+def test_several_bends_the_chain_and_the_other_loss(here):
+    flags = ("--curve", "polychain", "--bends", "2", "--loss", "arclength", "--epochs", "2", "--clip", "1")
+    ok("connect", "a", "b", "--task", "mine:circle", "--out", "chain", *flags)
+    chain = tw.Curve.load("chain/curve.safetensors")
+    assert isinstance(chain, tw.PolyChain)
+    assert len(chain.bends) == 2
+
+
+CONNECT = ("connect", "a", "b", "--task", "mine:circle", "--out", "new")
+FIT = ("fit", "--out", "new", "--epochs", "2", "--task")
+BAD = {
+    "networks that do not agree": (
+        ("connect", "a", "wide", *CONNECT[3:]),
+        "is (16, 2) in start and (17, 2) in end",
+    ),
+    "another network than the task's": (("scan", "curve", "--task", "mine:wider", "--out", "new"), "'0.weight' is (17, 2)"),
+    "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
+    "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve/weights.safetensors is not a file"),
+    "a truncated file": (
+        ("connect", "a", "short.safetensors", *CONNECT[3:]),
+        "short.safetensors is not a whole",
+    ),
+    "a pickle that would run code": (("connect", "a", "evil.pt", *CONNECT[3:]), "evil.pt holds more than tensors"),
+    "a state dict of another network": (
+        ("connect", "a", "other.pt", *CONNECT[3:]),
+        "in the network but not in",
+    ),
+    "a task without a colon": ((*FIT, "mine"), "a task is named package.module:factory; got 'mine'"),
+    "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
+    "a module that is not there": (
+        (*FIT, "nowhere:task"),
+        "ModuleNotFoundError: No module named 'nowhere'",
+    ),
+    "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
+    "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
+    "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
+    "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
+    "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
+    "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
+    "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
+    "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),
+    "a plane of two networks": (("plane", "a", "b", *CONNECT[3:]), "give three networks, or one curve"),
+    "a scan of three networks": (("scan", "a", "b", "c", *CONNECT[3:]), "give one curve or two networks"),
+    "batch norm without refresh": (
+        ("scan", "curve", "--task", "mine:no_refresh", "--out", "new"),
+        "needs statistics",
+    ),
+    "a loss of the wrong shape": ((*FIT, "mine:scalar_loss"), "one value per example"),
+    "labels out of range": ((*FIT, "mine:bad_labels"), "labels must lie between 0 and 1"),
+    "too few points": (("scan", "curve", "--task", "mine:circle", "--out", "new", "--points", "1"), "at least 2 points"),
+    "a folder that is there": (
+        ("fit", "--out", "a", "--task", "mine:circle"),
+        "a is already there, and nothing is",
+    ),
+    "no epochs": ((*FIT[:3], "--epochs", "0", "--task", "mine:circle"), "epochs must be a whole number, at least 1; got 0"),
+    "an unknown curve": ((*CONNECT, "--curve", "spline"), "'spline' is not one of"),
+    "no task": (("fit", "--out", "new"), "Missing option '--task'"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_files(place):
+    content = (place / "a" / "weights.safetensors").read_bytes()
+    (place / "short.safetensors").write_bytes(content[: len(content) // 2])
+    torch.save({"weight": Evil()}, place / "evil.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), place / "other.pt")
+    (place / "broken.py").write_text("def task(:\n")
+    ends = [tw.Weights.load(place / name / "weights.safetensors") for name in ("a", "b")]
+    tw.average(ends).save(place / "middle.safetensors")
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch payload-ran",))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_code_2(case, here, bad_files):
+    args, message = BAD[case]
+    before = everything(here)
+    result = invoke(*args)
+    text = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert message in text
+    assert "Traceback" not in text
+    after = everything(here)
+    assert all(after.get(path) == content for path, content in before.items())
+    assert not (here / "payload-ran").exists()
+    left = here / "new"
+    if left.exists():
+        assert [path.name for path in left.iterdir()] == ["run.json"]
+        (left / "run.json").unlink()
+        left.rmdir()
+
+
+def test_divergence_keeps_the_last_good_weights(here):
+    result = invoke("fit", "--task", "mine:explodes", "--out", "exploded")
+    assert result.exit_code == 1
+    assert "the loss became nan in step 1" in result.output
+    assert tw.Weights.load("exploded/last-good.safetensors").layout.size == 16 * 2 + 16 * 3 + 34
+
+
+def test_ctrl_c_is_one_sentence_and_code_130(here):
+    command = [sys.executable, "-m", "thalweg", "fit", "--task", "mine:slow", "--out", "stopped", "--epochs", "10000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (here / "training").exists():
+        time.sleep(0.05)
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.strip() == "thalweg: stopped by Ctrl-C; nothing that was on disk before has changed"
+
+
+@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane"])
+def test_every_option_is_explained(command):
+    import typer.main
+
+    group = typer.main.get_command(app)
+    assert group.commands[command].help
+    for parameter in group.commands[command].params:
+        assert getattr(parameter, "help", None), f"{command} {parameter.name} has no help"
+
+
+def test_help_answers_at_once():
+    """Best of five, with room for a busy machine; the bar is half a second."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "thalweg", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
