@@ -57,6 +57,7 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
         filled = _contours(scan, data, quantity, ax, levels)
         ax.set_title(name)
+        ax.set_anchor("S")
     _bar(filled, list(axes), _label(scan, data, quantity))
     return axes
 

@@ -33,6 +33,10 @@ class Probe:
         torch._foreach_copy_(self.slots(self.point), [p.detach() for p in self._parameters])
         if self.views:
             self._bind()
+        else:
+            for part in self.module.modules():
+                if isinstance(part, nn.RNNBase):
+                    part.flatten_parameters()  # a deep copy loses the layout cuDNN works with
         if weights is not None:
             self.load(weights)
 

@@ -1,0 +1,70 @@
+"""What a curve step costs over a plain step of the same network, on this machine.
+
+    python benchmarks/steps.py [--pairs N]
+
+Steps alternate, plain and curve, so that both meet the same machine; a ratio is the median over pairs.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+import thalweg as tw
+from thalweg.training.connect import Bends
+from thalweg.training.engine import Engine, Motion, Network, make_optimizer
+from thalweg.weightspace.probe import Probe
+
+BATCH = 128
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
+    "VGG-16": tw.models.vgg16,
+    "PreResNet-20": lambda: tw.models.preresnet(20),
+}
+
+
+def engine(motion: Motion) -> Engine:
+    motion.probe.module.train()
+    return Engine(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
+
+
+def timed(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def compare(make: Callable[[], torch.nn.Module], pairs: int) -> tuple[float, float, list[float]]:
+    """Median seconds of a plain and of a curve step, and the ratio of each pair."""
+    module = make()
+    curve = tw.Bezier(tw.Weights.of(module), tw.Weights.of(make()))
+    plain, bent = engine(Network(Probe(module))), engine(Bends(Probe(module, curve.start), curve))
+    batch = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    times = []
+    for pair in range(pairs + 2):
+        steps = [("plain", plain), ("curve", bent)]
+        found = {name: timed(lambda e=e: e.step(batch, 1e-3)) for name, e in (steps if pair % 2 else steps[::-1])}
+        times.append((found["plain"], found["curve"]))
+    times = times[2:]
+    return (*(statistics.median(column) for column in zip(*times, strict=True)), [b / a for a, b in times])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=15, help="how many pairs of steps to time")
+    pairs = parser.parse_args().pairs
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, batch {BATCH}, {pairs} pairs"
+    )
+    for name, make in NETWORKS.items():
+        torch.manual_seed(0)
+        plain, curve, ratios = compare(make, pairs)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        times = f"plain {1e3 * plain:7.1f} ms   curve {1e3 * curve:7.1f} ms"
+        print(f"{name:14s} {times}   ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""VGG-16 for 32 x 32 images: thirteen convolutions without batch norm, then three linear layers with dropout."""
+
+from torch import nn
+
+from .initialise import he_by_outputs
+
+WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def vgg16(classes: int = 10) -> nn.Sequential:
+    """The CIFAR variant of the paper.
+
+    >>> sum(p.numel() for p in vgg16(classes=10).parameters())
+    15245130
+    """
+    layers: list[nn.Module] = []
+    before = 3
+    for stage in WIDTHS:
+        for width in stage:
+            layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
+            before = width
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
+    again = [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
+    network = nn.Sequential(*layers, nn.Flatten(), *head, *again, nn.Linear(512, classes))
+    he_by_outputs(network)
+    return network

@@ -1,0 +1,66 @@
+"""On a CUDA card: the same numbers as on the CPU, in float64. Run with `pytest -m gpu`."""
+
+import numpy as np
+import pytest
+import torch
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+from thalweg.weightspace.probe import Probe
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
+SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
+NAMES = [name for name in ZOO if name != "dropout"]  # another device draws other masks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fit_connect_and_scan_agree_with_the_cpu(name):
+    animal, found = ZOO[name], {}
+    for device in ("cpu", "cuda"):
+        module = animal.module(1).to(device)
+        before = bits(module)
+        ends = [w.to(device) for w in animal.ends()]
+        trained = tw.fit(module, animal.task, animal.batches(), **SETTINGS)
+        curves = [
+            tw.connect(module, tw.Bezier(*ends, bends=2), animal.task, animal.batches(), loss=loss, **SETTINGS)
+            for loss in ("uniform", "arclength")
+        ]
+        batches = animal.batches()
+        scan = tw.scan(module, curves[0], animal.task, {"x": batches}, points=4, weight_decay=0.01, refresh=batches)
+        assert same_bits(before, bits(module))
+        assert trained.vector.device.type == device
+        vectors = [trained.vector, *(bend.vector for curve in curves for bend in curve.bends)]
+        found[device] = [v.cpu().numpy() for v in vectors] + [scan.values["x"]["loss"]]
+    for one, two in zip(found["cpu"], found["cuda"], strict=True):
+        assert np.allclose(one, two, rtol=1e-7, atol=1e-9)
+
+
+def test_recurrent_layers_keep_cudnns_layout():
+    """cuDNN warns when the weights of an LSTM do not lie as it wants them; warnings are errors here."""
+    animal = ZOO["tied_lstm"]
+    assert not Probe(animal.module(1).cuda()).views
+    assert Probe(ZOO["mlp"].module(1).cuda()).views
+
+
+def test_dropout_draws_and_the_callers_cuda_state_stays():
+    animal = ZOO["dropout"]
+    state = torch.cuda.get_rng_state()
+    runs = [tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), seed=seed, **SETTINGS) for seed in (1, 1, 2)]
+    assert torch.equal(runs[0].vector, runs[1].vector)
+    assert not torch.equal(runs[0].vector, runs[2].vector)
+    assert torch.equal(state, torch.cuda.get_rng_state())
+
+
+def test_divergence_is_found_after_the_epoch():
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.Diverged, match="in step"):
+        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=4, schedule=lambda i: float("inf"))
+
+
+def test_batches_live_on_the_card():
+    images, labels = torch.randint(256, (64, 3, 8, 8)).to(torch.uint8), torch.randint(10, (64,))
+    batches = tw.data.DeviceBatches(images, labels, 16, shuffle=True, crop=2, flip=True, device="cuda")
+    x, y = next(iter(batches))
+    assert x.is_cuda
+    assert y.is_cuda
+    assert torch.equal(next(iter(batches.clean()))[0].cpu(), images[:16].float() / 255)
