@@ -14,7 +14,7 @@ ALLOWED = {
     "data": {"errors", "data"},
     "models": {"models"},
     "weightspace": BASE | {"weightspace"},
-    "training": BASE | {"weightspace", "training"},
+    "training": BASE | {"weightspace", "evaluation", "training"},
     "evaluation": BASE | {"weightspace", "evaluation"},
     "reporting": BASE | {"evaluation", "reporting"},
 }

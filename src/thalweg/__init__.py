@@ -16,47 +16,74 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import data, models
     from .errors import Diverged, ThalwegError
+    from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
+    from .evaluation.ensemble import Ensemble
     from .evaluation.scan import Scan, scan
     from .reporting import figures
     from .tasks import Task, classification, language_modelling, regression
+    from .training.compare import Comparison, Ind, compare
     from .training.connect import connect
     from .training.fit import fit
+    from .training.methods import FGE, SWA, Iterations, Snapshot
+    from .training.own_loop import Collector, WalkScheduler
+    from .training.walk import Trace, walk
     from .weightspace.batchnorm import refresh
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
+    from .weightspace.layout import Layout
     from .weightspace.planes import Plane
-    from .weightspace.weights import Layout, Weights, average
+    from .weightspace.weights import Weights, average
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
+    "evaluation.curve_ensemble": ("CurveEnsemble", "curve_ensemble"),
+    "evaluation.ensemble": ("Ensemble",),
     "evaluation.scan": ("Scan", "scan"),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
+    "training.compare": ("Comparison", "Ind", "compare"),
     "training.connect": ("connect",),
     "training.fit": ("fit",),
+    "training.methods": ("FGE", "SWA", "Iterations", "Snapshot"),
+    "training.own_loop": ("Collector", "WalkScheduler"),
+    "training.walk": ("Trace", "walk"),
     "weightspace.batchnorm": ("refresh",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
     "weightspace.planes": ("Plane",),
-    "weightspace.weights": ("Layout", "Weights", "average"),
+    "weightspace.layout": ("Layout",),
+    "weightspace.weights": ("Weights", "average"),
 }
 _MODULES = {"data": "data", "figures": "reporting.figures", "models": "models"}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bezier",
+    "Collector",
+    "Comparison",
     "Curve",
+    "CurveEnsemble",
     "Diverged",
+    "Ensemble",
+    "FGE",
+    "Ind",
+    "Iterations",
     "Layout",
     "Plane",
     "PolyChain",
+    "SWA",
     "Scan",
     "Segment",
+    "Snapshot",
     "Task",
     "ThalwegError",
+    "Trace",
+    "WalkScheduler",
     "Weights",
     "average",
     "classification",
+    "compare",
     "connect",
+    "curve_ensemble",
     "data",
     "figures",
     "fit",
@@ -65,6 +92,7 @@ __all__ = [
     "refresh",
     "regression",
     "scan",
+    "walk",
 ]
 
 

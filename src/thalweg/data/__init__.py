@@ -2,5 +2,6 @@
 
 from .device import DeviceBatches
 from .digits import digits
+from .idx import mnist
 
-__all__ = ["DeviceBatches", "digits"]
+__all__ = ["DeviceBatches", "digits", "mnist"]

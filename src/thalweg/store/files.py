@@ -42,7 +42,7 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Ma
     """One safetensors file; `about` is JSON that says what the tensors are."""
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(about)
-    metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": _digest(kind, flat, text)}
+    metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": digest(kind, flat, text)}
     write(path, lambda temporary: save_file(flat, temporary, metadata=metadata))
 
 
@@ -53,7 +53,7 @@ def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         found = f"it holds {metadata['thalweg']}" if "thalweg" in metadata else "thalweg did not write it"
         raise ThalwegError(f"{path} must be a file of {kind}, but {found}")
     check_format(path, metadata.get("format"))
-    if metadata.get("sha256") != _digest(kind, tensors, metadata.get("about", "")):
+    if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise ThalwegError(f"{path} is damaged: its contents do not match the hash stored in it; restore it from a copy")
     return tensors, json.loads(metadata["about"])
 
@@ -137,10 +137,10 @@ def _parse(path: Path) -> Any:
         raise ThalwegError(f"{path} is not a whole JSON file ({error}): it may be truncated") from None
 
 
-def _digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:
+def digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:
     sha = hashlib.sha256(f"{kind}\n{about}\n".encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
+        tensor = tensors[name].detach().cpu()
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

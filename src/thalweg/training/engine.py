@@ -11,6 +11,7 @@ from torch.optim import SGD, Optimizer
 from ..errors import ThalwegError
 from ..tasks import Task
 from ..weightspace.probe import Probe
+from ..weightspace.weights import Checkpoint
 
 OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
 
@@ -77,6 +78,29 @@ class Engine:
             group["lr"] = lr
         self.optimizer.step()
         return loss.detach()
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        """Where plain training stands, with the optimizer's state."""
+        probe = self.motion.probe
+        state = {
+            key: probe.canonical(value) if value.shape == probe.point.shape else value.clone()
+            for key, value in self.optimizer.state[self.motion.vectors[0]].items()
+            if isinstance(value, Tensor)
+        }
+        return Checkpoint(probe.weights(), state, type(self.optimizer).__name__, epoch)
+
+    def restore(self, start: Checkpoint) -> None:
+        """Take on the optimizer's state of a checkpoint; the weights are the probe's business."""
+        probe, kind = self.motion.probe, type(self.optimizer).__name__
+        if start.kind != kind:
+            raise ThalwegError(
+                f"the start was kept with the state of {start.kind}, and cannot be gone on from with {kind}: use the same "
+                "optimizer, or start from its .weights alone"
+            )
+        self.optimizer.state[self.motion.vectors[0]] = {
+            key: probe.native(value) if value.shape == probe.point.shape else value.clone()
+            for key, value in start.optimizer.items()
+        }
 
 
 def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:

@@ -11,6 +11,7 @@ from ..errors import Diverged, ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..tasks import Task
+from ..weightspace.weights import Checkpoint
 from .engine import Engine, Motion, OptimizerFactory, make_optimizer
 from .schedules import Schedule, decay
 
@@ -46,26 +47,53 @@ class Settings:
         return decay(self.lr, self.epochs, steps)
 
 
-def train(motion: Motion, task: Task, batches: Batches, settings: Settings, description: str) -> None:
-    """Move `motion` for the epochs asked for."""
+class Observer:
+    """Told of everything the loop does; does nothing by itself."""
+
+    def begin(self, engine: Engine, steps: int) -> None:
+        """Before the first step, with `steps` to come in each epoch."""
+
+    def after_step(self, i: int, lr: float, loss: Tensor) -> None:
+        """After the update of iteration i."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """After an epoch, counted from 1, once it is known to be in order."""
+
+
+def train(
+    motion: Motion,
+    task: Task,
+    batches: Batches,
+    settings: Settings,
+    description: str,
+    observer: Observer | None = None,
+    start: Checkpoint | None = None,
+) -> None:
+    """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one."""
+    observer = observer or Observer()
     steps = count(batches)
     schedule = settings.rates(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     engine = Engine(motion, task, optimizer, settings.weight_decay, settings.clip)
+    if start is not None:
+        engine.restore(start)
     motion.probe.module.train()
+    observer.begin(engine, steps)
     done = 0
     total = steps * settings.epochs
     with seeded(settings.seed, batches), Progress(description, total, settings.progress) as bar:
-        for _ in range(settings.epochs):
+        for epoch in range(1, settings.epochs + 1):
             watch = _Watch(motion)
             for batch in moved(batches, motion.probe.device):
                 done += 1
                 lr = schedule(done)
                 loss = engine.step(batch, lr)
                 watch.see(done, loss, lr)
+                observer.after_step(done, lr, loss)
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
             watch.end(done, lr)
             motion.probe.check()
+            observer.after_epoch(epoch)
 
 
 class _Watch:

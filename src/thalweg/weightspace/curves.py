@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..errors import ThalwegError
 from ..store import files
-from .weights import Layout, Weights, check_agreement, combine, gram
+from .layout import Layout
+from .weights import Weights, check_agreement, combine, gram
 
 NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
 PANELS = 16  # quadrature panels for t from 0 to 1

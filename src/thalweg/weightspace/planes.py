@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..errors import ThalwegError
 from .curves import Curve
-from .weights import BLOCK, Layout, Weights, check_agreement, combine, gram
+from .layout import Layout
+from .weights import BLOCK, Weights, check_agreement, combine, gram
 
 FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
 

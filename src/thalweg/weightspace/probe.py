@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
+from .layout import Layout
 from .modules import named_buffers, named_parameters, unwrapped
-from .weights import Layout, Weights
+from .weights import Weights
 
 
 class Probe:
@@ -73,13 +74,13 @@ class Probe:
             for name, value in {**weights.frozen, **weights.buffers}.items():
                 own[name].copy_(value)
 
-    def weights(self) -> Weights:
-        """The point where the probe stands, copied, with its buffers."""
+    def weights(self, made: dict[str, Any] | None = None) -> Weights:
+        """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
         self.check()
         parameters, _ = named_parameters(self.module)
         frozen = {name: parameters[name].detach().clone() for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module)}
-        return Weights(self.layout, self.canonical(self.point), buffers, frozen)
+        return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
 
     def moved(self) -> None:
         """Tell the network that `point` was written."""

@@ -1,8 +1,8 @@
-"""Points of weight space: a module's weights as one vector with a layout."""
+"""Points of weight space: a module's weights as one vector."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,75 +11,10 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
-from .modules import batch_norms, named_buffers, named_parameters, named_statistics
+from .layout import Layout
+from .modules import batch_norms, named_buffers, named_parameters
 
 BLOCK = 1 << 22  # entries turned to float64 at a time
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a network's weights are called, how they are shaped, and the order in which they lie in one vector.
-
-    >>> import thalweg as tw
-    >>> layout = tw.Layout.of(nn.Linear(3, 2))
-    >>> layout.names, layout.shapes, layout.size
-    (('weight', 'bias'), ((2, 3), (2,)), 8)
-
-    names, shapes: the parameters that move (`requires_grad`), tied ones once, in the module's order.
-    frozen: the parameters that stay as they are.
-    aliases: the further names of tied parameters, each with the name it is kept under.
-    statistics: the batch-norm buffers, which belong to one point and cannot be interpolated.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    frozen: tuple[str, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    statistics: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, module: nn.Module) -> "Layout":
-        parameters, aliases = named_parameters(module)
-        moving = {name: p for name, p in parameters.items() if p.requires_grad}
-        _check_one_kind(moving)
-        return cls(
-            names=tuple(moving),
-            shapes=tuple(tuple(p.shape) for p in moving.values()),
-            dtype=next(iter(moving.values())).dtype,
-            frozen=tuple(name for name in parameters if name not in moving),
-            aliases=tuple(aliases.items()),
-            statistics=tuple(name for name, _ in named_statistics(module)),
-        )
-
-    @property
-    def size(self) -> int:
-        return sum(map(prod, self.shapes))
-
-    def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of `vector`, one per parameter, under its name."""
-        pieces = vector.split([prod(shape) for shape in self.shapes])
-        return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
-
-    def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
-        """Raise, naming the first tensor that differs, unless both describe the same network."""
-        problem = _difference(self, other, here, there)
-        if problem:
-            raise ThalwegError(f"{here} and {there} do not describe the same network: {problem}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
-        return cls(
-            names=tuple(entry["names"]),
-            shapes=tuple(map(tuple, entry["shapes"])),
-            dtype=getattr(torch, entry["dtype"]),
-            frozen=tuple(entry["frozen"]),
-            aliases=tuple((alias, name) for alias, name in entry["aliases"]),
-            statistics=tuple(entry["statistics"]),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +30,16 @@ class Weights:
     vector: the moving weights, in the layout's order, each tensor row by row whatever its memory format.
     buffers: persistent buffers by name; points that were never trained have no batch-norm statistics among them.
     frozen: the parameters that do not move, by name.
+    made: how these weights came about, as far as it is known; a note, saved along.
+    kept: checkpoints that `fit(keep=)` was asked for, by epoch.
     """
 
     layout: Layout
     vector: Tensor
     buffers: dict[str, Tensor] = field(default_factory=dict)
     frozen: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+    kept: "dict[int, Checkpoint]" = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
@@ -162,31 +101,50 @@ class Weights:
     def to(self, device: torch.device | str) -> "Weights":
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
         frozen = {name: value.to(device) for name, value in self.frozen.items()}
-        return Weights(self.layout, self.vector.to(device), buffers, frozen)
+        return replace(self, vector=self.vector.to(device), buffers=buffers, frozen=frozen)
 
     def bare(self) -> "Weights":
         """The same point without batch-norm statistics."""
-        kept = {name: buffer for name, buffer in self.buffers.items() if name not in self.layout.statistics}
-        return replace(self, buffers=kept)
+        plain = {name: buffer for name, buffer in self.buffers.items() if name not in self.layout.statistics}
+        return replace(self, buffers=plain)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file with a tensor per parameter, which other tools can read too."""
-        files.save_tensors(Path(path), "weights", self.tensors(), {"layout": self.layout.to_dict()})
+        about = {"layout": self.layout.to_dict(), "made": self.made}
+        files.save_tensors(Path(path), "weights", self.tensors(), about)
 
     @classmethod
     def load(cls, path: str | Path) -> "Weights":
         tensors, about = files.load_tensors(Path(path), "weights")
-        return cls.from_tensors(Layout.from_dict(about["layout"]), tensors)
+        return cls.from_tensors(Layout.from_dict(about["layout"]), tensors, about["made"])
+
+    def digest(self) -> str:
+        """A hash of everything but the note on how these weights were made."""
+        return files.digest("weights", self.tensors(), json.dumps(self.layout.to_dict()))
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file holds: each tensor once."""
         return {**self.layout.split(self.vector), **self.frozen, **self.buffers}
 
     @classmethod
-    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> "Weights":
+    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: dict[str, Any] | None = None) -> "Weights":
         frozen = {name: tensors[name] for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
-        return cls(layout, torch.cat([tensors[name].reshape(-1) for name in layout.names]), buffers, frozen)
+        vector = torch.cat([tensors[name].reshape(-1) for name in layout.names])
+        return cls(layout, vector, buffers, frozen, made or {})
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A moment of plain training: weights, and the state of the optimizer that moves them.
+
+    optimizer: the state by name, vectors in the order of the weights. kind: the optimizer's class. epoch: when it was.
+    """
+
+    weights: Weights
+    optimizer: dict[str, Tensor]
+    kind: str
+    epoch: int
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
@@ -221,7 +179,7 @@ def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights
         for point, c in zip(points, coefficients, strict=True):
             total.add_(point.vector, alpha=c)
         vector = total.to(points[0].layout.dtype)
-    return replace(points[0].bare(), vector=vector)
+    return replace(points[0].bare(), vector=vector, made={}, kept={})
 
 
 def check_agreement(start: Weights, end: Weights, here: str = "start", there: str = "end") -> None:
@@ -247,52 +205,6 @@ def gram(vectors: Sequence[Tensor]) -> Tensor:
         differences = torch.stack([part.double() - origin for part in block[1:]])
         total += differences @ differences.T
     return total.cpu()
-
-
-def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
-    if not moving:
-        raise ThalwegError("no parameter of the network requires grad, so nothing can move: call requires_grad_() on some")
-    first = next(iter(moving))
-    for name, parameter in moving.items():
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise ThalwegError(f"'{name}' has no shape yet: run the network once on a batch before handing it over")
-        if (parameter.dtype, parameter.device) != (moving[first].dtype, moving[first].device):
-            here, there = (f"{moving[n].dtype} on {moving[n].device}" for n in (first, name))
-            raise ThalwegError(
-                f"all moving weights must have one dtype and device, but '{first}' is {here} and '{name}' is {there}: "
-                "convert the network, or freeze one with requires_grad_(False)"
-            )
-        if not parameter.is_floating_point():
-            raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
-
-
-def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
-    for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
-        for name in mine.names:
-            if name in yours.frozen:
-                return f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
-            if name not in yours.names:
-                return f"'{name}' is in {ours} but not in {theirs}"
-    shapes = dict(zip(two.names, two.shapes, strict=True))
-    for name, shape in zip(one.names, one.shapes, strict=True):
-        if shape != shapes[name]:
-            return f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
-    if one.dtype != two.dtype:
-        return f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
-    return _odd_name(one, two, here, there)
-
-
-def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
-    """What does not move, and how weights are tied."""
-    for what, mine, yours in (
-        ("the frozen parameter", one.frozen, two.frozen),
-        ("the batch-norm buffer", one.statistics, two.statistics),
-        ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
-    ):
-        odd = sorted(set(mine) ^ set(yours))
-        if odd:
-            return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"
-    return None if one.names == two.names else "the parameters are the same but in another order"
 
 
 def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:

@@ -1,0 +1,158 @@
+"""Ensembles of points on one curve, before and after temperature scaling."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches, count, moved
+from ..errors import ThalwegError
+from ..progress import Progress
+from ..randomness import seeded
+from ..store import files
+from ..tasks import Task
+from ..weightspace.batchnorm import recompute
+from ..weightspace.curves import Curve
+from ..weightspace.probe import Probe
+from . import metrics
+from .calibration import fit_scale, fit_temperature
+from .measure import measure
+
+HELD_OUT = "held-out data"
+CROSS_FITTED = "cross-fitted on two halves of the test set"
+
+
+@dataclass(frozen=True, eq=False)
+class CurveEnsemble:
+    """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
+
+    t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
+    temperatures: scaling -> one per point (the mean of both halves where they were cross-fitted).
+    nll: scaling -> the test NLL of each point. scores: scaling -> the scores of the ensemble of all points.
+    fitted_on: what the temperatures were fitted on.
+
+    The scalings: "none"; "one" temperature for all; "train loss", proportional to it; "inverse train loss", the other
+    way round; "per point".
+    """
+
+    t: list[float]
+    train_loss: list[float]
+    error: list[float]
+    pair_error: list[float]
+    temperatures: dict[str, list[float]]
+    nll: dict[str, list[float]]
+    scores: dict[str, dict[str, float]]
+    fitted_on: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "CurveEnsemble":
+        return cls(**entry)
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "curve-ensemble", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CurveEnsemble":
+        return cls.from_dict(files.load_json(Path(path), "curve-ensemble"))
+
+
+def curve_ensemble(
+    module: nn.Module,
+    curve: Curve,
+    task: Task,
+    test: Batches,
+    *,
+    refresh: Batches,
+    points: int = 50,
+    held_out: Batches | None = None,
+    progress: bool | None = None,
+) -> CurveEnsemble:
+    """Ensemble equally spaced points of a curve.
+
+    refresh: the training data without augmentation, for the batch-norm statistics and the train loss at each point.
+    held_out: data neither trained nor tested on, for the temperatures; without, they are cross-fitted on two halves of the
+        test set, each half scaled by what was fitted on the other, and the result says so.
+    """
+    if task.predict is None:
+        raise ThalwegError("a curve ensemble needs a task with predict=, which gives logits and labels; this one has none")
+    for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
+        count(batches, name)
+    probe, ts = Probe(module), curve.spaced(points)
+    probe.layout.check(curve.layout, "the network", "the curve")
+    losses, tested, held = [], [], []
+    with Progress("curve ensemble", points, progress) as bar:
+        for t in ts:
+            probe.load(curve.point(t))
+            probe.module.eval()
+            with seeded(0, refresh, test, held_out):
+                recompute(probe, task.loss, refresh)
+                losses.append(measure(probe.module, task, refresh, probe.device)["data_loss"])
+                logits, labels = _logits(probe, task, test)
+                tested.append(logits)
+                if held_out is not None:
+                    more, held_labels = _logits(probe, task, held_out)
+                    held.append(more)
+            bar.advance()
+    everything = torch.arange(len(labels))
+    if held_out is not None:
+        folds = [(held, held_labels, everything)]
+    else:
+        halves = everything[::2], everything[1::2]
+        folds = [([x[a] for x in tested], labels[a], b) for a, b in (halves, halves[::-1])]
+    return _assemble(ts, losses, tested, labels, folds, HELD_OUT if held_out is not None else CROSS_FITTED)
+
+
+def _assemble(
+    ts: list[float],
+    losses: list[float],
+    logits: list[Tensor],
+    labels: Tensor,
+    folds: list[tuple[list[Tensor], Tensor, Tensor]],
+    fitted_on: str,
+) -> CurveEnsemble:
+    alone = [x.softmax(1) for x in logits]
+    temperatures, nll, scores = {}, {}, {}
+    for scaling in ("none", "one", "train loss", "inverse train loss", "per point"):
+        heat = torch.ones(len(labels), len(ts), dtype=torch.float64)
+        for fit_logits, fit_labels, where in folds:
+            heat[where] = torch.tensor(_temperatures(scaling, fit_logits, fit_labels, losses), dtype=torch.float64)
+        scaled = [(x / heat[:, k : k + 1]).softmax(1) for k, x in enumerate(logits)]
+        mean = torch.stack(scaled).mean(0)
+        temperatures[scaling] = heat.mean(0).tolist()
+        nll[scaling] = [metrics.nll(p, labels) for p in scaled]
+        scores[scaling] = {name: score(mean, labels) for name, score in metrics.SCORES.items()}
+    errors = [metrics.error(p, labels) for p in alone]
+    pairs = [metrics.error((alone[0] + p) / 2, labels) for p in alone]
+    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, fitted_on)
+
+
+def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:
+    if scaling == "none":
+        return [1.0] * len(logits)
+    if scaling == "per point":
+        return [fit_temperature(x, labels) for x in logits]
+    mean = sum(losses) / len(losses)
+    relative = {
+        "one": [1.0] * len(logits),
+        "train loss": [loss / mean for loss in losses],
+        "inverse train loss": [mean / loss for loss in losses],
+    }[scaling]
+    scale = fit_scale(logits, labels, relative)
+    return [scale * factor for factor in relative]
+
+
+def _logits(probe: Probe, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
+    assert task.predict is not None
+    with torch.no_grad():
+        parts = [task.predict(probe.module, batch) for batch in moved(batches, probe.device)]
+    outputs, targets = (torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True))
+    if outputs.ndim != 2 or targets.is_floating_point():
+        shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
+        raise ThalwegError(f"a curve ensemble scales logits (count, classes) for labels (count,); it got {shapes}")
+    return outputs.double(), targets

@@ -1,0 +1,223 @@
+"""Ensembles: the average of what several networks predict."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import text
+from ..batches import Batches, count, moved
+from ..errors import ThalwegError
+from ..progress import Progress
+from ..randomness import seeded
+from ..store import files
+from ..tasks import Task
+from ..weightspace.probe import Probe
+from ..weightspace.weights import Weights
+from . import metrics
+
+MANIFEST = "ensemble.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Everything about an ensemble on one data set; all shares, no percentages.
+
+    growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
+    members: the scores of each member alone.
+    pairs: for each pair of members, the share of the data on which they disagree.
+    distances: between consecutive members, in weight space.
+    """
+
+    growth: list[dict[str, float]]
+    members: list[dict[str, float]]
+    pairs: list[list[float]]
+    distances: list[float]
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return self.growth[-1]
+
+    def table(self) -> str:
+        """One row per member, with its own scores and those of the ensemble up to it; errors in percent."""
+        names = list(self.scores)
+        header = ["members", *(f"own {name}" for name in self.members[0]), *(f"ensemble {name}" for name in names)]
+        rows = [
+            [str(k + 1), *(_cell(name, own[name]) for name in own), *(_cell(name, grown[name]) for name in names)]
+            for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True))
+        ]
+        return text.grid(header, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "report", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Report":
+        return cls(**files.load_json(Path(path), "report"))
+
+
+class Ensemble:
+    """Several networks of one kind, whose predicted probabilities are averaged.
+
+    >>> import thalweg as tw
+    >>> members = [tw.Weights.of(nn.Linear(4, 3)) for _ in range(3)]
+    >>> ensemble = tw.Ensemble(nn.Linear(4, 3), members)
+    >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+    >>> probabilities, targets = ensemble.predict(tw.classification(), batches)
+    >>> probabilities.shape, sorted(ensemble.score(tw.classification(), batches))
+    (torch.Size([8, 3]), ['brier', 'disagreement', 'ece', 'error', 'nll'])
+
+    module: any network of that kind; it is left as it is, and only one member at a time is on its device.
+    members: from one run or several; those with batch norm must carry their statistics.
+    """
+
+    def __init__(self, module: nn.Module, members: Sequence[Weights]):
+        if not members:
+            raise ThalwegError("an ensemble needs at least one member; got none")
+        self.module = module
+        self.members: list[Weights] = []
+        self._probe = Probe(module)
+        for member in members:
+            self.add(member)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def add(self, member: Weights) -> None:
+        """One more member; it must be of the same kind and know its batch-norm statistics."""
+        name = f"member {len(self.members) + 1}"
+        if not isinstance(member, Weights):
+            raise ThalwegError(f"members are Weights; {name} is {type(member).__name__}: use Weights.of(module)")
+        self._probe.layout.check(member.layout, "the network", name)
+        if not member.has_statistics:
+            raise ThalwegError(
+                f"{name} has no batch-norm statistics, as points of curves and averages have none: refresh it first"
+            )
+        self.members.append(member)
+
+    def predict(self, task: Task, batches: Batches, *, progress: bool | None = None) -> tuple[Tensor, Tensor]:
+        """The averaged probabilities (or outputs, for regression) and the targets, on the CPU, in the batches' order."""
+        [(own, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
+        return mean.to(own.dtype), targets
+
+    def score(self, task: Task, batches: Batches, *, progress: bool | None = None) -> dict[str, float]:
+        """error, nll, brier, ece and the mean pairwise disagreement of the members; for regression the squared error."""
+        return self.report(task, batches, progress=progress).scores
+
+    def report(self, task: Task, batches: Batches, *, progress: bool | None = None) -> Report:
+        """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
+        growth, members, chosen = [], [], []
+        for own, mean, targets in self._growing(task, batches, progress):
+            members.append(_scores(own.double(), targets))
+            growth.append(_scores(mean, targets))
+            chosen.append(own.argmax(1) if _are_labels(targets) else own)
+        pairs = metrics.disagreement(torch.stack(chosen)).tolist() if _are_labels(targets) else []
+        for k, entry in enumerate(growth, start=1):
+            if pairs:
+                entry["disagreement"] = _mean_pair(pairs, k)
+        return Report(growth, members, pairs, [one.distance(two) for one, two in pairwise(self.members)])
+
+    def save(self, folder: str | Path) -> None:
+        """One safetensors file per member, and a manifest with their hashes and how each was made."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+            raise ThalwegError(
+                f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
+            )
+        entries = [self._save_member(folder, member) for member in self.members]
+        files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
+        for stale in set(folder.glob("member-*.safetensors")) - {folder / entry["file"] for entry in entries}:
+            stale.unlink()
+
+    @classmethod
+    def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
+        """Read an ensemble; each member is checked against the manifest.
+
+        skip: files of members to leave out, such as a damaged one.
+        """
+        folder = Path(folder)
+        entries = files.load_json(folder / MANIFEST, "ensemble")["members"]
+        return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
+
+    def _save_member(self, folder: Path, member: Weights) -> dict[str, Any]:
+        """Named by its content, so that a file once written is never written over."""
+        digest = member.digest()
+        name = f"member-{digest[:16]}.safetensors"
+        if not (folder / name).exists():
+            member.save(folder / name)
+        return {"file": name, "sha256": digest, "made": member.made}
+
+    def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Member after member: what it predicts, what all up to it predict together, and the targets."""
+        total: Tensor | float = 0.0
+        for k, (own, targets) in enumerate(self._each(task, batches, progress), start=1):
+            total = total + own.double()
+            yield own, total / k, targets
+
+    def _each(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Probabilities and targets of one member after another."""
+        if task.predict is None:
+            raise ThalwegError("an ensemble needs a task with predict=, which gives outputs and targets; this one has none")
+        first: Tensor | None = None
+        with Progress("predicting", count(batches) * len(self), progress) as bar:
+            for number, member in enumerate(self.members, start=1):
+                self._probe.load(member)
+                self._probe.module.eval()
+                values, targets = _predictions(self._probe, task, batches, bar)
+                if not bool(values.isfinite().all()):
+                    raise ThalwegError(f"member {number} predicts NaN or infinity: it has diverged; leave it out")
+                if first is not None and not torch.equal(first, targets):
+                    raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
+                first = targets
+                yield values, targets
+
+
+def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:
+    assert task.predict is not None
+    values, targets = [], []
+    with seeded(0, batches), torch.no_grad():
+        for batch in moved(batches, probe.device):
+            outputs, wanted = task.predict(probe.module, batch)
+            values.append(task.probabilities(outputs, wanted).cpu())
+            targets.append(wanted.cpu())
+            bar.advance()
+    return torch.cat(values), torch.cat(targets)
+
+
+def _scores(values: Tensor, targets: Tensor) -> dict[str, float]:
+    if _are_labels(targets):
+        return {name: score(values, targets) for name, score in metrics.SCORES.items()}
+    return {"squared_error": float((values - targets.double()).square().mean())}
+
+
+def _are_labels(targets: Tensor) -> bool:
+    return not targets.is_floating_point()
+
+
+def _mean_pair(pairs: list[list[float]], k: int) -> float:
+    """Over the first k members; one member agrees with itself."""
+    return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
+
+
+def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
+    path = folder / entry["file"]
+    try:
+        member = Weights.load(path)
+    except ThalwegError as error:
+        raise ThalwegError(f"{error} (or load the others with skip=['{entry['file']}'])") from None
+    if member.digest() != entry["sha256"]:
+        message = f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest"
+        raise ThalwegError(f"{message}; restore it, or load the others with skip=['{entry['file']}']")
+    return member
+
+
+def _cell(name: str, value: float) -> str:
+    return text.number(value, percent=name in ("error", "disagreement"))

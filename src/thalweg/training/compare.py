@@ -1,0 +1,219 @@
+"""Ensembles at equal cost: several methods, each within one, two, three training budgets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from torch import nn
+
+from .. import text
+from ..batches import Batches, count
+from ..errors import ThalwegError
+from ..evaluation.ensemble import Ensemble
+from ..randomness import seeded
+from ..store import files
+from ..tasks import Task
+from ..weightspace.batchnorm import refresh as add_statistics
+from ..weightspace.modules import batch_norms
+from ..weightspace.weights import Checkpoint, Weights, average
+from .fit import fit
+from .methods import FGE, SWA, Method, Snapshot
+from .schedules import decay
+from .walk import walk
+
+
+@dataclass(frozen=True)
+class Ind:
+    """Independent networks, each trained for the whole budget."""
+
+
+Contender = Ind | Method
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The budget table; shares, no percentages.
+
+    budget: epochs. multiples: of the budget, k pooling the first k runs. seeds: one per run.
+    entries: method -> epochs spent and networks collected per run, the scores of every run alone, and of the pools by k.
+    """
+
+    budget: int
+    multiples: list[int]
+    seeds: list[int]
+    entries: dict[str, dict[str, Any]]
+
+    def score(self, method: str, multiple: int, name: str = "error") -> tuple[float, float]:
+        """A score with its standard deviation over runs, which a pool of several runs does not have."""
+        entry = self.entries[method]
+        if multiple > 1:
+            return entry["pooled"][str(multiple)][name], float("nan")
+        values = [run[name] for run in entry["runs"]]
+        return mean(values), stdev(values) if len(values) > 1 else float("nan")
+
+    def table(self, name: str = "error") -> str:
+        header = [f"{name}{' (%)' if name == 'error' else ''}", "epochs per run", "networks per run"]
+        rows = []
+        for method, entry in self.entries.items():
+            cells = [self._cell(method, k, name) for k in self.multiples]
+            rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
+        return text.grid([*header, *(f"{k}B" for k in self.multiples)], rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "comparison", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Comparison":
+        return cls(**files.load_json(Path(path), "comparison"))
+
+    def _cell(self, method: str, multiple: int, name: str) -> str:
+        value, spread = self.score(method, multiple, name)
+        shown = text.number(value, name == "error")
+        return shown if spread != spread else f"{shown} ± {text.number(spread, name == 'error')}"
+
+
+def compare(
+    make: Callable[[int], nn.Module],
+    task: Task,
+    train: Batches,
+    test: Batches,
+    methods: Sequence[Contender | type[Contender]],
+    *,
+    budget: int,
+    multiples: Sequence[int] = (1, 2, 3),
+    seeds: Sequence[int] = (0, 1, 2),
+    refresh: Batches | None = None,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+    progress: bool | None = None,
+) -> Comparison:
+    """Give each method the same number of epochs and score the ensembles they make of it.
+
+    make: seed -> a fresh network.
+    methods: `Ind()`, `Snapshot(...)`, `FGE(...)`, `SWA(...)`; a bare class takes the paper's settings, scaled to `lr`.
+    budget: epochs of one run. multiples: of it; k times the budget pools the first k runs. seeds: one run each.
+    refresh: the training data without augmentation; SWA's average needs it where there is batch norm.
+    lr, momentum, weight_decay, clip: of the plain run, which Ind trains to its end and FGE and SWA leave at their `starts`.
+
+    What methods share is trained once, and charged to each as if it ran alone.
+    """
+    contenders = [_settled(method, lr) for method in methods]
+    if not contenders or not seeds or max(multiples) > len(seeds) or min(multiples) < 1:
+        raise ThalwegError(
+            f"compare needs a method, and as many seeds as the largest multiple; got {len(contenders)} methods, "
+            f"{len(seeds)} seeds and multiples {tuple(multiples)}"
+        )
+    runner = _Runner(task, train, refresh, budget, lr, _common(momentum, weight_decay, clip, progress))
+    with seeded(seeds[0]):
+        module = make(seeds[0])
+    for contender in contenders:
+        runner.check(contender, module)
+    entries: dict[str, dict[str, Any]] = {}
+    pools: list[list[list[Weights]]] = [[] for _ in contenders]
+    for seed in seeds:
+        with seeded(seed):
+            module = make(seed)
+        for pool, members in zip(pools, runner.run(module, contenders, seed), strict=True):
+            pool.append(members)
+    for contender, pool in zip(contenders, pools, strict=True):
+        cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
+        together = {k: pool[:k] for k in multiples if k > 1}
+        scores = {
+            "runs": [_score(module, task, test, [run], progress) for run in pool],
+            "pooled": {str(k): _score(module, task, test, runs, progress) for k, runs in together.items()},
+        }
+        entries[_label(contender, entries)] = {**cost, **scores}
+    return Comparison(budget, list(multiples), list(seeds), entries)
+
+
+class _Runner:
+    """Runs every method once per seed, training shared epochs once."""
+
+    def __init__(self, task: Task, train: Batches, refresh: Batches | None, budget: int, lr: float, common: dict[str, Any]):
+        self.task, self.train, self.refresh, self.budget, self.common = task, train, refresh, budget, common
+        self.steps = count(train)
+        self.schedule = decay(lr, budget, self.steps)
+
+    def check(self, contender: Contender, module: nn.Module) -> None:
+        """Find out before training, not after, that a method does not fit into the budget."""
+        if isinstance(contender, Method):
+            contender.plan(self.steps, self.walk_epochs(contender))
+        if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
+            raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
+
+    def run(self, module: nn.Module, contenders: Sequence[Contender], seed: int) -> list[list[Weights]]:
+        starts = {epoch for contender in contenders for epoch in self.starts(contender)}
+        whole = any(isinstance(contender, Ind) for contender in contenders)
+        length = self.budget if whole else max(starts, default=0)
+        trained = self._fit(module, length, sorted(starts), seed) if length else None
+        return [self._members(contender, module, trained, seed) for contender in contenders]
+
+    def starts(self, contender: Contender) -> list[int]:
+        return [round(share * self.budget) for share in getattr(contender, "starts", ())]
+
+    def walk_epochs(self, contender: Contender) -> int:
+        starts = self.starts(contender)
+        return (self.budget - max(starts)) // len(starts) if starts else self.budget
+
+    def cost(self, contender: Contender) -> int:
+        """The epochs it would spend alone."""
+        starts = self.starts(contender)
+        return max(starts) + len(starts) * self.walk_epochs(contender) if starts else self.budget
+
+    def _fit(self, module: nn.Module, epochs: int, keep: Sequence[int], seed: int) -> Weights:
+        settings = {**self.common, "epochs": epochs, "schedule": self.schedule, "keep": keep, "seed": seed}
+        return fit(module, self.task, self.train, **settings)
+
+    def _members(self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int) -> list[Weights]:
+        if isinstance(contender, Ind):
+            assert trained is not None
+            return [trained.to("cpu")]
+        start: list[Checkpoint] | None = None
+        if trained is not None and self.starts(contender):
+            start = [trained.kept[epoch] for epoch in self.starts(contender)]
+        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed}
+        members = walk(module, self.task, self.train, contender, **settings)
+        return [self._averaged(module, members)] if isinstance(contender, SWA) else list(members)
+
+    def _averaged(self, module: nn.Module, members: Sequence[Weights]) -> Weights:
+        mean = average(members)
+        return mean if self.refresh is None else add_statistics(module, mean, self.refresh, self.task).to("cpu")
+
+
+def _score(
+    module: nn.Module, task: Task, test: Batches, runs: Sequence[list[Weights]], progress: bool | None
+) -> dict[str, float]:
+    return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
+
+
+def _settled(method: Contender | type[Contender], lr: float) -> Contender:
+    """An instance as it is, a class with the paper's settings for VGG-16 relative to the rate of the plain run."""
+    if isinstance(method, Ind | Method):
+        return method
+    defaults: dict[Any, Callable[[], Contender]] = {
+        Ind: Ind,
+        Snapshot: lambda: Snapshot(cycles=5, lr_max=lr),
+        FGE: lambda: FGE(cycle=2, lr_max=lr / 5, lr_min=lr / 100),
+        SWA: lambda: SWA(lr=lr / 5),
+    }
+    if method not in defaults:
+        raise ThalwegError(f"methods are Ind, Snapshot, FGE, SWA or instances of them; got {method!r}")
+    return defaults[method]()
+
+
+def _common(momentum: float, weight_decay: float, clip: float | None, progress: bool | None) -> dict[str, Any]:
+    return {"momentum": momentum, "weight_decay": weight_decay, "clip": clip, "progress": progress}
+
+
+def _label(contender: Contender, taken: Mapping[str, Any]) -> str:
+    """The method's name, with its settings where the name is taken."""
+    name = type(contender).__name__
+    return name if name not in taken else str(contender)

@@ -1,0 +1,146 @@
+"""Walks: under which learning rate to go on, and when to collect a network."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from ..errors import ThalwegError
+from .schedules import Schedule, constant, cosine, triangle
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """A length in iterations, where a bare number would mean epochs.
+
+    >>> FGE(cycle=Iterations(100), lr_max=0.05, lr_min=0.0005).plan(steps=391, epochs=1).members
+    4
+    """
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A method made definite for a run of `total` iterations.
+
+    rate: iteration, counted from 1 -> learning rate. collects: whether to keep the network after that iteration's update.
+    """
+
+    rate: Schedule
+    collects: Callable[[int], bool]
+    total: int
+
+    @property
+    def members(self) -> int:
+        return sum(self.collects(i) for i in range(1, self.total + 1))
+
+
+class Method(ABC):
+    """A way of walking through weight space and collecting networks on the way."""
+
+    @abstractmethod
+    def plan(self, steps: int, epochs: int) -> Plan:
+        """For `steps` iterations per epoch and `epochs` in all."""
+
+
+@dataclass(frozen=True)
+class FGE(Method):
+    """Fast Geometric Ensembling: the learning rate goes down and up in a triangle; collect at its lowest point.
+
+    >>> plan = FGE(cycle=2, lr_max=0.05, lr_min=0.01).plan(steps=3, epochs=5)
+    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+    [3, 9, 15]
+
+    cycle: the length of a triangle in epochs, or `Iterations(n)`; an even number of iterations.
+    lr_max, lr_min: the rates between which it goes.
+    starts: for `compare`, after which shares of the budget it leaves the plain run; what is left is divided among them.
+    """
+
+    cycle: float | Iterations
+    lr_max: float
+    lr_min: float
+    starts: tuple[float, ...] = (0.6, 0.78)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_min <= self.lr_max:
+            raise ThalwegError(f"FGE needs 0 < lr_min <= lr_max; got lr_min {self.lr_min} and lr_max {self.lr_max}")
+
+    def plan(self, steps: int, epochs: int) -> Plan:
+        length = _iterations(self.cycle, steps)
+        if length % 2:
+            raise ThalwegError(
+                f"a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; {self.cycle} "
+                f"{_unit(self.cycle)} are {length}: give Iterations({length + 1}) or another batch size"
+            )
+        _check_fits(length, steps * epochs)
+        half = length // 2
+        return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == half, steps * epochs)
+
+
+@dataclass(frozen=True)
+class Snapshot(Method):
+    """Snapshot ensembles: the learning rate follows a cosine to zero and restarts; collect at the end of each cycle.
+
+    >>> plan = Snapshot(cycles=2, lr_max=0.1).plan(steps=5, epochs=3)
+    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+    [8, 15]
+
+    cycles: how many, over the whole run. lr_max: the rate each starts from.
+    """
+
+    cycles: int
+    lr_max: float
+
+    def __post_init__(self) -> None:
+        if self.cycles < 1 or not self.lr_max > 0:
+            raise ThalwegError(f"Snapshot needs cycles >= 1 and lr_max > 0; got {self.cycles} and {self.lr_max}")
+
+    def plan(self, steps: int, epochs: int) -> Plan:
+        total = steps * epochs
+        length = ceil(total / self.cycles)
+        _check_fits(self.cycles, total)
+        return Plan(cosine(self.lr_max, length), lambda i: i % length == 0 or i == total, total)
+
+
+@dataclass(frozen=True)
+class SWA(Method):
+    """Stochastic weight averaging: a constant learning rate; collect at the end of each cycle, average afterwards.
+
+    >>> plan = SWA(lr=0.05, cycle=1).plan(steps=4, epochs=3)
+    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+    [4, 8, 12]
+
+    lr: the rate. cycle: how often to collect, in epochs or `Iterations(n)`.
+    starts: for `compare`, after which share of the budget it leaves the plain run.
+    """
+
+    lr: float
+    cycle: float | Iterations = 1
+    starts: tuple[float, ...] = (0.75,)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
+
+    def plan(self, steps: int, epochs: int) -> Plan:
+        length = _iterations(self.cycle, steps)
+        _check_fits(length, steps * epochs)
+        return Plan(constant(self.lr), lambda i: i % length == 0, steps * epochs)
+
+
+def _iterations(cycle: float | Iterations, steps: int) -> int:
+    length = cycle.count if isinstance(cycle, Iterations) else cycle * steps
+    if length < 1 or length != int(length):
+        found = f"{cycle} {_unit(cycle)} of {steps} iterations are {length}"
+        raise ThalwegError(f"a cycle must be a whole number of iterations, at least 1; {found}")
+    return int(length)
+
+
+def _unit(cycle: float | Iterations) -> str:
+    return "" if isinstance(cycle, Iterations) else "epochs"
+
+
+def _check_fits(length: int, total: int) -> None:
+    if length > total:
+        raise ThalwegError(f"a cycle must not be longer than the run; it is {length} iterations, and the run is {total}")

@@ -1,0 +1,70 @@
+"""For people who keep their own training loop: three lines give it a walk."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..weightspace.layout import Layout
+from ..weightspace.weights import Weights
+from .methods import Method
+
+
+class WalkScheduler(LRScheduler):
+    """The learning rate of a method, as one of torch's schedulers; call `step()` once per iteration.
+
+    >>> import torch, thalweg as tw
+    >>> model = nn.Linear(4, 3)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> scheduler = tw.WalkScheduler(optimizer, tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01), steps=10, epochs=4)
+    >>> collector = tw.Collector(model, scheduler)
+    >>> for _ in range(40):
+    ...     model(torch.randn(8, 4)).square().mean().backward()
+    ...     optimizer.step()
+    ...     collector.step()
+    ...     scheduler.step()
+    ...     optimizer.zero_grad()
+    >>> len(tw.Ensemble(model, collector.members))
+    2
+
+    steps: iterations per epoch. epochs: how many the walk will take.
+    """
+
+    def __init__(self, optimizer: Optimizer, method: Method, *, steps: int, epochs: int, last_epoch: int = -1):
+        self.plan = method.plan(steps, epochs)
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Any]:
+        return [self.plan.rate(self.last_epoch + 1)] * len(self.optimizer.param_groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().state_dict().items() if key != "plan"}
+
+
+class Collector:
+    """Collects the networks of a walk: call `step()` after the optimizer's and before the scheduler's."""
+
+    def __init__(self, module: nn.Module, scheduler: WalkScheduler):
+        self.module, self.scheduler = module, scheduler
+        self.members: list[Weights] = []
+
+    def step(self) -> None:
+        i = self.scheduler.last_epoch + 1
+        if self.scheduler.plan.collects(i):
+            self.members.append(collect(self.module, i))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"members": [{"tensors": member.tensors(), "made": member.made} for member in self.members]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        layout = Layout.of(self.module)
+        self.members = [Weights.from_tensors(layout, entry["tensors"], entry["made"]) for entry in state["members"]]
+
+
+def collect(module: nn.Module, i: int) -> Weights:
+    """A module's weights on the CPU, with a note of the iteration."""
+    weights = Weights.of(module).to("cpu")
+    weights.made.update({"by": "own loop", "iteration": i})
+    return weights

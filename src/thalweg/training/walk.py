@@ -1,0 +1,158 @@
+"""Go on training under a cyclic learning rate, and collect networks on the way."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches, count
+from ..errors import ThalwegError
+from ..evaluation.measure import measure
+from ..randomness import seeded
+from ..store import files
+from ..tasks import Task
+from ..weightspace.probe import Probe
+from ..weightspace.weights import Checkpoint, Weights
+from .engine import Engine, Network, OptimizerFactory
+from .loop import Observer, Settings, train
+from .methods import Method, Plan
+
+Start = Weights | Checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What happened along one walk, iteration by iteration.
+
+    lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
+    collected: the iterations after which a network was collected.
+    watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start).
+    """
+
+    lr: np.ndarray
+    loss: np.ndarray
+    distance: np.ndarray
+    collected: list[int]
+    steps: int
+    watched_at: list[int] = field(default_factory=list)
+    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Trace":
+        return cls(**{**entry, **{key: np.array(entry[key]) for key in ("lr", "loss", "distance")}})
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "trace", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        return cls.from_dict(files.load_json(Path(path), "trace"))
+
+
+class Walk(list[Weights]):
+    """The networks collected, a list; `traces` has what happened on the way, one per start."""
+
+    def __init__(self, members: Sequence[Weights] = (), traces: Sequence[Trace] = ()):
+        super().__init__(members)
+        self.traces = list(traces)
+
+
+def walk(
+    module: nn.Module,
+    task: Task,
+    batches: Batches,
+    method: Method,
+    *,
+    epochs: int,
+    start: Start | Sequence[Start] | None = None,
+    watch: Mapping[str, Batches] | None = None,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    optimizer: OptimizerFactory | None = None,
+    clip: float | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Walk:
+    """Go on training under a method's learning rate and give the list of networks collected.
+
+    >>> import thalweg as tw
+    >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
+    >>> fge = tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)
+    >>> members = tw.walk(nn.Linear(4, 3), tw.classification(), batches, fge, epochs=5)
+    >>> len(members), members.traces[0].collected
+    (3, [6, 18, 30])
+
+    module: where the walk starts, unless `start` says otherwise; it is left as it was.
+    method: `FGE`, `Snapshot` or `SWA`.
+    start: weights, or a kept epoch of a `fit` with its optimizer state; of several, each is walked from, and all pooled.
+    watch: name -> batches, measured at the start, after each epoch and at each collected network.
+    The other arguments are those of `fit`. Collected networks lie on the CPU.
+    """
+    starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
+    if not starts:
+        raise ThalwegError("walk needs at least one start; got an empty list")
+    plan = method.plan(count(batches), epochs)
+    settings = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, progress)
+    pooled = Walk()
+    for number, here in enumerate(starts):
+        label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
+        made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
+        observer = _Collector(plan, task, watch or {}, made)
+        motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here))
+        state = here if isinstance(here, Checkpoint) else None
+        train(motion, task, batches, settings, label, observer, state)
+        pooled.extend(observer.members)
+        pooled.traces.append(observer.trace())
+    return pooled
+
+
+class _Collector(Observer):
+    """Keeps every network the plan asks for, and the story of every iteration."""
+
+    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any]):
+        self.plan, self.task, self.watch, self.made = plan, task, watch, made
+        self.members: list[Weights] = []
+        self.collected: list[int] = []
+        self.lr: list[float] = []
+        self.seen: list[Tensor] = []
+        self.watched_at: list[int] = []
+        self.watched: dict[str, dict[str, list[float]]] = {name: {} for name in watch}
+
+    def begin(self, engine: Engine, steps: int) -> None:
+        self.probe, self.steps = engine.motion.probe, steps
+        self.origin = self.probe.point.clone()
+        self._look(0)
+
+    def after_step(self, i: int, lr: float, loss: Tensor) -> None:
+        self.lr.append(lr)
+        self.seen.append(torch.stack([loss, torch.dist(self.probe.point, self.origin)]))
+        if self.plan.collects(i):
+            self.collected.append(i)
+            self.members.append(self.probe.weights({**self.made, "iteration": i}).to("cpu"))
+        if self.plan.collects(i) or i % self.steps == 0:
+            self._look(i)
+
+    def trace(self) -> Trace:
+        loss, distance = torch.stack(self.seen).double().cpu().numpy().T
+        story = {"watched_at": self.watched_at, "watched": self.watched} if self.watch else {}
+        return Trace(np.array(self.lr), loss, distance, self.collected, self.steps, **story)  # type: ignore[arg-type]
+
+    def _look(self, i: int) -> None:
+        if not self.watch:
+            return
+        self.watched_at.append(i)
+        modes = [(part, part.training) for part in self.probe.module.modules()]
+        self.probe.module.eval()
+        with seeded(0, *self.watch.values()):
+            for name, batches in self.watch.items():
+                for quantity, value in measure(self.probe.module, self.task, batches, self.probe.device).items():
+                    self.watched[name].setdefault(quantity, []).append(value)
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,124 @@
+"""What lies where in the vector of a network's weights, and whether two networks are of one kind."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ThalwegError
+from .modules import named_parameters, named_statistics
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a network's weights are called, how they are shaped, and the order in which they lie in one vector.
+
+    >>> import thalweg as tw
+    >>> layout = tw.Layout.of(nn.Linear(3, 2))
+    >>> layout.names, layout.shapes, layout.size
+    (('weight', 'bias'), ((2, 3), (2,)), 8)
+
+    names, shapes: the parameters that move (`requires_grad`), tied ones once, in the module's order.
+    frozen: the parameters that stay as they are.
+    aliases: the further names of tied parameters, each with the name it is kept under.
+    statistics: the batch-norm buffers, which belong to one point and cannot be interpolated.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    frozen: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    statistics: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        parameters, aliases = named_parameters(module)
+        moving = {name: p for name, p in parameters.items() if p.requires_grad}
+        _check_one_kind(moving)
+        return cls(
+            names=tuple(moving),
+            shapes=tuple(tuple(p.shape) for p in moving.values()),
+            dtype=next(iter(moving.values())).dtype,
+            frozen=tuple(name for name in parameters if name not in moving),
+            aliases=tuple(aliases.items()),
+            statistics=tuple(name for name, _ in named_statistics(module)),
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(map(prod, self.shapes))
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of `vector`, one per parameter, under its name."""
+        pieces = vector.split([prod(shape) for shape in self.shapes])
+        return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
+        """Raise, naming the first tensor that differs, unless both describe the same network."""
+        problem = _difference(self, other, here, there)
+        if problem:
+            raise ThalwegError(f"{here} and {there} do not describe the same network: {problem}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
+        return cls(
+            names=tuple(entry["names"]),
+            shapes=tuple(map(tuple, entry["shapes"])),
+            dtype=getattr(torch, entry["dtype"]),
+            frozen=tuple(entry["frozen"]),
+            aliases=tuple((alias, name) for alias, name in entry["aliases"]),
+            statistics=tuple(entry["statistics"]),
+        )
+
+
+def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
+    if not moving:
+        raise ThalwegError("no parameter of the network requires grad, so nothing can move: call requires_grad_() on some")
+    first = next(iter(moving))
+    for name, parameter in moving.items():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ThalwegError(f"'{name}' has no shape yet: run the network once on a batch before handing it over")
+        if (parameter.dtype, parameter.device) != (moving[first].dtype, moving[first].device):
+            here, there = (f"{moving[n].dtype} on {moving[n].device}" for n in (first, name))
+            raise ThalwegError(
+                f"all moving weights must have one dtype and device, but '{first}' is {here} and '{name}' is {there}: "
+                "convert the network, or freeze one with requires_grad_(False)"
+            )
+        if not parameter.is_floating_point():
+            raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
+
+
+def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
+    for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
+        for name in mine.names:
+            if name in yours.frozen:
+                return f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
+            if name not in yours.names:
+                return f"'{name}' is in {ours} but not in {theirs}"
+    shapes = dict(zip(two.names, two.shapes, strict=True))
+    for name, shape in zip(one.names, one.shapes, strict=True):
+        if shape != shapes[name]:
+            return f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
+    if one.dtype != two.dtype:
+        return f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
+    return _odd_name(one, two, here, there)
+
+
+def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
+    """What does not move, and how weights are tied."""
+    for what, mine, yours in (
+        ("the frozen parameter", one.frozen, two.frozen),
+        ("the batch-norm buffer", one.statistics, two.statistics),
+        ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
+    ):
+        odd = sorted(set(mine) ^ set(yours))
+        if odd:
+            return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"
+    return None if one.names == two.names else "the parameters are the same but in another order"

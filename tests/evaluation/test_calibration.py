@@ -1,0 +1,43 @@
+"""Temperature scaling recovers what is known, and never makes matters worse where it was fitted."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import thalweg as tw
+from thalweg.evaluation.calibration import fit_scale, fit_temperature
+
+
+def drawn(temperature, count=40_000, seed=0):
+    """Logits, and labels drawn from softmax(logits / temperature)."""
+    g = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(count, 5, generator=g).double()
+    labels = torch.multinomial((logits / temperature).softmax(1), 1, generator=g)[:, 0]
+    return logits, labels
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 4.0])
+def test_a_known_temperature_is_recovered(temperature):
+    assert fit_temperature(*drawn(temperature)) == pytest.approx(temperature, rel=0.03)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.01, 100))
+def test_it_never_raises_nll_on_the_data_it_was_fitted_on(seed, size):
+    g = torch.Generator().manual_seed(seed)
+    logits, labels = size * torch.randn(20, 4, generator=g).double(), torch.randint(4, (20,), generator=g)
+    fitted = fit_temperature(logits, labels)
+    before, after = (float(F.cross_entropy(logits / t, labels)) for t in (1.0, fitted))
+    assert after <= before + 1e-9
+
+
+def test_temperatures_in_proportion():
+    (cold, labels), relative = drawn(1.0), [1.0, 2.0]
+    assert fit_scale([cold, 2 * cold], labels, relative) == pytest.approx(1.0, rel=0.03)
+
+
+def test_logits_that_are_not_finite():
+    with pytest.raises(tw.ThalwegError, match="finite logits"):
+        fit_temperature(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))

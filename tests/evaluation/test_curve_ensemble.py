@@ -1,0 +1,85 @@
+"""Points of a curve together, before and after temperature scaling."""
+
+import pytest
+import torch
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.evaluation import metrics
+from thalweg.evaluation.calibration import fit_temperature
+from thalweg.evaluation.curve_ensemble import CROSS_FITTED, HELD_OUT
+
+
+@pytest.fixture(scope="module")
+def setting():
+    animal = ZOO["conv_bn"]
+    g = torch.Generator().manual_seed(3)
+    test = [(torch.randn(40, 2, 5, 5, generator=g).double(), torch.randint(3, (40,), generator=g)) for _ in range(2)]
+    curve = tw.PolyChain(*animal.ends())
+    return animal, curve, test
+
+
+def logits_at(animal, curve, t, batches):
+    net = animal.module(9)
+    tw.refresh(net, curve.point(t), animal.batches()).load_into(net)
+    with torch.no_grad():
+        return torch.cat([net.eval()(x) for x, _ in batches])
+
+
+def test_it_is_the_naive_ensemble(setting):
+    animal, curve, test = setting
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=4)
+    labels = torch.cat([y for _, y in test])
+    alone = [logits_at(animal, curve, t, test).softmax(1) for t in result.t]
+    assert result.t == [0, 1 / 3, 2 / 3, 1]
+    assert result.scores["none"]["nll"] == pytest.approx(metrics.nll(sum(alone) / 4, labels), rel=1e-10)
+    assert result.error == [metrics.error(p, labels) for p in alone]
+    assert result.pair_error == [metrics.error((alone[0] + p) / 2, labels) for p in alone]
+    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, refresh=animal.batches())
+    assert result.train_loss == pytest.approx(scan.values["train"]["data_loss"].tolist(), rel=1e-12)
+    members = [tw.refresh(animal.module(1), curve.point(t), animal.batches()) for t in result.t]
+    ensemble = tw.Ensemble(animal.module(1), members).score(animal.task, test)
+    assert result.scores["none"]["error"] == ensemble["error"]
+
+
+def test_temperatures_are_cross_fitted_and_labelled_so(setting):
+    animal, curve, test = setting
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=3)
+    assert result.fitted_on == CROSS_FITTED
+    logits, labels = logits_at(animal, curve, 0.5, test), torch.cat([y for _, y in test])
+    halves = [fit_temperature(logits[k::2], labels[k::2]) for k in (0, 1)]
+    assert result.temperatures["per point"][1] == pytest.approx(sum(halves) / 2, rel=1e-9)
+    scaled = torch.empty_like(logits)
+    scaled[::2], scaled[1::2] = logits[::2] / halves[1], logits[1::2] / halves[0]
+    assert result.nll["per point"][1] == pytest.approx(metrics.nll(scaled.softmax(1), labels), rel=1e-9)
+    assert result.temperatures["none"] == [1, 1, 1]
+    assert len(set(result.temperatures["one"])) == 1
+    losses = torch.tensor(result.train_loss)
+    for name, power in (("train loss", 1), ("inverse train loss", -1)):
+        ratio = torch.tensor(result.temperatures[name]) / losses**power
+        assert torch.allclose(ratio, ratio[0].expand(3), rtol=1e-5)
+
+
+def test_held_out_data_are_used_where_there_are_some(setting):
+    animal, curve, test = setting
+    result = tw.curve_ensemble(
+        animal.module(1), curve, animal.task, test[:1], refresh=animal.batches(), points=3, held_out=test[1:]
+    )
+    assert result.fitted_on == HELD_OUT
+    expected = fit_temperature(logits_at(animal, curve, 1.0, test[1:]), test[1][1])
+    assert result.temperatures["per point"][-1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_file_brings_it_back(setting, tmp_path):
+    animal, curve, test = setting
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=2)
+    result.save(tmp_path / "c.json")
+    assert tw.CurveEnsemble.load(tmp_path / "c.json").to_dict() == result.to_dict()
+
+
+def test_only_labels_have_temperatures(setting):
+    other = ZOO["two_inputs"]
+    with pytest.raises(tw.ThalwegError, match="scales logits"):
+        tw.curve_ensemble(
+            other.module(1), tw.Bezier(*other.ends()), other.task, other.batches(), refresh=other.batches(), points=2
+        )

@@ -1,0 +1,200 @@
+"""Ensembles: probabilities are averaged, whatever the order, and files are what they say."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+from thalweg.evaluation import metrics
+
+LABELLED = [name for name in ZOO if name != "two_inputs"]
+
+
+def members_of(animal, count=4):
+    return [tw.fit(animal.module(seed), animal.task, animal.batches(), epochs=2, lr=0.1) for seed in range(count)]
+
+
+def naive(animal, members, average_logits=False):
+    """Load, predict, average; float64 throughout."""
+    total = 0
+    for weights in members:
+        net = animal.module(9)
+        weights.load_into(net)
+        getattr(net, "_orig_mod", net).eval()
+        with torch.no_grad():
+            logits = torch.cat([animal.task.predict(net, batch)[0] for batch in animal.batches()])
+        total = total + (logits if average_logits else logits.softmax(1))
+    return (total / len(members)).softmax(1) if average_logits else total / len(members)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_probabilities_are_the_naive_loops(name):
+    animal = ZOO[name]
+    members, module = members_of(animal), animal.module(7)
+    before = bits(module)
+    ours, targets = tw.Ensemble(module, members).predict(animal.task, animal.batches())
+    assert same_bits(before, bits(module))
+    assert torch.allclose(ours, naive(animal, members), rtol=1e-12)
+    assert not torch.allclose(ours, naive(animal, members, average_logits=True), rtol=1e-6)
+    expected = torch.cat([animal.task.predict(lambda *a, **k: animal.module(1)(*a, **k), b)[1] for b in animal.batches()])
+    assert torch.equal(targets, expected)
+
+
+def test_an_ensemble_of_one_is_the_network():
+    animal = ZOO["conv_bn"]
+    [member] = members_of(animal, 1)
+    ours, _ = tw.Ensemble(animal.module(7), [member]).predict(animal.task, animal.batches())
+    assert torch.equal(ours, naive(animal, [member]))
+    scan = tw.scan(animal.module(7), [member], animal.task, {"x": animal.batches()})
+    score = tw.Ensemble(animal.module(7), [member]).score(animal.task, animal.batches())
+    assert score["error"] == scan.values["x"]["error"][0]
+    assert score["nll"] == pytest.approx(scan.values["x"]["data_loss"][0], rel=1e-12)
+    assert score["disagreement"] == 0
+
+
+def test_the_order_of_members_does_not_matter():
+    animal = ZOO["conv_bn"]
+    members = members_of(animal)
+    scores = [
+        tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])
+    ]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-12)
+
+
+def test_the_report_is_what_the_parts_say():
+    animal = ZOO["conv_bn"]
+    members = members_of(animal)
+    report = tw.Ensemble(animal.module(7), members).report(animal.task, animal.batches())
+    labels = torch.cat([y for _, y in animal.batches()])
+    alone = [naive(animal, [member]) for member in members]
+    for k in range(1, 5):
+        assert report.growth[k - 1]["error"] == metrics.error(naive(animal, members[:k]), labels)
+        assert report.growth[k - 1]["brier"] == pytest.approx(metrics.brier(naive(animal, members[:k]), labels))
+        assert report.members[k - 1]["nll"] == pytest.approx(metrics.nll(alone[k - 1], labels))
+    chosen = [p.argmax(1) for p in alone]
+    pairs = [(chosen[i] != chosen[j]).double().mean().item() for i in range(4) for j in range(i)]
+    assert report.scores["disagreement"] == pytest.approx(sum(pairs) / 6)
+    assert report.growth[1]["disagreement"] == pytest.approx(pairs[0])
+    assert report.distances == [one.distance(two) for one, two in zip(members[:-1], members[1:], strict=True)]
+    assert len(report.table().splitlines()) == 6
+
+
+def test_a_report_survives_its_file(tmp_path):
+    animal = ZOO["mlp"]
+    report = tw.Ensemble(animal.module(7), members_of(animal)).report(animal.task, animal.batches())
+    report.save(tmp_path / "report.json")
+    assert type(report).load(tmp_path / "report.json").to_dict() == report.to_dict()
+
+
+def test_regression_averages_outputs():
+    animal = ZOO["two_inputs"]
+    members = members_of(animal)
+    ensemble = tw.Ensemble(animal.module(7), members)
+    outputs, targets = ensemble.predict(animal.task, animal.batches())
+    assert ensemble.score(animal.task, animal.batches())["squared_error"] == pytest.approx(
+        float((outputs - targets).square().mean())
+    )
+
+
+def test_members_are_added_and_pooled():
+    animal = ZOO["mlp"]
+    members = members_of(animal)
+    ensemble = tw.Ensemble(animal.module(7), members[:2])
+    ensemble.add(members[2])
+    assert len(ensemble) == 3
+    whole = tw.Ensemble(animal.module(7), members[:3])
+    assert ensemble.score(animal.task, animal.batches()) == whole.score(animal.task, animal.batches())
+
+
+@pytest.fixture
+def saved(tmp_path):
+    animal = ZOO["conv_bn"]
+    ensemble = tw.Ensemble(animal.module(7), members_of(animal))
+    ensemble.save(tmp_path / "ensemble")
+    return animal, ensemble, tmp_path / "ensemble"
+
+
+def test_files_bring_back_the_ensemble(saved):
+    animal, ensemble, folder = saved
+    back = tw.Ensemble.load(folder, animal.module(8))
+    ours, theirs = (e.predict(animal.task, animal.batches())[0] for e in (ensemble, back))
+    assert torch.equal(ours, theirs)
+    assert [m.made for m in back.members] == [m.made for m in ensemble.members]
+    assert back.members[0].made["by"] == "fit"
+    assert len(list(folder.glob("*.safetensors"))) == 4
+
+
+def test_saving_again_keeps_what_is_there_and_drops_what_is_not(saved):
+    animal, ensemble, folder = saved
+    smaller = tw.Ensemble(animal.module(7), ensemble.members[1:])
+    smaller.save(folder)
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    assert len(tw.Ensemble.load(folder, animal.module(7))) == 3
+
+
+def test_damaged_members_are_named_and_the_others_stay_usable(saved):
+    animal, _, folder = saved
+    first, second = sorted(folder.glob("member-*.safetensors"))[:2]
+    content = first.read_bytes()
+    for damage, message in (
+        (lambda: first.write_bytes(content[: len(content) // 2]), "not a whole safetensors file"),
+        (lambda: shutil.copy(second, first), "not the member that was saved there"),
+        (lambda: tw.Weights.of(nn.Linear(2, 2)).save(first), "not the member that was saved there"),
+        (lambda: first.unlink(), "is not a file"),
+    ):
+        damage()
+        with pytest.raises(tw.ThalwegError, match=message) as caught:
+            tw.Ensemble.load(folder, animal.module(7))
+        assert first.name in str(caught.value)
+        assert len(tw.Ensemble.load(folder, animal.module(7), skip=[first.name])) == 3
+
+
+def test_an_ensemble_is_not_saved_over_something_else(saved, tmp_path):
+    _, ensemble, _ = saved
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(tw.ThalwegError, match="nothing is written over"):
+        ensemble.save(tmp_path / "mine")
+
+
+def test_bad_members():
+    animal, other = ZOO["conv_bn"], ZOO["mlp"]
+    module = animal.module(1)
+    with pytest.raises(tw.ThalwegError, match="at least one member; got none"):
+        tw.Ensemble(module, [])
+    with pytest.raises(tw.ThalwegError, match="the network and member 2 do not describe the same network"):
+        tw.Ensemble(module, [tw.Weights.of(module), tw.Weights.of(other.module(1))])
+    with pytest.raises(tw.ThalwegError, match="member 1 has no batch-norm statistics"):
+        tw.Ensemble(module, [tw.average([tw.Weights.of(module)])])
+    with pytest.raises(tw.ThalwegError, match=r"member 1 is Sequential: use Weights\.of"):
+        tw.Ensemble(module, [module])
+    broken = tw.Weights.of(module)
+    broken.vector.fill_(float("nan"))
+    with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
+        tw.Ensemble(module, [tw.Weights.of(module), broken]).score(animal.task, animal.batches())
+    with pytest.raises(tw.ThalwegError, match="a task with predict="):
+        tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(animal.task.loss), animal.batches())
+
+
+def test_batches_in_another_order_each_time_are_noticed():
+    import random
+
+    animal = ZOO["mlp"]
+    dice = random.Random(0)
+
+    class Unruly:
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            return iter(dice.sample(animal.batches(), 3))
+
+    with pytest.raises(tw.ThalwegError, match="another order in each pass"):
+        tw.Ensemble(animal.module(1), members_of(animal, 6)).predict(animal.task, Unruly())
+    loader = torch.utils.data.DataLoader(
+        [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)], batch_size=4, shuffle=True
+    )
+    tw.Ensemble(animal.module(1), members_of(animal, 2)).predict(animal.task, loader)

@@ -1,0 +1,69 @@
+"""Three lines in a loop of the user's own give the same walk."""
+
+import io
+
+import pytest
+import torch
+from zoo import ZOO
+
+import thalweg as tw
+
+FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
+
+
+def loop(animal, module, optimizer, scheduler, collector, epochs):
+    getattr(module, "_orig_mod", module).train()
+    for _ in range(epochs):
+        for batch in animal.batches():
+            optimizer.zero_grad()
+            animal.task.loss(module, batch).mean().backward()
+            optimizer.step()
+            collector.step()
+            scheduler.step()
+
+
+def prepare(animal):
+    module = animal.module(1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=123.0, momentum=0.9)
+    scheduler = tw.WalkScheduler(optimizer, FGE, steps=3, epochs=4)
+    return module, optimizer, scheduler, tw.Collector(module, scheduler)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "tied_lstm", "compiled"])
+def test_the_same_networks_as_walk(name):
+    animal = ZOO[name]
+    parts = prepare(animal)
+    loop(animal, *parts, epochs=4)
+    ours = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4)
+    for one, two in zip(parts[-1].members, ours, strict=True):
+        assert torch.allclose(one.vector, two.vector, rtol=1e-9, atol=1e-12)
+        assert one.made["iteration"] == two.made["iteration"]
+
+
+def test_a_resume_in_the_middle_of_a_cycle():
+    """State goes through a file that `torch.load` reads without running code; rates and networks are as if never stopped."""
+    animal = ZOO["conv_bn"]
+    whole = prepare(animal)
+    loop(animal, *whole, epochs=4)
+    first = prepare(animal)
+    loop(animal, *first, epochs=1)
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first], file)
+    file.seek(0)
+    second = prepare(animal)
+    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    plan = FGE.plan(3, 4)
+    assert second[2].get_last_lr() == [plan.rate(4)]
+    loop(animal, *second, epochs=3)
+    assert [m.made["iteration"] for m in second[-1].members] == [2, 6, 10]
+    for one, two in zip(second[-1].members, whole[-1].members, strict=True):
+        assert torch.equal(one.vector, two.vector)
+        assert all(torch.equal(one.buffers[key], two.buffers[key]) for key in two.buffers)
+
+
+def test_every_parameter_group_gets_the_rate():
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias], "lr": 5.0}], lr=1.0)
+    scheduler = tw.WalkScheduler(optimizer, FGE, steps=3, epochs=4)
+    assert scheduler.get_last_lr() == [FGE.plan(3, 4).rate(1)] * 2
