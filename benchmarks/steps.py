@@ -55,9 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pairs", type=int, default=15, help="how many pairs of steps to time")
     pairs = parser.parse_args().pairs
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, batch {BATCH}, {pairs} pairs"
-    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, batch {BATCH}, {pairs} pairs")
     for name, make in NETWORKS.items():
         torch.manual_seed(0)
         plain, curve, ratios = compare(make, pairs)

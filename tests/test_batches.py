@@ -1,7 +1,7 @@
 """Batches: every nest of tensors is moved, everything else is left alone."""
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -36,6 +36,32 @@ def test_tensors_in_any_nest_are_moved():
     assert out["record"].name == "name"
     assert out["own"].device == meta
     assert out["none"] is None
+
+
+@dataclass
+class Prepared:
+    x: torch.Tensor
+    scale: float = field(init=False, default=1.0)
+
+    def __post_init__(self):
+        self.x = self.x / 255
+
+
+def test_a_dataclass_is_not_made_again():
+    batch = Prepared(torch.full((2,), 255.0))
+    batch.scale = 3.0
+    out = to_device(batch, torch.device("cpu"))
+    assert out.x.tolist() == [1.0, 1.0]
+    assert out.scale == 3.0
+
+
+def test_a_dict_of_the_users_own_stays_one():
+    class Record(dict):
+        __getattr__ = dict.__getitem__
+
+    out = to_device(Record(x=torch.ones(1)), torch.device("meta"))
+    assert isinstance(out, Record)
+    assert out.x.device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,7 @@ def test_planes_of_a_curve_and_of_three_networks(here):
 def test_checkpoints_of_the_users_own(here):
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     torch.save(module.state_dict(), "own.pt")
-    assert "Segment" in ok(
-        "scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3"
-    )
+    assert "Segment" in ok("scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3")
 
 
 def test_several_bends_the_chain_and_the_other_loss(here):
@@ -167,7 +165,7 @@ BAD = {
     ),
     "another network than the task's": (("scan", "curve", "--task", "mine:wider", "--out", "new"), "'0.weight' is (17, 2)"),
     "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
-    "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve/weights.safetensors is not a file"),
+    "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve holds no weights.safetensors"),
     "a truncated file": (
         ("connect", "a", "short.safetensors", *CONNECT[3:]),
         "short.safetensors is not a whole",
@@ -177,7 +175,7 @@ BAD = {
         ("connect", "a", "other.pt", *CONNECT[3:]),
         "in the network but not in",
     ),
-    "a task without a colon": ((*FIT, "mine"), "a task is named package.module:factory; got 'mine'"),
+    "a task without a colon": ((*FIT, "mine"), "without .py or slashes; got 'mine'"),
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),

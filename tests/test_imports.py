@@ -18,7 +18,7 @@ ALLOWED = {
     "evaluation": BASE | {"weightspace", "evaluation"},
     "reporting": BASE | {"evaluation", "reporting"},
 }
-TOP = {"__init__", "__main__", "cli", "demo", "inputs"}
+TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs"}
 
 
 def imported(path: Path):

@@ -25,6 +25,7 @@ def test_segmentation_has_its_classes_in_dimension_one():
     logits, labels = torch.randn(2, 4, 3, 3), torch.randint(4, (2, 3, 3))
     assert tw.classification().losses(nn.Identity(), (logits, labels))[1] == 18
     assert tw.classification().measure(logits, labels)["error"].shape == (2, 3, 3)
+    assert torch.allclose(tw.classification().probabilities(logits, labels).sum(1), torch.ones(2, 3, 3))
 
 
 def test_language_modelling_counts_tokens():
@@ -75,7 +76,18 @@ def test_a_loss_of_the_wrong_shape(loss, message):
         tw.fit(nn.Linear(4, 4), tw.Task(loss), [(LOGITS, LABELS)], epochs=1, lr=0.1)
 
 
-@pytest.mark.parametrize("bad", [-1, 4])
+def test_a_metric_must_not_average():
+    task = tw.Task(tw.classification().loss, tw.classification().predict, metrics={"mine": lambda o, y: o.mean()})
+    with pytest.raises(tw.ThalwegError, match="the metric 'mine' must return one value per example"):
+        task.measure(LOGITS, LABELS)
+
+
+def test_predict_returns_two_tensors():
+    with pytest.raises(tw.ThalwegError, match="predict must return two tensors"):
+        tw.Task(lambda net, batch: batch, lambda net, batch: LOGITS).predictions(nn.Identity(), None)
+
+
+@pytest.mark.parametrize("bad", [-1, -100, 4])
 def test_labels_out_of_range(bad):
     labels = LABELS.clone()
     labels[2] = bad

@@ -113,9 +113,7 @@ def images() -> list[Any]:
 
 def pairs() -> list[Any]:
     g = _generator()
-    return [
-        (*(torch.randn(n, d, generator=g).double() for d in (4, 2)), torch.randn(n, 3, generator=g).double()) for n in SIZES
-    ]
+    return [(*(torch.randn(n, d, generator=g).double() for d in (4, 2)), torch.randn(n, 3, generator=g).double()) for n in SIZES]
 
 
 def tokens() -> list[Any]:
@@ -125,9 +123,7 @@ def tokens() -> list[Any]:
 
 def dicts() -> list[Any]:
     g = _generator()
-    return [
-        {"input_ids": torch.randint(7, (n, 5), generator=g), "labels": torch.randint(3, (n,), generator=g)} for n in SIZES
-    ]
+    return [{"input_ids": torch.randint(7, (n, 5), generator=g), "labels": torch.randint(3, (n,), generator=g)} for n in SIZES]
 
 
 ZOO = {

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from .errors import Diverged, ThalwegError
     from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
     from .evaluation.ensemble import Ensemble
+    from .evaluation.results import Comparison, Trace
     from .evaluation.scan import Scan, scan
     from .reporting import figures
     from .tasks import Task, classification, language_modelling, regression
-    from .training.compare import Comparison, Ind, compare
+    from .training.compare import Ind, compare
     from .training.connect import connect
     from .training.fit import fit
     from .training.methods import FGE, SWA, Iterations, Snapshot
     from .training.own_loop import Collector, WalkScheduler
-    from .training.walk import Trace, walk
+    from .training.walk import walk
     from .weightspace.batchnorm import refresh
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.layout import Layout
@@ -39,14 +40,15 @@ _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
     "evaluation.curve_ensemble": ("CurveEnsemble", "curve_ensemble"),
     "evaluation.ensemble": ("Ensemble",),
+    "evaluation.results": ("Comparison", "Trace"),
     "evaluation.scan": ("Scan", "scan"),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
-    "training.compare": ("Comparison", "Ind", "compare"),
+    "training.compare": ("Ind", "compare"),
     "training.connect": ("connect",),
     "training.fit": ("fit",),
     "training.methods": ("FGE", "SWA", "Iterations", "Snapshot"),
     "training.own_loop": ("Collector", "WalkScheduler"),
-    "training.walk": ("Trace", "walk"),
+    "training.walk": ("walk",),
     "weightspace.batchnorm": ("refresh",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
     "weightspace.planes": ("Plane",),

@@ -1,10 +1,12 @@
 """Any iterable of batches with a length; a batch is any nest of tensors."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator, MutableMapping
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import Dataset
 
 from .errors import ThalwegError
 
@@ -21,10 +23,12 @@ def count(batches: Batches, name: str = "the batches") -> int:
     >>> count([1, 2, 3])
     3
     """
+    if isinstance(batches, Dataset):
+        raise ThalwegError(f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader")
     try:
         length = len(batches)
     except TypeError:
-        message = f"{name} must have a length and be iterable again and again, as a list or a DataLoader; got {batches!r}"
+        message = f"{name} must have a length and be iterable again and again, as a list; got {type(batches).__name__}, without"
         raise ThalwegError(message) from None
     if isinstance(batches, Iterator):
         raise ThalwegError(f"{name} must be iterable again and again; got the iterator {batches!r}: give a list instead")
@@ -39,16 +43,24 @@ def to_device(batch: Any, device: torch.device) -> Any:
     >>> to_device({"x": torch.zeros(2), "ids": ["a", "b"]}, torch.device("cpu"))
     {'x': tensor([0., 0.]), 'ids': ['a', 'b']}
     """
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True) if isinstance(batch, torch.Tensor) else batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if hasattr(type(batch), "to"):
+        return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device) for item in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(item, device) for item in batch)
+    if isinstance(batch, MutableMapping):
+        moved_batch = copy(batch)
+        for key, value in batch.items():
+            moved_batch[key] = to_device(value, device)
+        return moved_batch
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{f.name: to_device(getattr(batch, f.name), device) for f in fields(batch) if f.init})
+        twin = copy(batch)  # not dataclasses.replace, which would run __post_init__ again
+        for f in fields(batch):
+            object.__setattr__(twin, f.name, to_device(getattr(batch, f.name), device))
+        return twin
     return batch
 
 

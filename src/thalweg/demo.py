@@ -1,4 +1,4 @@
-"""The demo: three networks on handwritten digits, the curves between two of them, and the planes around."""
+"""The demo: networks on handwritten digits, the curves between two of them, the planes around, ensembles at one budget."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +14,17 @@ from .models import digits_net
 from .randomness import seeded
 from .reporting import figures, tables
 from .tasks import classification
+from .training.compare import Ind, compare
 from .training.connect import connect
 from .training.fit import fit
+from .training.methods import FGE, Snapshot
 from .weightspace.curves import Bezier, Curve, PolyChain, Segment
 from .weightspace.planes import Plane
 from .weightspace.weights import Weights
 
 WEIGHT_DECAY = 1e-3
 FIT: dict[str, Any] = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+BUDGET = 40  # epochs
 CONNECT: dict[str, Any] = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
 
 
@@ -43,6 +46,7 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
     curves = demo.find_curves(networks)
     scans = demo.scan_curves(networks, curves)
     demo.draw_planes(networks, curves)
+    demo.compare_budgets()
     return scans
 
 
@@ -63,9 +67,7 @@ class _Demo:
         return networks
 
     def find_curves(self, networks: list[Weights]) -> dict[str, Curve]:
-        self.say(
-            f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ..."
-        )
+        self.say(f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ...")
         curves: dict[str, Curve] = {"Segment": Segment(*networks[:2])}
         for fresh in (Bezier(networks[0], networks[1]), PolyChain(networks[0], networks[1])):
             curve = connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
@@ -77,8 +79,7 @@ class _Demo:
         self.say("Measuring 61 points along each ...")
         targets: dict[str, Any] = {"Single": networks[:2], **curves}
         scans = {
-            name: scan(self.model, target, self.task, self.data, points=61, **self.scanning)
-            for name, target in targets.items()
+            name: scan(self.model, target, self.task, self.data, points=61, **self.scanning) for name, target in targets.items()
         }
         self.say("\n" + tables.curves(scans) + "\n")
         profiles = {name: scans[name] for name in curves}
@@ -103,3 +104,19 @@ class _Demo:
         figure = Figure(figsize=(14, 4), layout="constrained")
         figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
         figures.save(figure, self.folder / "planes")
+
+    def compare_budgets(self) -> None:
+        self.say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
+        ways: list[Any] = [Ind(), Snapshot(cycles=4, lr_max=0.05), FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
+        settings: dict[str, Any] = {"refresh": self.scanning["refresh"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+        test = self.data["test"]
+        result = compare(_network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings)
+        result.save(self.folder / "budget.json")
+        self.say("\n" + result.table() + "\n")
+        figure = Figure(layout="constrained")
+        figures.budget(result, ax=figure.subplots())
+        figures.save(figure, self.folder / "budget")
+
+
+def _network(seed: int) -> torch.nn.Module:
+    return digits(seed)["model"]

@@ -11,6 +11,8 @@ from torch import nn
 
 from .batches import Batches, count
 from .errors import ThalwegError
+from .evaluation.ensemble import MANIFEST, Ensemble
+from .randomness import seeded
 from .store import files
 from .tasks import Task
 from .weightspace.curves import Curve
@@ -32,13 +34,14 @@ class Inputs:
 
 def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     """Call `factory(seed)` of `package.module:factory`, which may lie in the current folder."""
-    made = _call(_find(spec), spec, seed)
+    with seeded(0):  # data drawn at import or in the factory are the same in every command
+        factory = _find(spec)
+    with seeded(seed):
+        made = _call(factory, spec, seed)
     wanted = [f.name for f in fields(Inputs)]
     if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= set(wanted):
         got = f"a dict with {sorted(made)}" if isinstance(made, dict) else type(made).__name__
-        raise ThalwegError(
-            f"{spec} must return a dict with model, task, train and perhaps refresh and data; it returned {got}"
-        )
+        raise ThalwegError(f"{spec} must return a dict with model, task, train and perhaps refresh and data; it returned {got}")
     made = {"refresh": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
@@ -46,41 +49,66 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     count(made["train"], f"the training batches of {spec}")
     for name, batches in made["data"].items():
         count(batches, f"the batches of '{name}' in {spec}")
-    made["model"].to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    _move(made["model"], device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Inputs(**made)
 
 
 def load_weights(path: Path, model: nn.Module) -> Weights:
     """Weights from a run folder, a file of ours, or a checkpoint of the user's own."""
-    path = path / WEIGHTS if path.is_dir() else path
-    if path.suffix == ".safetensors" and files.kind_of(path) is not None:
+    path = _inside(path, WEIGHTS)
+    if files.is_safetensors(path) and files.kind_of(path) is not None:
         return Weights.load(path).to(_device(model))
     return Weights.from_state(files.read_state(path), model)
 
 
+def load_members(path: Path, model: nn.Module) -> list[Weights]:
+    """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
+    for folder in (path, path / "members"):
+        if (folder / MANIFEST).is_file():
+            return Ensemble.load(folder, model).members
+    return [load_weights(path, model)]
+
+
 def load_curve(path: Path, model: nn.Module) -> Curve:
-    path = path / CURVE if path.is_dir() else path
+    path = _inside(path, CURVE)
+    if not is_curve(files.existing(path)):
+        raise ThalwegError(f"{path} is not a curve of thalweg: give a folder of `thalweg connect`, or two networks")
     return Curve.load(path).to(_device(model))
 
 
 def is_curve(path: Path) -> bool:
     path = path / CURVE if path.is_dir() else path
-    return path.suffix == ".safetensors" and path.is_file() and files.kind_of(path) == "curve"
+    return path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "curve"
+
+
+def _inside(path: Path, name: str) -> Path:
+    if path.is_dir() and not (path / name).is_file():
+        raise ThalwegError(
+            f"{path} holds no {name}: give a folder of `thalweg {'fit' if name == WEIGHTS else 'connect'}`, or a file"
+        )
+    return path / name if path.is_dir() else path
+
+
+def _move(model: nn.Module, device: str) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ThalwegError(f"the network cannot go to device '{device}': {str(error).splitlines()[0]}") from None
 
 
 def _find(spec: str) -> Any:
     module, colon, name = spec.partition(":")
-    if not (module and colon and name):
-        raise ThalwegError(f"a task is named package.module:factory; got '{spec}'")
-    sys.path.insert(0, "")
+    if not (module and colon and name) or module.endswith(".py") or "/" in module:
+        raise ThalwegError(f"a task is named package.module:factory, without .py or slashes; got '{spec}'")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # and it stays, for what the factory itself imports
     try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise ThalwegError(f"the task {spec} cannot be found: {module} has no '{name}'") from None
+        found = importlib.import_module(module)
     except Exception as error:
         raise ThalwegError(f"the task {spec} cannot be imported: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove("")
+    if not hasattr(found, name):
+        raise ThalwegError(f"the task {spec} cannot be found: {module} has no '{name}'")
+    return getattr(found, name)
 
 
 def _call(factory: Any, spec: str, seed: int) -> Any:
@@ -97,4 +125,4 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
 
 
 def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

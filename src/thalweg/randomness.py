@@ -42,8 +42,8 @@ def _generators(sources: tuple[Any, ...]) -> Iterator[torch.Generator]:
     seen: set[int] = set()
     for source in sources:
         sampler = getattr(source, "sampler", None)
-        inner = getattr(getattr(source, "batch_sampler", None), "sampler", None)
-        for owner in (source, sampler, inner):
+        batch_sampler = getattr(source, "batch_sampler", None)
+        for owner in (source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator) and id(generator) not in seen:
                 seen.add(id(generator))

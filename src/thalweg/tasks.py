@@ -11,6 +11,7 @@ from .errors import ThalwegError
 
 Net = Callable[..., Any]
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+NONE_IGNORED = -(2**31)  # every label counts in classification; cross-entropy would skip -100 by itself
 IGNORED = -100  # the label that torch's cross-entropy, and so most data, uses for padding
 
 
@@ -41,6 +42,15 @@ class Task:
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
     size: Callable[[Any], int] | None = None
 
+    def predictions(self, net: Net, batch: Any) -> tuple[Tensor, Tensor]:
+        """The checked outputs and targets."""
+        if self.predict is None:
+            raise ThalwegError("this needs a task with predict=, which gives outputs and targets; the one given has none")
+        made = self.predict(net, batch)
+        if not isinstance(made, tuple | list) or len(made) != 2 or not all(isinstance(part, Tensor) for part in made):
+            raise ThalwegError(f"a task's predict must return two tensors, outputs and targets; got {_describe(made)}")
+        return made[0], made[1]
+
     def losses(self, net: Net, batch: Any) -> tuple[Tensor, int]:
         """The checked values of the loss, and how many examples they stand for."""
         values = self.loss(net, batch)
@@ -62,7 +72,13 @@ class Task:
         metrics = self.metrics
         if metrics is None:
             metrics = {"error": mistakes} if _are_labels(outputs, targets) else {}
-        return {name: metric(outputs, targets) for name, metric in metrics.items()}
+        values = {name: metric(outputs, targets) for name, metric in metrics.items()}
+        for name, value in values.items():
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                raise ThalwegError(
+                    f"the metric '{name}' must return one value per example; got {_describe(value)}: leave out mean()"
+                )
+        return values
 
     def probabilities(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.activation is not None:
@@ -88,7 +104,7 @@ def classification() -> Task:
     def loss(net: Net, batch: Any) -> Tensor:
         logits, labels = predict_targets(net, batch)
         _check_labels(logits, labels)
-        return F.cross_entropy(logits, labels, reduction="none")
+        return F.cross_entropy(logits, labels, reduction="none", ignore_index=NONE_IGNORED)
 
     return Task(loss, predict_targets)
 
@@ -193,6 +209,12 @@ def _check_labels(logits: Tensor, labels: Tensor) -> None:
             f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits; this batch holds "
             f"labels from {low} to {high}: check the labels or the network's last layer"
         )
+
+
+def check_task(task: object) -> None:
+    if not isinstance(task, Task):
+        name = getattr(task, "__name__", type(task).__name__)
+        raise ThalwegError(f"the task must be a Task, such as classification() or Task(loss, predict); got {name}")
 
 
 def _describe(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Ensembles: probabilities are averaged, whatever the order, and files are what they say."""
 
 import shutil
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,9 +59,7 @@ def test_an_ensemble_of_one_is_the_network():
 def test_the_order_of_members_does_not_matter():
     animal = ZOO["conv_bn"]
     members = members_of(animal)
-    scores = [
-        tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])
-    ]
+    scores = [tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])]
     assert scores[0] == pytest.approx(scores[1], rel=1e-12)
 
 
@@ -78,7 +77,7 @@ def test_the_report_is_what_the_parts_say():
     pairs = [(chosen[i] != chosen[j]).double().mean().item() for i in range(4) for j in range(i)]
     assert report.scores["disagreement"] == pytest.approx(sum(pairs) / 6)
     assert report.growth[1]["disagreement"] == pytest.approx(pairs[0])
-    assert report.distances == [one.distance(two) for one, two in zip(members[:-1], members[1:], strict=True)]
+    assert report.distances == [one.distance(two) for one, two in pairwise(members)]
     assert len(report.table().splitlines()) == 6
 
 

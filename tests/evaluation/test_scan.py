@@ -104,7 +104,7 @@ def test_a_plane_is_shaped_by_rows_of_y():
     assert values[1, 3] == pytest.approx(alone.values["train"]["loss"][0], rel=1e-12)
     xs = [x for x, _ in plane.corners]
     assert scan.x[0] == pytest.approx(min(xs) - 0.1 * (max(xs) - min(xs)))
-    assert scan.paths["members"] == pytest.approx(np.array(plane.corners), abs=1e-9)
+    assert scan.marks["members"] == pytest.approx(np.array(plane.corners), abs=1e-9)
     assert len(scan.paths["Bezier"]) == 121
     assert "barrier" not in scan.summary()["train"]["loss"]
     assert scan.to_csv().splitlines()[0] == "x,y,train_loss,train_data_loss,train_error"
@@ -171,6 +171,10 @@ def test_the_network_runs_once_per_batch():
         ({"target": "curve"}, "a scan needs a curve, a plane, or a list of Weights"),
         ({"points": 1}, "at least 2 points"),
         ({"points": [0.0, 1.5]}, "t must lie between 0"),
+        ({"points": [0.5, 0.0, 1.0]}, "in increasing order"),
+        ({"points": "61"}, "points are a whole number"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"task": nn.CrossEntropyLoss()}, "the task must be a Task, such as classification"),
         ({"refresh": None}, r"batch norm \('1\.running_mean'\) needs statistics of each point"),
         ({"refresh": []}, "refresh batches are empty"),
     ],
@@ -192,6 +196,52 @@ def test_a_sequence_without_statistics_needs_refresh():
 
 def test_another_network_is_named():
     with pytest.raises(tw.ThalwegError, match="the network and what is scanned do not describe the same network"):
-        tw.scan(
-            ZOO["mlp"].module(1), tw.Segment(*ZOO["frozen"].ends()), tw.classification(), {"train": ZOO["mlp"].batches()}
-        )
+        tw.scan(ZOO["mlp"].module(1), tw.Segment(*ZOO["frozen"].ends()), tw.classification(), {"train": ZOO["mlp"].batches()})
+
+
+class TestOneForwardPassForLossAndPredictions:
+    """The network answers once per batch, unless that would change what the task sees."""
+
+    def values(self, loss, predict, module=None):
+        module = module or ZOO["mlp"].module(1)
+        task = tw.Task(loss, predict, metrics={"first": lambda outputs, targets: outputs[:, 0]})
+        return {
+            key: v[0]
+            for key, v in tw.scan(module, [tw.Weights.of(module)], task, {"x": ZOO["mlp"].batches()}).values["x"].items()
+        }
+
+    def predict(self, net, batch):
+        return net(batch[0]), batch[1]
+
+    def expected_first(self):
+        module = ZOO["mlp"].module(1)
+        with torch.no_grad():
+            return torch.cat([module(x)[:, 0] for x, _ in ZOO["mlp"].batches()]).mean().item()
+
+    def test_a_loss_may_write_to_what_it_got(self):
+        found = self.values(lambda net, batch: net(batch[0]).mul_(0).sum(1), self.predict)
+        assert found["first"] == pytest.approx(self.expected_first())
+
+    def test_a_loss_may_write_to_its_input(self):
+        def loss(net, batch):
+            x = batch[0].clone()
+            one = net(x)
+            x.zero_()
+            return (one - net(x)).abs().sum(1)
+
+        assert self.values(loss, self.predict)["data_loss"] > 0.01
+
+    def test_a_loss_may_ask_twice(self):
+        class Noisy(nn.Linear):
+            def forward(self, x):
+                return super().forward(x) + torch.randn(len(x), 3)
+
+        found = self.values(lambda net, batch: (net(batch[0]) - net(batch[0])).abs().sum(1), self.predict, Noisy(4, 3).double())
+        assert found["data_loss"] > 0.5
+
+    def test_the_network_is_the_users_module(self):
+        def loss(net, batch):
+            assert isinstance(net, nn.Sequential)
+            return net[2](net[1](net[0](batch[0]))).square().sum(1)
+
+        assert self.values(loss, self.predict)["first"] == pytest.approx(self.expected_first())

@@ -41,9 +41,7 @@ def test_shared_epochs_give_what_each_method_would_find_alone(result):
     batches, fge = animal.batches(), METHODS[2]
     pool = []
     for seed in (1, 2):
-        trained = tw.fit(
-            animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7]
-        )
+        trained = tw.fit(animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7])
         starts = [trained.kept[5], trained.kept[7]]
         pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed))
         alone = tw.Ensemble(animal.module(seed), pool[-1]).score(animal.task, batches)

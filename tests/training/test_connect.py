@@ -100,6 +100,48 @@ def test_arclength_draws_t_in_proportion_to_speed():
     assert 0.98 < max(drawn) <= 1
 
 
+def test_arclength_follows_the_curve_as_it_moves():
+    animal = ZOO["mlp"]
+    a, b = animal.ends()
+    motion = ArclengthBends(Probe(animal.module(1), a), tw.PolyChain(a, b), seed=1)
+    motion.place()
+    assert torch.allclose(motion.q, motion.q.mean().expand_as(motion.q))
+    motion.vectors[0].copy_(motion.points[0].lerp(motion.points[2], 0.9))
+    motion.place()
+    assert float(motion.q[:256].sum()) == pytest.approx(0.9)
+
+
+def test_an_optimizer_may_take_the_gradient_away():
+    animal = ZOO["mlp"]
+
+    class Tidy(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            self.zero_grad()
+
+    fresh = tw.Bezier(*animal.ends())
+    settings = {"epochs": 3, "schedule": lambda i: 0.1}
+    ours, tidy = (
+        tw.connect(animal.module(1), fresh, animal.task, animal.batches(), optimizer=kind, **settings)
+        for kind in (lambda v: torch.optim.SGD(v, lr=0.1), lambda v: Tidy(v, lr=0.1))
+    )
+    assert torch.equal(ours.bends[0].vector, tidy.bends[0].vector)
+
+
+def test_t_is_not_what_a_task_draws():
+    animal, drawn, seen = ZOO["mlp"], [], []
+    fresh = tw.Bezier(*animal.ends())
+    original = fresh.coefficients
+
+    def loss(net, batch):
+        drawn.append(float(torch.rand((), dtype=torch.float64)))
+        return animal.task.loss(net, batch)
+
+    fresh.coefficients = lambda t: seen.append(t) or original(t)
+    tw.connect(animal.module(1), fresh, tw.Task(loss), animal.batches(), epochs=3, lr=0.1, seed=4)
+    assert not set(drawn) & set(seen)
+
+
 def quadratic(centre: torch.Tensor) -> tw.Task:
     """L(w) = |w - centre|^2 / 2, whatever the batch."""
 

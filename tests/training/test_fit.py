@@ -31,9 +31,7 @@ def test_fit_is_plain_training(name, clip):
     animal = ZOO[name]
     module = animal.module(1)
     before = bits(module)
-    ours = tw.fit(
-        module, animal.task, animal.batches(), epochs=3, schedule=lambda i: 0.1, weight_decay=0.01, clip=clip, seed=7
-    )
+    ours = tw.fit(module, animal.task, animal.batches(), epochs=3, schedule=lambda i: 0.1, weight_decay=0.01, clip=clip, seed=7)
     assert same_bits(before, bits(module))
     theirs = plain_training(animal, module, 3, 0.1, 0.01, clip)
     assert torch.allclose(ours.vector, theirs.vector, rtol=1e-9, atol=1e-12)
@@ -54,9 +52,7 @@ def test_same_seed_same_bits(name):
 
 def test_any_optimizer_by_factory():
     animal = ZOO["mlp"]
-    ours = tw.fit(
-        animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam
-    )
+    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam)
     module = animal.module(1)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     for _ in range(2):
@@ -92,7 +88,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
 def test_weights_that_overflow_are_not_a_result():
     """The last update of an epoch may break what every loss before it found in order."""
     animal = ZOO["mlp"]
-    with pytest.raises(tw.Diverged, match="weights are no longer finite after step 3"):
+    with pytest.raises(tw.Diverged, match="are no longer finite after step 3"):
         tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, schedule=lambda i: float("inf") if i == 3 else 0.1)
 
 

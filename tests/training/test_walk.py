@@ -103,9 +103,7 @@ def test_watching_does_not_change_the_walk():
     animal = ZOO["dropout"]
     loader = torch.utils.data.DataLoader(animal.batches()[0][0], batch_size=2, shuffle=True)
     task = tw.Task(lambda net, batch: net(batch if isinstance(batch, torch.Tensor) else batch[0]).square().mean(1))
-    walks = [
-        tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch) for watch in (None, {"test": loader})
-    ]
+    walks = [tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch) for watch in (None, {"test": loader})]
     assert all(torch.equal(a.vector, b.vector) for a, b in zip(*walks, strict=True))
 
 

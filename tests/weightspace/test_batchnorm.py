@@ -40,9 +40,7 @@ def test_averaging_unequal_batches_as_if_equal_would_be_seen():
     """The same data cut otherwise gives a first layer the same statistics."""
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     x = torch.randn(20, 4).double()
-    one, two = (
-        tw.refresh(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3])
-    )
+    one, two = (tw.refresh(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3]))
     assert torch.allclose(one.buffers["0.running_var"], two.buffers["0.running_var"], rtol=1e-12)
     assert torch.allclose(one.buffers["0.running_var"], x.var(0), rtol=1e-12)
 

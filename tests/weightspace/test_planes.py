@@ -53,6 +53,13 @@ def test_a_curve_is_placed_point_by_point(plane, points):
         assert plane.project(curve.point(t)) == pytest.approx(place, abs=1e-9)
 
 
+def test_all_three_points_must_agree(points):
+    other = tw.Weights.of(ZOO["mlp"].module(1))
+    for wrong in ((other, points[0], points[1]), (points[0], other, points[1]), (points[0], points[1], other)):
+        with pytest.raises(tw.ThalwegError, match="do not describe the same network"):
+            tw.Plane(*wrong)
+
+
 def test_points_on_one_line_are_refused(points):
     a, b = points[:2]
     with pytest.raises(tw.ThalwegError, match="do not lie on one line"):

@@ -45,7 +45,7 @@ def test_the_probe_computes_what_the_module_computes(name, by_copy):
 class ByCopy(Probe):
     """The second way, which recurrent layers take on a GPU, forced on the CPU."""
 
-    def _can_view(self) -> bool:
+    def _can_view(self, module) -> bool:
         return False
 
 

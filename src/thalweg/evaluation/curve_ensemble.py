@@ -13,7 +13,7 @@ from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
-from ..tasks import Task
+from ..tasks import Task, check_task
 from ..weightspace.batchnorm import recompute
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
@@ -79,8 +79,7 @@ def curve_ensemble(
     held_out: data neither trained nor tested on, for the temperatures; without, they are cross-fitted on two halves of the
         test set, each half scaled by what was fitted on the other, and the result says so.
     """
-    if task.predict is None:
-        raise ThalwegError("a curve ensemble needs a task with predict=, which gives logits and labels; this one has none")
+    check_task(task)
     for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
         count(batches, name)
     probe, ts = Probe(module), curve.spaced(points)
@@ -148,9 +147,8 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
 
 
 def _logits(probe: Probe, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
-    assert task.predict is not None
     with torch.no_grad():
-        parts = [task.predict(probe.module, batch) for batch in moved(batches, probe.device)]
+        parts = [task.predictions(probe.module, batch) for batch in moved(batches, probe.device)]
     outputs, targets = (torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True))
     if outputs.ndim != 2 or targets.is_floating_point():
         shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"

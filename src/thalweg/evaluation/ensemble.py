@@ -16,7 +16,7 @@ from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
-from ..tasks import Task
+from ..tasks import Task, check_task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
@@ -164,8 +164,7 @@ class Ensemble:
 
     def _each(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Probabilities and targets of one member after another."""
-        if task.predict is None:
-            raise ThalwegError("an ensemble needs a task with predict=, which gives outputs and targets; this one has none")
+        check_task(task)
         first: Tensor | None = None
         with Progress("predicting", count(batches) * len(self), progress) as bar:
             for number, member in enumerate(self.members, start=1):
@@ -181,11 +180,10 @@ class Ensemble:
 
 
 def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:
-    assert task.predict is not None
     values, targets = [], []
     with seeded(0, batches), torch.no_grad():
         for batch in moved(batches, probe.device):
-            outputs, wanted = task.predict(probe.module, batch)
+            outputs, wanted = task.predictions(probe.module, batch)
             values.append(task.probabilities(outputs, wanted).cpu())
             targets.append(wanted.cpu())
             bar.advance()

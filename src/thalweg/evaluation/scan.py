@@ -18,12 +18,13 @@ from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
-from ..tasks import Task
+from ..tasks import Task, check_task
 from ..weightspace.batchnorm import recompute
-from ..weightspace.curves import Curve
+from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
+from .measure import measure
 
 Values = dict[str, dict[str, np.ndarray]]
 PERCENT = ("error",)  # metrics that tables and figures show in percent
@@ -36,10 +37,10 @@ class Scan:
     name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
     values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
         loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
-    t, length: of a curve, the parameter and the length so far. x, y: of a plane, its coordinates.
+    t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
     length_ratio: the curve's length over the distance of its ends.
     stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
-    corners, paths: of a plane, where its three points lie, and what else is drawn in it.
+    corners, paths, marks: of a plane, where its three points, the curves and the weights drawn in it lie.
     """
 
     name: str
@@ -54,17 +55,28 @@ class Scan:
     stored: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     corners: list[tuple[float, float]] = field(default_factory=list)
     paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shape = next(iter(next(iter(self.values.values())).values())).shape
+        return f"Scan({self.name}, {' x '.join(map(str, shape))} points, {', '.join(self.values)})"
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Data set -> quantity -> min, max, mean; along a curve also int (over its length) and barrier."""
+        """Data set -> quantity -> min, mean, max, and along a curve int and barrier.
+
+        mean: over t. int: over the length of the curve. barrier: the largest excess over the straight line that joins the
+        values at both ends.
+        """
         return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
 
     def table(self) -> str:
         """The summary as text, errors in percent."""
-        keys = ["min", "mean", "max"] if self.kind == "plane" else ["min", "int", "mean", "max", "barrier"]
+        keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
         rows = []
         for name, entry in self.summary().items():
             for quantity, numbers in entry.items():
+                if quantity == "data_loss" and not self.weight_decay:
+                    continue
                 percent = quantity in PERCENT
                 label = f"{name} {quantity}{' (%)' if percent else ''}"
                 rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
@@ -81,7 +93,7 @@ class Scan:
         values = {name: {key: _array(v) for key, v in each.items()} for name, each in entry["values"].items()}
         places = {
             "corners": [(x, y) for x, y in entry["corners"]],
-            "paths": {name: [(x, y) for x, y in path] for name, path in entry["paths"].items()},
+            **{key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()} for key in ("paths", "marks")},
         }
         return cls(**{**entry, **arrays, **places, "values": values})
 
@@ -105,7 +117,7 @@ class Scan:
 
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
-        if self.t is not None and self.length is not None:
+        if self.kind == "curve" and self.t is not None and self.length is not None:
             straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
             numbers |= {
                 "mean": _mean(values, self.t),
@@ -113,6 +125,12 @@ class Scan:
                 "barrier": (values - straight).max(),
             }
         return {key: float(number) for key, number in numbers.items()}
+
+    def _barrier(self, values: np.ndarray, t: np.ndarray) -> float:
+        """Not known where the ends were not scanned."""
+        if t[0] != 0 or t[-1] != 1:
+            return float("nan")
+        return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
 
     def _coordinates(self) -> dict[str, np.ndarray]:
         if self.x is not None and self.y is not None:
@@ -127,7 +145,8 @@ class Scan:
                 percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
                 before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
                 if quantity in (*PERCENT, "loss"):
-                    lines.append(f"ends, {name} {quantity}: {before} with the statistics they came with, {after} refreshed")
+                    what = f"{name} {quantity}{' (%)' if percent else ''}"
+                    lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
         return lines
 
 
@@ -162,6 +181,9 @@ def scan(
     refresh: batches over which batch-norm statistics are recomputed at every point.
     draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
     """
+    check_task(task)
+    if not weight_decay >= 0:
+        raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     probe = Probe(module)
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
@@ -172,9 +194,10 @@ def scan(
             measured.append(at(make()))
             bar.advance()
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-    stored = at.stored(target) if isinstance(target, Curve) and refresh is not None else {}
-    paths = {name: _places(target, item) for name, item in (draw or {}).items()} if isinstance(target, Plane) else {}
-    return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, paths=paths, **where)
+    whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
+    stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
+    drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
+    return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
 
 
 class _Measurer:
@@ -184,8 +207,6 @@ class _Measurer:
         self.probe, self.task, self.data, self.refresh, self.weight_decay = probe, task, data, refresh, weight_decay
 
     def __call__(self, weights: Weights, recomputed: bool = True) -> dict[str, dict[str, float]]:
-        from .measure import measure
-
         self.probe.load(weights)
         self.probe.module.eval()
         with seeded(0, self.refresh, *self.data.values()):
@@ -205,7 +226,8 @@ class _Measurer:
 
 def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> None:
     if not isinstance(data, Mapping) or not data:
-        raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {type(data).__name__}")
+        got = "an empty dict" if isinstance(data, Mapping) else type(data).__name__
+        raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {got}")
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
     if not isinstance(target, Curve | Plane) and not (
@@ -219,7 +241,7 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
     if probe.layout.statistics and refresh is None and not carried:
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
-            "plane have none: give refresh=, the training batches without augmentation"
+            "plane have none: give refresh=, the training batches without augmentation (a task factory: the key 'refresh')"
         )
 
 
@@ -227,17 +249,26 @@ def _points_of(
     target: Curve | Plane | Sequence[Weights], points: int | Sequence[float], grid: tuple[int, int], margin: float
 ) -> tuple[dict[str, Any], list[Callable[[], Weights]]]:
     if isinstance(target, Curve):
-        ts = target.spaced(points) if isinstance(points, int) else [float(t) for t in points]
+        ts = target.spaced(int(points)) if isinstance(points, int | np.integer) else _increasing(points)
         steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
-        where = {"t": np.array(ts), "length": np.cumsum(steps), "length_ratio": target.length_ratio()}
+        where = {"t": _array(ts), "length": _array(np.cumsum(steps)), "length_ratio": target.length_ratio()}
         return {"name": type(target).__name__, "kind": "curve", **where}, [_maker(target.point, t) for t in ts]
     if isinstance(target, Plane):
+        if not isinstance(grid, tuple | list) or len(grid) != 2:
+            raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
         x, y = (_span(values, n, margin) for values, n in zip(zip(*target.corners, strict=True), grid, strict=True))
-        where = {"name": "Plane", "kind": "plane", "x": x, "y": y, "corners": list(target.corners)}
+        where = {"name": "Plane", "kind": "plane", "x": _array(x), "y": _array(y), "corners": list(target.corners)}
         return where, [_maker(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    where = {"t": np.linspace(0, 1, len(target)), "length": np.cumsum(steps)}
-    return {"name": "Weights", "kind": "points", **where}, [_maker(lambda w: w, w) for w in target]
+    return {"name": "Weights", "kind": "points", "length": _array(np.cumsum(steps))}, [_maker(lambda w: w, w) for w in target]
+
+
+def _increasing(points: Sequence[float]) -> list[float]:
+    if isinstance(points, str) or len(points) < 2 or any(a >= b for a, b in pairwise(points)):
+        raise ThalwegError(f"points are a whole number, or at least two values of t in increasing order; got {points!r}")
+    for t in points:
+        check_t(t)
+    return [float(t) for t in points]
 
 
 def _maker(function: Callable[..., Weights], *args: Any) -> Callable[[], Weights]:
@@ -245,14 +276,19 @@ def _maker(function: Callable[..., Weights], *args: Any) -> Callable[[], Weights
 
 
 def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
-    if not isinstance(points, int) or points < 2 or not margin >= 0:
+    if not isinstance(points, int | np.integer) or points < 2 or not margin >= 0:
         raise ThalwegError(f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}")
     extra = margin * (max(values) - min(values))
     return np.linspace(min(values) - extra, max(values) + extra, points)
 
 
-def _places(plane: Plane, item: Curve | Sequence[Weights]) -> list[tuple[float, float]]:
-    return plane.path(item) if isinstance(item, Curve) else [plane.project(weights) for weights in item]
+def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
+    curves = {name: item for name, item in draw.items() if isinstance(item, Curve)}
+    lists = {name: item for name, item in draw.items() if not isinstance(item, Curve)}
+    return {
+        "paths": {name: plane.path(curve) for name, curve in curves.items()},
+        "marks": {name: [plane.project(weights) for weights in item] for name, item in lists.items()},
+    }
 
 
 def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:

@@ -1,17 +1,20 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ThalwegError
+from ..evaluation.results import Comparison, Trace
 from ..evaluation.scan import PERCENT, Scan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
 LEVELS = 14
@@ -26,7 +29,7 @@ def profile(
     scans: one scan, or several by the name they get in the legend.
     data: which data set; the first one of the scan if not given.
     """
-    named = {scans.name: scans} if isinstance(scans, Scan) else dict(scans)
+    named = _named(scans)
     ax = _axes(ax)
     for (name, scan), (colour, style) in zip(named.items(), _styles(len(named)), strict=True):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
@@ -35,12 +38,14 @@ def profile(
     ax.set_xlabel("t")
     ax.set_ylabel(_label(next(iter(named.values())), data, quantity))
     ax.grid(alpha=0.3)
-    ax.legend()
+    if len(named) > 1:
+        ax.legend()
     return ax
 
 
 def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
-    """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the paths drawn in it."""
+    """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the curve drawn in it."""
+    [scan] = _named(scan).values()
     ax = _axes(ax)
     filled = _contours(scan, data, quantity, ax, _levels(_pick(scan, data, quantity)))
     _bar(filled, ax, _label(scan, data, quantity))
@@ -58,7 +63,7 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
         filled = _contours(scan, data, quantity, ax, levels)
         ax.set_title(name)
         ax.set_anchor("S")
-    _bar(filled, list(axes), _label(scan, data, quantity))
+    axes[0].figure.colorbar(filled, ax=list(axes), format="%.3g").set_label(_label(scan, data, quantity))
     return axes
 
 
@@ -68,17 +73,20 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: n
     ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
     for (name, path), (_, style) in zip(scan.paths.items(), _styles(len(scan.paths)), strict=True):
         ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
+    for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
+        ax.plot(*zip(*places, strict=True), marker, color="black", markeredgecolor="white", markersize=6, label=name)
     ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
     ax.set_aspect("equal")
     ax.set_xlabel("distance in weight space")
-    if scan.paths:
+    if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
 
 
-def _bar(filled: Any, axes: Any, label: str) -> None:
-    figure = (axes[0] if isinstance(axes, list) else axes).figure
-    figure.colorbar(filled, ax=axes, format="%.3g").set_label(label)
+def _bar(filled: Any, ax: "Axes", label: str) -> None:
+    """A scale as high as the map, however flat that is."""
+    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))
+    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(label)
 
 
 def _levels(*values: np.ndarray) -> np.ndarray:
@@ -87,8 +95,60 @@ def _levels(*values: np.ndarray) -> np.ndarray:
     if finite.size == 0:
         raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged")
     low, high = finite.min(), finite.max()
-    high = high if high > low else low + 1e-12
+    high = max(high, low + max(1e-6, 1e-6 * abs(low)))
     return low + (high - low) * np.geomspace(np.exp(-DEPTH), 1.0, LEVELS)
+
+
+def trace(trace: Trace, data: str | None = None, quantity: str = "error", axes: Any = None) -> Any:
+    """Learning rate, a watched quantity and the distance from the start along a walk, collected networks marked.
+
+    data: which watched data set; the last one if not given.
+    """
+    if axes is None:
+        import matplotlib.pyplot as plt
+
+        axes = plt.subplots(3, 1, sharex=True, figsize=(7, 8), layout="constrained")[1]
+    iterations = np.arange(1, len(trace.lr) + 1)
+    collected = np.array(trace.collected, dtype=int)
+    panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
+    if trace.watched:
+        name = list(trace.watched)[-1] if data is None else data
+        quantity = quantity if quantity in trace.watched[name] else "data_loss"
+        values = np.array(trace.watched[name][quantity]) * (100 if quantity in PERCENT else 1)
+        label = f"{name} {quantity.replace('_', ' ')}{' (%)' if quantity in PERCENT else ''}"
+        panels.insert(1, (label, np.array(trace.watched_at), values))
+    else:
+        panels.insert(1, ("train loss", iterations, trace.loss))
+    for ax, (label, at, values) in zip(axes, panels, strict=True):
+        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1)
+        ax.plot(collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected")
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+    axes[0].legend()
+    axes[-1].set_xlabel("epoch")
+    return axes
+
+
+def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = None) -> "Axes":
+    """A score of each method against the budget; bars show the standard deviation over runs."""
+    ax = _axes(ax)
+    factor = 100 if score in PERCENT else 1
+    shifts = np.linspace(-0.06, 0.06, len(comparison.entries))
+    for name, shift, marker, (colour, style) in zip(
+        comparison.entries, shifts, cycle("osD^v"), _styles(len(comparison.entries)), strict=False
+    ):
+        pairs = np.array([comparison.score(name, k, score) for k in comparison.multiples])
+        spread = np.nan_to_num(pairs[:, 1])
+        at = np.array(comparison.multiples) + shift
+        ax.errorbar(
+            at, factor * pairs[:, 0], factor * spread, color=colour, linestyle=style, marker=marker, capsize=3, label=name
+        )
+    ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
+    ax.set_xlabel(f"budget (B = {comparison.budget} epochs)")
+    ax.set_ylabel(f"{score}{' (%)' if score in PERCENT else ''}")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    return ax
 
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
@@ -100,6 +160,14 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
         return path
 
     return [draw(Path(f"{stem}.{kind}"), kind) for kind in ("png", "pdf")]
+
+
+def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
+    if isinstance(scans, Scan):
+        return {scans.name: scans}
+    if not isinstance(scans, Mapping) or not all(isinstance(scan, Scan) for scan in scans.values()):
+        raise ThalwegError(f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load")
+    return dict(scans)
 
 
 def _axes(ax: "Axes | None") -> "Axes":

@@ -22,16 +22,11 @@ def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test"))
     rows = []
     for label, scan in scans.items():
         summary = scan.summary()
-        numbers = [_cell(scan, summary[name][quantity][key], quantity, key) for name, quantity, key in columns]
+        found = [(summary[name][quantity].get(key), quantity) for name, quantity, key in columns]
+        numbers = ["-" if value is None else text.number(value, quantity in PERCENT) for value, quantity in found]
         ratio = "-" if scan.length_ratio is None else f"{scan.length_ratio:.2f}"
         rows.append([label, ratio, *numbers])
     return _stacked(header, rows)
-
-
-def _cell(scan: Scan, value: float, quantity: str, key: str) -> str:
-    """A list of networks has a lowest and a highest value, and no mean along anything."""
-    alone = scan.kind == "points" and key in ("int", "mean")
-    return "-" if alone else text.number(value, quantity in PERCENT)
 
 
 def _title(quantity: str) -> str:

@@ -40,8 +40,11 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
 
 def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """One safetensors file; `about` is JSON that says what the tensors are."""
+    try:
+        text = json.dumps(about)
+    except TypeError as error:
+        raise ThalwegError(f"what is saved beside tensors must be JSON, and this {kind} is not: {error}") from None
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    text = json.dumps(about)
     metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": digest(kind, flat, text)}
     write(path, lambda temporary: save_file(flat, temporary, metadata=metadata))
 
@@ -63,21 +66,26 @@ def kind_of(path: Path) -> str | None:
     return _open(path, lambda file: (file.metadata() or {}).get("thalweg"))
 
 
+def is_safetensors(path: Path) -> bool:
+    """By content, since a name can be anything; a damaged file counts by its name."""
+    with open(existing(path), "rb") as file:
+        start = file.read(9)
+    return path.suffix == ".safetensors" or start[8:] == b"{"
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a user's own checkpoint: a safetensors file, or a `.pt` file read without running code."""
-    if path.suffix == ".safetensors":
+    if is_safetensors(path):
         return _read_safetensors(path)[0]
     state = _read_pickle(path)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ThalwegError(
-            f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)"
-        )
+        raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
     return dict(state)
 
 
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
-    body = json.dumps(content, indent=1)
-    record = {"thalweg": kind, "format": FORMAT, "sha256": _sha(kind, json.dumps(content)), "content": json.loads(body)}
+    text = json.dumps(content)
+    record = {"thalweg": kind, "format": FORMAT, "sha256": _sha(kind, text), "content": json.loads(text)}
     write(path, lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n"))
 
 

@@ -11,14 +11,19 @@ RECORD = "run.json"
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> Path:
-    """Make a folder for one run and note in it what is run; a folder that holds anything is refused.
+    """Make a folder for one run and note in it what is run; a folder that holds anything else is refused.
 
     again: take a folder that an earlier run of the same command made.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not (again and _made_by(folder, command)):
+    if _occupied(folder) and not (again and _made_by(folder, command)):
         raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
     save_json(folder / RECORD, "run", {"command": command, "settings": settings, "versions": _versions()})
     return folder
+
+
+def _occupied(folder: Path) -> bool:
+    """A run that failed before it had anything to show leaves only its note, which does not count."""
+    return folder.exists() and (not folder.is_dir() or any(path.name != RECORD for path in folder.iterdir()))
 
 
 def _made_by(folder: Path, command: str) -> bool:

@@ -3,18 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from torch import nn
 
-from .. import text
 from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
+from ..evaluation.results import Comparison
 from ..randomness import seeded
-from ..store import files
 from ..tasks import Task
 from ..weightspace.batchnorm import refresh as add_statistics
 from ..weightspace.modules import batch_norms
@@ -31,51 +28,6 @@ class Ind:
 
 
 Contender = Ind | Method
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The budget table; shares, no percentages.
-
-    budget: epochs. multiples: of the budget, k pooling the first k runs. seeds: one per run.
-    entries: method -> epochs spent and networks collected per run, the scores of every run alone, and of the pools by k.
-    """
-
-    budget: int
-    multiples: list[int]
-    seeds: list[int]
-    entries: dict[str, dict[str, Any]]
-
-    def score(self, method: str, multiple: int, name: str = "error") -> tuple[float, float]:
-        """A score with its standard deviation over runs, which a pool of several runs does not have."""
-        entry = self.entries[method]
-        if multiple > 1:
-            return entry["pooled"][str(multiple)][name], float("nan")
-        values = [run[name] for run in entry["runs"]]
-        return mean(values), stdev(values) if len(values) > 1 else float("nan")
-
-    def table(self, name: str = "error") -> str:
-        header = [f"{name}{' (%)' if name == 'error' else ''}", "epochs per run", "networks per run"]
-        rows = []
-        for method, entry in self.entries.items():
-            cells = [self._cell(method, k, name) for k in self.multiples]
-            rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
-        return text.grid([*header, *(f"{k}B" for k in self.multiples)], rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "comparison", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Comparison":
-        return cls(**files.load_json(Path(path), "comparison"))
-
-    def _cell(self, method: str, multiple: int, name: str) -> str:
-        value, spread = self.score(method, multiple, name)
-        shown = text.number(value, name == "error")
-        return shown if spread != spread else f"{shown} ± {text.number(spread, name == 'error')}"
 
 
 def compare(

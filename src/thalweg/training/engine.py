@@ -21,6 +21,7 @@ class Motion(ABC):
 
     probe: Probe
     vectors: list[Tensor]
+    grads: Sequence[Tensor]
     t: float | None = None
 
     @abstractmethod
@@ -40,8 +41,7 @@ class Network(Motion):
     """Plain training: the vector that moves is the probe's own point."""
 
     def __init__(self, probe: Probe):
-        self.probe, self.vectors = probe, [probe.point]
-        probe.point.grad = probe.grad
+        self.probe, self.vectors, self.grads = probe, [probe.point], [probe.grad]
 
     def place(self) -> None:
         self.probe.moved()
@@ -71,9 +71,11 @@ class Engine:
             norm = torch.linalg.vector_norm(probe.grad)
             probe.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.weight_decay:
-            for stretch in probe.decayed():
+            for stretch in probe.decayed:
                 probe.grad[stretch].add_(probe.point[stretch], alpha=self.weight_decay)
         self.motion.hand_on(loss.detach(), self.weight_decay)
+        for vector, grad in zip(self.motion.vectors, self.motion.grads, strict=True):
+            vector.grad = grad  # again in each step: some optimizers take it away
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -106,10 +108,14 @@ class Engine:
 def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:
     """SGD with momentum, or what the user's factory makes of the vectors."""
     if factory is None:
-        return SGD(vectors, lr=0.0, momentum=momentum, fused=True)
+        whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
+        return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
     optimizer = factory(vectors)
     if not isinstance(optimizer, Optimizer):
         raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
+    moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if sorted(moved) != sorted(map(id, vectors)):
+        raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")
     if any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ThalwegError(
             "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= to the "

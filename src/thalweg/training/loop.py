@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from ..batches import Batches, count, moved
 from ..errors import Diverged, ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
-from ..tasks import Task
+from ..tasks import Task, check_task
+from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint
 from .engine import Engine, Motion, OptimizerFactory, make_optimizer
 from .schedules import Schedule, decay
@@ -31,7 +33,18 @@ class Settings:
     progress: bool | None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.epochs, int) or self.epochs < 1:
+        for name in ("lr", "momentum", "weight_decay", "clip", "seed"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise ThalwegError(f"{name} must be a number; got {value!r}")
+        for name in ("schedule", "optimizer"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ThalwegError(f"{name} must be a function (see help(thalweg.fit)); got {getattr(self, name)!r}")
+        if not 0 <= self.momentum < 1:
+            raise ThalwegError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
+        if not isinstance(self.seed, Integral):
+            raise ThalwegError(f"seed must be a whole number; got {self.seed!r}")
+        if not isinstance(self.epochs, Integral) or self.epochs < 1:
             raise ThalwegError(f"epochs must be a whole number, at least 1; got {self.epochs!r}")
         if self.schedule is None and (self.lr is None or not self.lr > 0):
             raise ThalwegError(f"lr must be above 0, or a schedule given; got {self.lr!r}")
@@ -70,6 +83,7 @@ def train(
     start: Checkpoint | None = None,
 ) -> None:
     """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one."""
+    check_task(task)
     observer = observer or Observer()
     steps = count(batches)
     schedule = settings.rates(steps)
@@ -118,8 +132,14 @@ class _Watch:
     def end(self, step: int, lr: float) -> None:
         """After an epoch: its last update may have broken what every loss so far found in order."""
         self.check()
-        if not all(bool(vector.isfinite().all()) for vector in self.motion.vectors):
-            self._stop(f"the weights are no longer finite after step {step} with learning rate {lr:.4g}", step, None, lr)
+        statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
+        if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
+            self._stop(
+                f"the weights or their batch-norm statistics are no longer finite after step {step} with learning rate {lr:.4g}",
+                step,
+                None,
+                lr,
+            )
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
         advice = "the weights from before that epoch are kept (in .last_good): try a smaller learning rate or clip="

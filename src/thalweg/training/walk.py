@@ -1,8 +1,6 @@
 """Go on training under a cyclic learning rate, and collect networks on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,8 @@ from torch import Tensor, nn
 from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..evaluation.measure import measure
+from ..evaluation.results import Trace
 from ..randomness import seeded
-from ..store import files
 from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
@@ -22,38 +20,6 @@ from .loop import Observer, Settings, train
 from .methods import Method, Plan
 
 Start = Weights | Checkpoint
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """What happened along one walk, iteration by iteration.
-
-    lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
-    collected: the iterations after which a network was collected.
-    watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start).
-    """
-
-    lr: np.ndarray
-    loss: np.ndarray
-    distance: np.ndarray
-    collected: list[int]
-    steps: int
-    watched_at: list[int] = field(default_factory=list)
-    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Trace":
-        return cls(**{**entry, **{key: np.array(entry[key]) for key in ("lr", "loss", "distance")}})
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "trace", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Trace":
-        return cls.from_dict(files.load_json(Path(path), "trace"))
 
 
 class Walk(list[Weights]):

@@ -1,6 +1,6 @@
 """Batch-norm statistics for weights that were never trained."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..batches import Batches, count, moved
 from ..errors import ThalwegError
 from ..randomness import seeded
 from ..tasks import Task, split
-from .modules import batch_norms
+from .modules import STATISTICS, batch_norms
 from .probe import Probe
 from .weights import Weights
 
@@ -43,7 +43,8 @@ def recompute(probe: Probe, forward: Forward, batches: Batches) -> None:
     if not layers:
         return
     count(batches, "the refresh batches")
-    with _collecting(probe.module, list(layers.values())) as pools, torch.no_grad():
+    before = {id(layer): {name: layer.get_buffer(name).clone() for name in STATISTICS} for layer in layers.values()}
+    with _others_kept(probe.module, layers), _collecting(probe.module, list(layers.values())) as pools, torch.no_grad():
         for batch in moved(batches, probe.device):
             try:
                 forward(probe.module, batch)
@@ -52,8 +53,20 @@ def recompute(probe: Probe, forward: Forward, batches: Batches) -> None:
                     raise
                 message = "batch norm cannot take statistics of a batch of one example: use another size for refresh batches"
                 raise ThalwegError(message) from error
-    for layer, pool in zip(layers.values(), pools, strict=True):
-        pool.write(layer, len(batches))
+    names = {id(layer): name for name, layer in batch_norms(probe.module)}
+    for key, pool in zip(layers, pools, strict=True):
+        pool.write(layers[key], names[key], len(batches), before[key])
+
+
+@contextmanager
+def _others_kept(module: nn.Module, layers: Collection[int]) -> Iterator[None]:
+    """Only statistics change: buffers that a forward pass happens to write are put back."""
+    others = [(b, b.clone()) for part in module.modules() if id(part) not in layers for b in part.buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for buffer, value in others:
+            buffer.copy_(value)
 
 
 class _Pool:
@@ -63,9 +76,9 @@ class _Pool:
         self.count = 0
         self.mean = self.deviations = torch.zeros((), dtype=torch.float64)
 
-    def add(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def add(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         """After a forward pass with momentum 1 the layer's buffers hold the mean and variance of that batch alone."""
-        values = inputs[0]
+        values = inputs[0] if inputs else next(iter(named.values()))
         size = values.numel() // values.shape[1]
         mean, variance = (layer.get_buffer(name).double() for name in ("running_mean", "running_var"))
         total = self.count + size
@@ -74,11 +87,19 @@ class _Pool:
         self.deviations = self.deviations + variance * (size - 1) + shift.square() * (self.count * size / total)
         self.count = total
 
-    def write(self, layer: _BatchNorm, batches: int) -> None:
+    def write(self, layer: _BatchNorm, name: str, batches: int, before: dict[str, Tensor]) -> None:
         if self.count > 1:
-            layer.get_buffer("running_mean").copy_(self.mean)
-            layer.get_buffer("running_var").copy_(self.deviations / (self.count - 1))
-            layer.get_buffer("num_batches_tracked").fill_(batches)
+            found = {"running_mean": self.mean, "running_var": self.deviations / (self.count - 1)}
+            found["num_batches_tracked"] = torch.tensor(batches)
+        elif bool(layer.get_buffer("running_mean").any()):
+            raise ThalwegError(
+                f"the batch-norm layer '{name}' is not called but has its buffers used, so its inputs cannot be seen: call the "
+                "layer itself in forward, instead of F.batch_norm with its parts"
+            )
+        else:
+            found = before  # the pass does not go through this layer, so it does not matter
+        for key, value in found.items():
+            layer.get_buffer(key).copy_(value)
 
 
 @contextmanager
@@ -87,7 +108,7 @@ def _collecting(module: nn.Module, layers: list[_BatchNorm]) -> Iterator[list[_P
     modes = [(part, part.training) for part in module.modules()]
     momenta = [layer.momentum for layer in layers]
     pools = [_Pool() for _ in layers]
-    hooks = [layer.register_forward_hook(pool.add) for layer, pool in zip(layers, pools, strict=True)]
+    hooks = [layer.register_forward_hook(pool.add, with_kwargs=True) for layer, pool in zip(layers, pools, strict=True)]
     module.eval()
     for layer in layers:
         layer.reset_running_stats()  # momentum 1 still lets a NaN through

@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, comb, isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +45,7 @@ class Curve(ABC):
     knots: tuple[float, ...] = (0.0, 1.0)  # between these the curve is smooth
 
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
-        if not isinstance(bends, int) or bends < 1:
+        if not isinstance(bends, Integral) or bends < 1:
             raise ThalwegError(f"a curve needs a whole number of bends, at least 1; got {bends!r} (a Segment has none)")
         check_agreement(start, end)
         steps = [i / (bends + 1) for i in range(1, bends + 1)]
@@ -59,8 +61,11 @@ class Curve(ABC):
         step, span = 1e-3, 2
         middle = min(max(t, span * step), 1 - span * step)
         nodes = [middle + k * step for k in range(-span, span + 1)]
-        values = torch.stack([self._checked(node) for node in nodes])
+        values = torch.stack([self.checked_coefficients(node) for node in nodes])
         return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64) @ values
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.bends)} bends, {self.start!r})"
 
     @property
     def start(self) -> Weights:
@@ -80,7 +85,7 @@ class Curve(ABC):
 
     def point(self, t: float) -> Weights:
         """The weights at t: bit for bit the ends at 0 and 1; batch-norm statistics are not among them."""
-        return combine(self.points, self._checked(t).tolist())
+        return combine(self.points, self.checked_coefficients(t).tolist())
 
     def velocity(self, t: float) -> Tensor:
         """phi'(t) as a vector."""
@@ -112,7 +117,7 @@ class Curve(ABC):
         >>> PolyChain(a, b).spaced(5)
         [0.0, 0.25, 0.5, 0.75, 1.0]
         """
-        if not isinstance(points, int) or points < 2:
+        if not isinstance(points, Integral) or points < 2:
             raise ThalwegError(f"a curve is looked at in at least 2 points, its ends; got {points!r}")
         if by not in ("t", "length"):
             raise ThalwegError(f"points are spaced by 't' or by 'length'; got {by!r}")
@@ -150,27 +155,41 @@ class Curve(ABC):
     def save(self, path: str | Path) -> None:
         """Write one safetensors file with every control point."""
         tensors = {f"{i}/{name}": tensor for i, w in enumerate(self.points) for name, tensor in w.tensors().items()}
-        about = {"curve": type(self).__name__, "points": len(self.points), "layout": self.layout.to_dict()}
+        own = {key: value for key, value in vars(self).items() if key not in ("points", "gram")}
+        about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
         files.save_tensors(Path(path), "curve", tensors, about)
 
     @classmethod
     def load(cls, path: str | Path) -> "Curve":
         """Read a curve; `Curve.load` knows this module's kinds, your own kind loads with its own class."""
         tensors, about = files.load_tensors(Path(path), "curve")
-        known = {kind.__name__: kind for kind in (cls, Segment, PolyChain, Bezier)}
+        known = {_kind(kind): kind for kind in (cls, Segment, PolyChain, Bezier)}
         kind = known.get(about["curve"])
         if kind is None or not issubclass(kind, cls):
-            raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {about['curve']}.load")
+            name = about["curve"].rsplit(".", 1)[-1]
+            raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
         layout = Layout.from_dict(about["layout"])
-        return kind.through([Weights.from_tensors(layout, _within(tensors, f"{i}/")) for i in range(about["points"])])
+        curve = kind.through([Weights.from_tensors(layout, _within(tensors, f"{i}/")) for i in range(about["points"])])
+        curve.__dict__.update(about["own"])
+        return curve
 
-    def _checked(self, t: float) -> Tensor:
+    def checked_coefficients(self, t: float) -> Tensor:
+        """`coefficients(t)` as a tensor, after checking that they are what they must be."""
         check_t(t)
         values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
         if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
             rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"
             raise ThalwegError(f"{rule}; {type(self).__name__} gave {values.tolist()} at t = {t}")
-        return values
+        return self._snapped(values, t) if t in (0, 1) else values
+
+    def _snapped(self, values: Tensor, t: float) -> Tensor:
+        """At an end exactly that end, though sin(pi) may not be exactly zero."""
+        exact = torch.zeros_like(values)
+        exact[-1 if t == 1 else 0] = 1
+        if not torch.allclose(values, exact, atol=1e-9):
+            rule = f"a curve must meet its ends: {type(self).__name__}.coefficients({t}) must be {exact.tolist()}"
+            raise ThalwegError(f"{rule}; got {values.tolist()}")
+        return exact
 
     def _rates(self, t: float) -> Tensor:
         check_t(t)
@@ -280,8 +299,12 @@ def check_t(t: float) -> None:
 
 
 def _at(like: Weights, vector: Tensor) -> Weights:
-    bare = like.bare()
-    return Weights(bare.layout, vector, bare.buffers, bare.frozen)
+    return replace(like.bare(), vector=vector, made={}, kept={})
+
+
+def _kind(curve: type[Curve]) -> str:
+    """Ours by name, a user's by where it is defined."""
+    return curve.__name__ if curve.__module__ == __name__ else f"{curve.__module__}.{curve.__qualname__}"
 
 
 def _bernstein(degree: int, t: float) -> list[float]:

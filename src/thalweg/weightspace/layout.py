@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -39,6 +40,7 @@ class Layout:
         parameters, aliases = named_parameters(module)
         moving = {name: p for name, p in parameters.items() if p.requires_grad}
         _check_one_kind(moving)
+        _check_apart(parameters)
         return cls(
             names=tuple(moving),
             shapes=tuple(tuple(p.shape) for p in moving.values()),
@@ -93,6 +95,22 @@ def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
             )
         if not parameter.is_floating_point():
             raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
+
+
+def _check_apart(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Two parameters on one piece of memory would move one by one here, and together in the network."""
+    taken = []
+    for name, parameter in parameters.items():
+        if parameter.numel() and parameter.device.type != "meta":
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+            start = parameter.data_ptr()
+            taken.append((start, start + extent * parameter.element_size(), name))
+    for (_, end, one), (start, _, two) in pairwise(sorted(taken)):
+        if start < end:
+            raise ThalwegError(
+                f"'{one}' and '{two}' are two parameters that share memory, and would come apart when they move: tie them by "
+                "using one parameter in both places"
+            )
 
 
 def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import ThalwegError
 from .curves import Curve
 from .layout import Layout
-from .weights import BLOCK, Weights, check_agreement, combine, gram
+from .weights import BLOCK, Weights, check_agreement, check_weights, combine, gram
 
 FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
 
@@ -42,6 +42,9 @@ class Plane:
                 f"the line through the others, which are {self.width:.3g} apart: choose another third point"
             )
 
+    def __repr__(self) -> str:
+        return f"Plane({self.width:.3g} wide, {self.height:.3g} high, {self.points[0]!r})"
+
     @property
     def layout(self) -> Layout:
         return self.points[0].layout
@@ -59,6 +62,7 @@ class Plane:
 
     def project(self, weights: Weights) -> tuple[float, float]:
         """The coordinates of the nearest point of the plane."""
+        check_weights(weights, "what is projected")
         self.layout.check(weights.layout, "the plane", "the weights")
         along = _inner(self.points[0].vector, weights.vector, self.points[1].vector) / self.width
         toward = _inner(self.points[0].vector, weights.vector, self.points[2].vector)
@@ -67,7 +71,7 @@ class Plane:
     def path(self, curve: Curve, points: int = 121) -> list[tuple[float, float]]:
         """Where a curve runs, seen from the plane: a projection is linear, so its control points suffice."""
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
-        weights = torch.stack([torch.as_tensor(curve.coefficients(t), dtype=torch.float64) for t in curve.spaced(points)])
+        weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return [(x, y) for x, y in (weights @ places).tolist()]
 
     def distance(self, weights: Weights) -> float:

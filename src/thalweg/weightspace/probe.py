@@ -1,7 +1,8 @@
 """The probe: a private copy of the caller's module that can stand at any point of weight space."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import ThalwegError
 from .layout import Layout
 from .modules import named_buffers, named_parameters, unwrapped
-from .weights import Weights
+from .weights import Weights, check_state
 
 
 class Probe:
@@ -22,22 +23,24 @@ class Probe:
     """
 
     def __init__(self, module: nn.Module, weights: Weights | None = None):
-        self.module = _private_copy(module)
-        self.layout = Layout.of(self.module)
-        self.idle: frozenset[str] | None = None  # parameters the loss never reached, known after one backward
-        parameters, _ = named_parameters(self.module)
-        self._parameters = [parameters[name] for name in self.layout.names]
-        self._strides = [torch.empty_like(p).stride() for p in self._parameters]
-        self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=self._parameters[0].device)
+        if not isinstance(module, nn.Module):
+            raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
+        self.layout = Layout.of(module)
+        parameters, _ = named_parameters(module)
+        originals = [parameters[name] for name in self.layout.names]
+        self._shapes = [(p.shape, p.numel(), torch.empty_like(p).stride()) for p in originals]
+        self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
         self.grad = torch.zeros_like(self.point)
-        self.views = self._can_view()
-        torch._foreach_copy_(self.slots(self.point), [p.detach() for p in self._parameters])
-        if self.views:
-            self._bind()
-        else:
-            for part in self.module.modules():
-                if isinstance(part, nn.RNNBase):
-                    part.flatten_parameters()  # a deep copy loses the layout cuDNN works with
+        torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
+        self.views = self._can_view(module)
+        self.module = _private_copy(module, self._viewing(originals) if self.views else {})
+        copied, _ = named_parameters(self.module)
+        self._parameters = [copied[name] for name in self.layout.names]
+        if not self.views:
+            _flatten_recurrent(self.module)
+        self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
+        self._watchers = {name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)}
+        self._passing = [(buffer, buffer.clone()) for buffer in _passing_buffers(self.module)]
         if weights is not None:
             self.load(weights)
 
@@ -47,10 +50,10 @@ class Probe:
 
     def slots(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat vector with the shapes and strides of the parameters (channels_last ones included)."""
-        pieces = flat.split([p.numel() for p in self._parameters])
+        pieces = flat.split([count for _, count, _ in self._shapes])
         return [
-            piece.as_strided(p.shape, stride, piece.storage_offset())
-            for piece, p, stride in zip(pieces, self._parameters, self._strides, strict=True)
+            piece.as_strided(shape, stride, piece.storage_offset())
+            for piece, (shape, _, stride) in zip(pieces, self._shapes, strict=True)
         ]
 
     def native(self, vector: Tensor) -> Tensor:
@@ -64,15 +67,23 @@ class Probe:
         return torch.cat([slot.reshape(-1) for slot in self.slots(flat)])
 
     def load(self, weights: Weights) -> None:
-        """Stand at `weights`, with its frozen parameters and buffers."""
+        """Stand at `weights`, with its frozen parameters and buffers; buffers that are no part of weights start anew."""
         self.layout.check(weights.layout, "the network", "the weights")
+        parameters, _ = named_parameters(self.module)
+        own: dict[str, Tensor] = {
+            **{name: parameters[name] for name in self.layout.frozen},
+            **dict(named_buffers(self.module)),
+        }
+        given = {**weights.frozen, **weights.buffers}
+        expected = {name: tensor for name, tensor in own.items() if name in given or name not in self.layout.statistics}
+        check_state(given, expected, "the weights", "the network")
         self._write(self.point, weights.vector)
         self.moved()
-        parameters, _ = named_parameters(self.module)
-        own = {**parameters, **dict(named_buffers(self.module))}
         with torch.no_grad():
-            for name, value in {**weights.frozen, **weights.buffers}.items():
+            for name, value in given.items():
                 own[name].copy_(value)
+            for buffer, value in self._passing:
+                buffer.copy_(value)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
         """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
@@ -87,28 +98,34 @@ class Probe:
         if not self.views:
             with torch.no_grad():
                 torch._foreach_copy_(list[Tensor](self._parameters), self.slots(self.point))
+        torch.clear_autocast_cache()  # inside somebody's autocast block it would go on with the old weights
 
     def backward(self, loss: Tensor) -> None:
         """Fill `grad` with the gradient of `loss` at `point`."""
         if not loss.requires_grad:
             raise ThalwegError("the loss does not depend on any moving weight: check for detach() or no_grad() in the task")
-        hooks = [] if self.idle is not None else self._watch_idle()
         if self.views:
             self.grad.zero_()
             loss.backward()
         else:
             self._backward_by_copy(loss)
-        if self.idle is None:
-            self._end_watch(hooks)
+        if len(self.unreached) == len(self.layout.names):
+            raise ThalwegError(
+                "the loss depends on weights outside the network that was given: its forward pass uses another module's "
+                "(a replaced .forward that is bound to the original, say); make it use its own"
+            )
+        if len(self.unreached) < len(self._watchers):
+            self._forget_reached()
 
+    @cached_property
     def decayed(self) -> list[slice]:
-        """The stretches of `point` that weight decay acts on: all but what the loss never reached."""
+        """The stretches of `point` that weight decay acts on: all but what no loss has depended on so far."""
         stretches: list[slice] = []
         offset = 0
-        for name, parameter in zip(self.layout.names, self._parameters, strict=True):
-            here = slice(offset, offset + parameter.numel())
+        for name, (_, count, _) in zip(self.layout.names, self._shapes, strict=True):
+            here = slice(offset, offset + count)
             offset = here.stop
-            if name in (self.idle or ()):
+            if name in self.unreached:
                 continue
             if stretches and stretches[-1].stop == here.start:
                 here = slice(stretches.pop().start, here.stop)
@@ -130,67 +147,78 @@ class Probe:
                     "remove that from its forward pass and hooks"
                 )
 
-    def _can_view(self) -> bool:
-        return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in self.module.modules()))
+    def _can_view(self, module: nn.Module) -> bool:
+        return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
+
+    def _viewing(self, originals: list[nn.Parameter]) -> dict[int, Any]:
+        """What each parameter becomes in the copy, wherever it is referred to: a real parameter, so that autograd sees
+        every write to the vector, with the attributes and hooks of the original."""
+        memo: dict[int, Any] = {}
+        for old, place, grad in zip(originals, self.slots(self.point), self.slots(self.grad), strict=True):
+            new = nn.Parameter(place)
+            new.__dict__.update(old.__dict__)
+            new.grad = grad
+            for hook in (old._backward_hooks or {}).values():
+                new.register_hook(hook)
+            memo[id(old)] = new
+        return memo
 
     def _write(self, flat: Tensor, vector: Tensor) -> None:
         torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(self.point)).values()))
-
-    def _bind(self) -> None:
-        """Real parameters, not rebound `.data`: autograd then sees every write to the vector."""
-        bound = {}
-        for old, place, grad in zip(self._parameters, self.slots(self.point), self.slots(self.grad), strict=True):
-            bound[id(old)] = nn.Parameter(place)
-            bound[id(old)].grad = grad
-        for part in self.module.modules():
-            for name, parameter in list(part._parameters.items()):
-                if id(parameter) in bound:
-                    setattr(part, name, bound[id(parameter)])  # through setattr, so that nn.LSTM takes note
-        self._parameters = [bound[id(old)] for old in self._parameters]
 
     def _backward_by_copy(self, loss: Tensor) -> None:
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward()
         self.grad.zero_()
-        pairs = [
-            (slot, p.grad) for slot, p in zip(self.slots(self.grad), self._parameters, strict=True) if p.grad is not None
-        ]
+        pairs = [(slot, p.grad) for slot, p in zip(self.slots(self.grad), self._parameters, strict=True) if p.grad is not None]
         torch._foreach_copy_([slot for slot, _ in pairs], [grad for _, grad in pairs])
 
-    def _watch_idle(self) -> Sequence[Any]:
-        self._reached: set[str] = set()
+    def _watch(self, name: str, parameter: nn.Parameter) -> Any:
+        return parameter.register_post_accumulate_grad_hook(lambda _: self.unreached.discard(name))
 
-        def watcher(name: str) -> Any:
-            return lambda _: self._reached.add(name)
-
-        named = zip(self.layout.names, self._parameters, strict=True)
-        return [p.register_post_accumulate_grad_hook(watcher(name)) for name, p in named]
-
-    def _end_watch(self, hooks: Sequence[Any]) -> None:
-        for hook in hooks:
-            hook.remove()
-        self.idle = frozenset(self.layout.names) - self._reached
+    def _forget_reached(self) -> None:
+        for name in [name for name in self._watchers if name not in self.unreached]:
+            self._watchers.pop(name).remove()
+        self.__dict__.pop("decayed", None)
         self.check()
 
 
-def _private_copy(module: nn.Module) -> nn.Module:
+def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """A deep copy without torch.compile wrappers; tensors that a forward pass left behind come along as plain values."""
     module = unwrapped(module)
-    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _leftovers(module)}
+    memo.update({id(tensor): tensor.detach().clone() for tensor in _leftovers(module)})
     try:
         for part in module.modules():
             if hasattr(part, "_orig_mod"):
                 memo[id(part)] = deepcopy(part._orig_mod, memo)
         return deepcopy(module, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
-        message = f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not: {error}"
-        raise ThalwegError(message) from error
+        raise ThalwegError(
+            f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not ({error}): take what cannot "
+            "be copied out of it, or give it a __deepcopy__"
+        ) from error
 
 
 def _leftovers(module: nn.Module) -> Iterator[Tensor]:
     for part in module.modules():
         yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
+
+
+def _passing_buffers(module: nn.Module) -> Iterator[Tensor]:
+    """Buffers that are no part of the weights, such as a recurrent network's carried state."""
+    for part in module.modules():
+        for name in part._non_persistent_buffers_set:
+            buffer = part._buffers.get(name)
+            if buffer is not None:
+                yield buffer
+
+
+def _flatten_recurrent(module: nn.Module) -> None:
+    """A deep copy loses the layout that cuDNN works with."""
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()
 
 
 def _shares(one: Tensor, two: Tensor) -> bool:

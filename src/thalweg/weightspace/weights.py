@@ -44,6 +44,11 @@ class Weights:
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
         """The weights of a module, copied; the module is left as it is."""
+        if not isinstance(module, nn.Module):
+            name = type(module).__name__
+            raise ThalwegError(
+                f"Weights.of takes a module; got {name}: a state dict goes through Weights.from_state(state, module)"
+            )
         layout = Layout.of(module)
         parameters, _ = named_parameters(module)
         return cls(
@@ -57,12 +62,22 @@ class Weights:
     def from_state(cls, state: Mapping[str, Tensor], module: nn.Module) -> "Weights":
         """The weights in a state dict of `module`'s kind; the module itself is only looked at."""
         own = cls.of(module)
-        _check_state(state, own.state_dict(), "the state dict", "the network")
+        state = {**{alias: state[name] for alias, name in own.layout.aliases if name in state}, **state}
+        check_state(state, own.state_dict(), "the state dict", "the network")
+        for alias, name in own.layout.aliases:
+            if not torch.equal(state[alias], state[name]):
+                raise ThalwegError(
+                    f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: untie or correct it"
+                )
         device, dtype = own.vector.device, own.layout.dtype
         vector = torch.cat([state[name].to(device, dtype).reshape(-1) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
         frozen = {name: state[name].to(value).clone() for name, value in own.frozen.items()}
         return cls(own.layout, vector, buffers, frozen)
+
+    def __repr__(self) -> str:
+        extras = f", {len(self.buffers)} buffers" if self.buffers else ""
+        return f"Weights({self.layout.size:,} moving in {len(self.layout.names)} tensors{extras}, {self.vector.device})"
 
     @property
     def has_statistics(self) -> bool:
@@ -85,7 +100,7 @@ class Weights:
         theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(module))}
         expected = {name: tensor for name, tensor in theirs.items() if name in mine or name not in self.layout.statistics}
         aliases = [alias for alias, _ in self.layout.aliases]
-        _check_state({name: t for name, t in mine.items() if name not in aliases}, expected, "the weights", "the module")
+        check_state({name: t for name, t in mine.items() if name not in aliases}, expected, "the weights", "the module")
         with torch.no_grad():
             if not self.has_statistics:
                 for _, layer in batch_norms(module):
@@ -95,6 +110,7 @@ class Weights:
 
     def distance(self, other: "Weights") -> float:
         """Euclidean distance between the moving vectors."""
+        check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
         return float(gram([self.vector, other.vector])[0, 0].sqrt())
 
@@ -158,10 +174,11 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
 
     The result carries no batch-norm statistics; `refresh` adds them.
     """
-    if not weights:
-        raise ThalwegError("an average needs at least one point; got none")
+    if isinstance(weights, Weights) or not weights:
+        raise ThalwegError(f"an average needs a list of at least one point; got {weights!r}")
+    check_weights(weights[0], "point 1")
     coefficients = [1 / len(weights)] * len(weights) if coefficients is None else [float(c) for c in coefficients]
-    if len(coefficients) != len(weights) or abs(sum(coefficients) - 1) > 1e-6:
+    if len(coefficients) != len(weights) or not abs(sum(coefficients) - 1) <= 1e-6:
         raise ThalwegError(f"an average needs one coefficient per point, adding up to one; got {coefficients}")
     for number, other in enumerate(weights[1:], start=2):
         check_agreement(weights[0], other, "point 1", f"point {number}")
@@ -184,17 +201,25 @@ def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights
 
 def check_agreement(start: Weights, end: Weights, here: str = "start", there: str = "end") -> None:
     """Raise unless the two are points of one space: same layout and device, equal frozen weights and other buffers."""
+    for name, weights in ((here, start), (there, end)):
+        check_weights(weights, name)
     start.layout.check(end.layout, here, there)
     if start.vector.device != end.vector.device:
         devices = f"{start.vector.device} and {end.vector.device}"
         raise ThalwegError(f"{here} and {there} must be on one device; they are on {devices}: use weights.to(device)")
-    for kind, ours, theirs in (("frozen parameter", start.frozen, end.frozen), *_plain_buffers(start, end)):
+    thaw = ", or let it move with requires_grad_()"
+    for kind, ours, theirs, more in (("frozen parameter", start.frozen, end.frozen, thaw), *_plain_buffers(start, end)):
         for name in ours:
             if not _equal(ours[name], theirs[name]):
                 raise ThalwegError(
                     f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
-                    "start both from the same value, or let it move with requires_grad_()"
+                    f"start both from the same value{more}"
                 )
+
+
+def check_weights(weights: object, name: str) -> None:
+    if not isinstance(weights, Weights):
+        raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use Weights.of(module)")
 
 
 def gram(vectors: Sequence[Tensor]) -> Tensor:
@@ -207,27 +232,27 @@ def gram(vectors: Sequence[Tensor]) -> Tensor:
     return total.cpu()
 
 
-def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:
     start = f"{here} and {there} do not describe the same network"
     for name, tensor in expected.items():
         if name not in state:
             raise ThalwegError(f"{start}: '{name}' is in {there} but not in {here}")
         if state[name].shape != tensor.shape:
-            raise ThalwegError(
-                f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}"
-            )
+            raise ThalwegError(f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}")
     odd = sorted(set(state) - set(expected))
     if odd:
         raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
 
 
-def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor]]]:
+def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor], str]]:
     ours, theirs = start.bare().buffers, end.bare().buffers
     odd = sorted(set(ours) ^ set(theirs))
     if odd:
         raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
-    return [("buffer", ours, theirs)]
+    return [("buffer", ours, theirs, "")]
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    return torch.equal(one, two) or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))

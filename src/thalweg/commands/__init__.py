@@ -1,0 +1,1 @@
+"""The commands; torch and matplotlib are imported inside them, so that `--help` answers at once."""

@@ -1,0 +1,188 @@
+"""walk, ensemble, compare."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import ThalwegError
+from .options import Clip, Decay, Device, Momentum, Out, Quiet, Rate, Seed, Task, bar, decayed, done, plain
+
+if TYPE_CHECKING:
+    from ..training.methods import Method
+
+MEMBERS = "members"
+
+Name = Literal["fge", "snapshot", "swa"]
+Cycle = Annotated[float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")]
+Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
+Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
+Lowest = Annotated[float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")]
+
+
+def walk(
+    task: Task,
+    out: Out,
+    method: Annotated[Name, typer.Option(help="How to walk and when to collect.", case_sensitive=False)] = "fge",
+    start: Annotated[
+        list[Path] | None,
+        typer.Option(help="Weights to start from, as `thalweg fit` writes them; may be repeated. [default: the fresh network]"),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="How long to walk from each start.")] = 20,
+    cycle: Cycle = 2,
+    cycles: Cycles = 5,
+    lr_max: Highest = 0.01,
+    lr_min: Lowest = 0.0005,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    clip: Clip = None,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on training under a cyclic learning rate and collect networks for an ensemble.
+
+    Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
+    """
+    settings = plain(locals())
+    from matplotlib.figure import Figure
+
+    from ..evaluation.ensemble import Ensemble
+    from ..inputs import load_inputs, load_weights
+    from ..reporting import figures
+    from ..store.runs import start_run
+    from ..training.walk import walk as train
+
+    inputs = load_inputs(task, seed, device)
+    way = _method(method, cycle, cycles, lr_max, lr_min)
+    starts = [load_weights(path, inputs.model) for path in start or []] or None
+    start_run(out, "walk", settings)
+    rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
+    found = train(inputs.model, inputs.task, inputs.train, way, start=starts, watch=inputs.data, progress=bar(quiet), **rest)
+    Ensemble(inputs.model, found).save(out / MEMBERS)
+    for number, trace in enumerate(found.traces, start=1):
+        trace.save(out / f"trace-{number}.json")
+        figure = Figure(figsize=(7, 8), layout="constrained")
+        figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
+        figures.save(figure, out / f"trace-{number}")
+    typer.echo(f"collected {len(found)} networks")
+    done(out, f"thalweg ensemble {out} --task {task} --out ensemble")
+
+
+def ensemble(
+    what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or files of weights; all are pooled.")],
+    task: Task,
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+    ] = None,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Average what several networks predict: the score of each, and of all up to it.
+
+    Writes `report.json` and the pooled networks into `members/`.
+    """
+    settings = plain(locals())
+    from ..evaluation.ensemble import Ensemble
+    from ..inputs import load_inputs, load_members
+    from ..store.runs import start_run
+
+    inputs = load_inputs(task, seed, device)
+    name = _chosen(inputs.data, data)
+    pooled = Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
+    start_run(out, "ensemble", settings)
+    report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
+    report.save(out / "report.json")
+    pooled.save(out / MEMBERS)
+    typer.echo(f"on '{name}'\n{report.table()}")
+    done(out, None)
+
+
+def compare(
+    task: Task,
+    out: Out,
+    methods: Annotated[str, typer.Option(help="Which methods, of ind, snapshot, fge and swa.")] = "ind,snapshot,fge,swa",
+    budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
+    seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
+    lr: Rate = 0.05,
+    cycle: Cycle = 2,
+    cycles: Cycles = 5,
+    lr_max: Annotated[
+        float | None, typer.Option(help="FGE's highest and SWA's only rate. [default: a fifth of --lr]", show_default=False)
+    ] = None,
+    lr_min: Annotated[
+        float | None, typer.Option(help="FGE's lowest rate. [default: a hundredth of --lr]", show_default=False)
+    ] = None,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    clip: Clip = None,
+    data: Annotated[
+        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+    ] = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Independent networks, Snapshot, FGE and SWA at equal cost: what each makes of one, two, three budgets.
+
+    Prints the table of errors and writes `comparison.json` and a figure.
+    """
+    settings = plain(locals())
+    from matplotlib.figure import Figure
+
+    from ..inputs import load_inputs
+    from ..reporting import figures
+    from ..store.runs import start_run
+    from ..training.compare import Ind
+    from ..training.compare import compare as run
+
+    inputs = load_inputs(task, 0, device)
+    highest, lowest = lr_max or lr / 5, lr_min or lr / 100
+    ways = {
+        name: _method(name, cycle, cycles, lr if name == "snapshot" else highest, lowest) for name in ("snapshot", "fge", "swa")
+    }
+    known: dict[str, Any] = {"ind": Ind(), **ways}
+    chosen = [name.strip().lower() for name in methods.split(",")]
+    if not set(chosen) <= set(known):
+        raise ThalwegError(f"methods are {', '.join(known)}, separated by commas; got '{methods}'")
+    name = _chosen(inputs.data, data)
+    start_run(out, "compare", settings)
+    result = run(
+        lambda seed: load_inputs(task, seed, device).model,
+        inputs.task,
+        inputs.train,
+        inputs.data[name],
+        [known[way] for way in chosen],
+        budget=budget,
+        multiples=[k for k in (1, 2, 3) if k <= seeds],
+        seeds=range(seeds),
+        refresh=inputs.refresh,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip=clip,
+        progress=bar(quiet),
+    )
+    result.save(out / "comparison.json")
+    figure = Figure(layout="constrained")
+    figures.budget(result, ax=figure.subplots())
+    figures.save(figure, out / "comparison")
+    typer.echo(f"on '{name}'\n{result.table()}")
+    done(out, f"thalweg walk --task {task} --lr-max {highest:g} --lr-min {lowest:g}{decayed(weight_decay)} --out walk")
+
+
+def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":
+    from ..training.methods import FGE, SWA, Snapshot
+
+    if name == "fge":
+        return FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
+    return Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else SWA(lr=lr_max, cycle=cycle)
+
+
+def _chosen(data: dict[str, Any], name: str | None) -> str:
+    if name is None:
+        return list(data)[-1]
+    if name not in data:
+        raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
+    return name

@@ -1,0 +1,218 @@
+"""demo, fit, connect, scan, plane."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import ThalwegError
+from .options import Clip, Decay, Device, Epochs, Momentum, Network, Out, Quiet, Rate, Seed, Task, bar, decayed, done, plain
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..evaluation.scan import Scan
+    from ..weightspace.planes import Plane
+
+DEMO = Path("thalweg-demo")
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where everything goes; an earlier demo there is replaced.")
+    ] = DEMO,
+    quiet: Quiet = False,
+) -> None:
+    """Networks on handwritten digits: the curves between two of them, the planes around, and ensembles at one budget.
+
+    Needs no data and no GPU, and takes about a minute and a half on two cores. The straight line between the networks meets a
+    barrier and the trained curves do not; figures are written as PNG and PDF.
+    """
+    from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
+    from ..store.runs import start_run
+
+    start_run(out, "demo", {"fit": FIT, "connect": CONNECT}, again=True)
+    run(out, progress=bar(quiet))
+    plane = f"thalweg plane {out}/bezier.safetensors --task thalweg.demo:digits"
+    done(out, f"{plane}{decayed(WEIGHT_DECAY)} --out plane")
+
+
+def fit(
+    task: Task,
+    out: Out,
+    epochs: Epochs = 30,
+    lr: Rate = 0.05,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    clip: Clip = None,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train one network: the end of a curve. Run it with two seeds to get two ends.
+
+    Prints its loss and error, and writes `weights.safetensors`.
+    """
+    settings = plain(locals())
+    from ..evaluation.scan import scan as measure
+    from ..inputs import WEIGHTS, load_inputs
+    from ..store.runs import start_run
+    from ..training.fit import fit as train
+
+    inputs = load_inputs(task, seed, device)
+    start_run(out, "fit", settings)
+    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
+    weights = train(inputs.model, inputs.task, inputs.train, progress=bar(quiet), **rest)
+    weights.save(out / WEIGHTS)
+    alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
+    typer.echo(alone.table())
+    done(out, f"thalweg connect {out} OTHER --task {task}{decayed(weight_decay)} --out curve")
+
+
+def connect(
+    start: Network,
+    end: Network,
+    task: Task,
+    out: Out,
+    curve: Annotated[Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)] = "bezier",
+    bends: Annotated[int, typer.Option(help="How many trainable points between the ends.")] = 1,
+    loss: Annotated[
+        Literal["uniform", "arclength"],
+        typer.Option(help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."),
+    ] = "uniform",
+    epochs: Epochs = 60,
+    lr: Rate = 0.05,
+    momentum: Momentum = 0.9,
+    weight_decay: Decay = 0.0,
+    clip: Clip = None,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find a curve of low loss between two trained networks, START and END.
+
+    Writes `curve.safetensors`.
+    """
+    settings = plain(locals())
+    from ..inputs import CURVE, load_inputs, load_weights
+    from ..store.runs import start_run
+    from ..training.connect import connect as train
+    from ..weightspace.curves import Bezier, PolyChain
+
+    inputs = load_inputs(task, seed, device)
+    kind = Bezier if curve == "bezier" else PolyChain
+    fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
+    start_run(out, "connect", settings)
+    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
+    found = train(inputs.model, fresh, inputs.task, inputs.train, loss=loss, progress=bar(quiet), **rest)
+    found.save(out / CURVE)
+    typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
+    done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
+
+
+def scan(
+    what: Annotated[
+        list[Path],
+        typer.Argument(help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."),
+    ],
+    task: Task,
+    out: Out,
+    points: Annotated[int, typer.Option(help="How many equally spaced values of t, the ends included.")] = 61,
+    weight_decay: Decay = 0.0,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure loss and error along a curve, or along the straight line between two networks.
+
+    Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins the
+    values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF.
+    """
+    settings = plain(locals())
+    from ..evaluation.scan import scan as measure
+    from ..inputs import is_curve, load_curve, load_inputs, load_weights
+    from ..reporting import figures
+    from ..store.runs import start_run
+    from ..weightspace.curves import Segment
+
+    inputs = load_inputs(task, seed, device)
+    if len(what) == 1:
+        target = load_curve(what[0], inputs.model)
+    elif len(what) == 2 and not any(map(is_curve, what)):
+        target = Segment(*(load_weights(path, inputs.model) for path in what))
+    else:
+        raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
+    start_run(out, "scan", settings)
+    rest: Any = {"points": points, "weight_decay": weight_decay, "refresh": inputs.refresh, "progress": bar(quiet)}
+    result = measure(inputs.model, target, inputs.task, inputs.data, **rest)
+    _write(out, result, "profile", lambda data, quantity, ax: figures.profile(result, data, quantity, ax))
+    typer.echo(result.table())
+    plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
+    done(out, plane if len(target.bends) == 1 else None)
+
+
+def plane(
+    what: Annotated[
+        list[Path],
+        typer.Argument(help="Three networks; or one curve with one bend, for the plane in which it lies."),
+    ],
+    task: Task,
+    out: Out,
+    grid: Annotated[int, typer.Option(help="How many points along each axis.")] = 21,
+    margin: Annotated[float, typer.Option(help="How far to look beyond the three points, as a share of their extent.")] = 0.2,
+    weight_decay: Decay = 0.0,
+    seed: Seed = 0,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure loss and error over the plane through three networks, or through a curve's ends and its bend.
+
+    Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
+    """
+    settings = plain(locals())
+    from ..evaluation.scan import scan as measure
+    from ..inputs import load_inputs
+    from ..reporting import figures
+    from ..store.runs import start_run
+
+    inputs = load_inputs(task, seed, device)
+    target, drawn = _plane(what, inputs.model)
+    start_run(out, "plane", settings)
+    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "draw": drawn, "progress": bar(quiet)}
+    result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, **rest)
+    _write(out, result, "surface", lambda data, quantity, ax: figures.surface(result, data, quantity, ax))
+    typer.echo(result.table())
+    done(out, None)
+
+
+def _plane(what: list[Path], model: "nn.Module") -> "tuple[Plane, dict[str, Any]]":
+    from ..inputs import is_curve, load_curve, load_weights
+    from ..weightspace.planes import Plane
+
+    if len(what) == 3 and not any(map(is_curve, what)):
+        return Plane(*(load_weights(path, model) for path in what)), {}
+    if len(what) != 1:
+        raise ThalwegError(f"give three networks, or one curve, for a plane; got {' '.join(map(str, what))}")
+    curve = load_curve(what[0], model)
+    if len(curve.bends) != 1:
+        raise ThalwegError(f"a curve lies in a plane if it has one bend; {what[0]} has {len(curve.bends)}: give three networks")
+    return Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
+
+
+def _write(out: Path, result: "Scan", name: str, draw: Callable[[str, str, Any], Any]) -> None:
+    """The result as JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
+    from matplotlib.figure import Figure
+
+    from ..reporting import figures
+    from ..store.files import write
+
+    result.save(out / "scan.json")
+    write(out / "scan.csv", lambda temporary: temporary.write_text(result.to_csv()))
+    columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
+    figure = Figure(figsize=(5.5 * len(columns), 4 * len(result.values)), layout="constrained")
+    panels = figure.subplots(len(result.values), len(columns), squeeze=False)
+    for row, data in zip(panels, result.values, strict=True):
+        for ax, quantity in zip(row, columns, strict=True):
+            draw(data, quantity, ax)
+    figures.save(figure, out / name)

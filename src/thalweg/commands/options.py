@@ -1,0 +1,55 @@
+"""Options that several commands share, and how a command begins and ends."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Task = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and perhaps `refresh` "
+        "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
+        "`thalweg.demo:digits` is one to try.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")]
+Epochs = Annotated[int, typer.Option(help="How many times to go through the training data.")]
+Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
+Decay = Annotated[float, typer.Option("--weight-decay", help="The loss counts half this times the squared weights.")]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradient. [default: no limit]", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Given to the factory; also decides shuffling, dropout and every draw of t.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where to compute, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, even on a terminal.")]
+Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .safetensors file, or a .pt state dict.")]
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a command as JSON, without where it writes and how much it says."""
+
+    def value(item: Any) -> Any:
+        return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
+
+    return {key: value(item) for key, item in settings.items() if key not in ("out", "quiet")}
+
+
+def bar(quiet: bool) -> bool | None:
+    return False if quiet else None
+
+
+def decayed(weight_decay: float) -> str:
+    """The option to repeat in what one would type next."""
+    return f" --weight-decay {weight_decay:g}" if weight_decay else ""
+
+
+def done(out: Path, following: str | None) -> None:
+    """Say what was written, and what one would type next."""
+    typer.echo("wrote " + "\n      ".join(str(path) for path in sorted(out.rglob("*")) if path.is_file()))
+    if following:
+        typer.echo(f"next: {following}")

@@ -1,0 +1,233 @@
+"""Modules that would go wrong without a word, if nobody had thought of them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+BATCHES = ZOO["mlp"].batches()
+TASK = tw.classification()
+
+
+class Listed(nn.Module):
+    """Refers to its weights in places where no parameter search looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.weights = [self.first.weight, self.last.weight]
+        self.head = partial(F.linear, weight=self.last.weight)
+
+    def forward(self, x):
+        return self.head(torch.tanh(F.linear(x, self.weights[0])))
+
+
+def test_references_to_parameters_follow():
+    torch.manual_seed(0)
+    one, two = Listed().double(), Listed().double()
+    for module in (one, two):
+        module.weights = [module.first.weight, module.last.weight]
+        module.head = partial(F.linear, weight=module.last.weight)
+    scan = tw.scan(one, tw.Segment(tw.Weights.of(one), tw.Weights.of(two)), TASK, {"x": BATCHES}, points=2)
+    with torch.no_grad():
+        expected = [torch.cat([TASK.loss(m, batch) for batch in BATCHES]).mean().item() for m in (one, two)]
+    assert scan.values["x"]["data_loss"].tolist() == pytest.approx(expected, rel=1e-12)
+    assert tw.fit(one, TASK, BATCHES, epochs=2, lr=0.1).distance(tw.Weights.of(one)) > 0.01
+
+
+def test_attributes_and_hooks_of_parameters_come_along():
+    module = nn.Linear(4, 3).double()
+    module.weight.note = "mine"
+    module.weight.register_hook(torch.zeros_like)
+    trained = tw.fit(module, TASK, BATCHES, epochs=2, lr=0.1)
+    assert torch.equal(trained.state_dict()["weight"], module.weight)
+    assert not torch.equal(trained.state_dict()["bias"], module.bias)
+    assert tw.weightspace.probe.Probe(module).module.weight.note == "mine"
+
+
+def test_a_forward_bound_to_the_original_is_refused():
+    module = nn.Linear(4, 3).double()
+    original = module.forward
+    module.forward = lambda x: 2 * original(x)
+    with pytest.raises(tw.ThalwegError, match="weights outside the network that was given"):
+        tw.fit(module, TASK, BATCHES, epochs=1, lr=0.1)
+
+
+def test_parameters_that_share_memory_are_refused():
+    encoder = nn.Linear(4, 4)
+    decoder = nn.Linear(4, 4)
+    decoder.weight = nn.Parameter(encoder.weight.t())
+    with pytest.raises(tw.ThalwegError, match=r"'0\.weight' and '1\.weight' are two parameters that share memory"):
+        tw.Weights.of(nn.Sequential(encoder, decoder))
+
+
+def test_autocast_around_a_call_does_not_freeze_the_weights():
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    a, b = (tw.Weights.of(nn.Linear(4, 3)) for _ in range(2))
+    batches = [(x.float(), y) for x, y in BATCHES]
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = tw.scan(module, tw.Segment(a, b), TASK, {"x": batches}, points=3).values["x"]["loss"]
+    outside = tw.scan(module, tw.Segment(a, b), TASK, {"x": batches}, points=3).values["x"]["loss"]
+    assert np.allclose(inside, outside, rtol=0.02)
+    assert np.ptp(outside) > 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_trains_every_weight(dtype):
+    torch.manual_seed(0)
+    module = nn.Linear(1, 64).to(dtype)
+    x = torch.linspace(-1, 1, 32, dtype=dtype).reshape(-1, 1)
+    trained = tw.fit(module, tw.regression(), [(x, 2 * x.expand(-1, 64))], epochs=60, schedule=lambda i: 2.0)
+    assert (trained.state_dict()["weight"] - 2).abs().max() < 0.2
+
+
+class TwoBranches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.branches[(self.calls - 1) // 3 % 2](x)
+
+
+def test_a_branch_reached_late_decays_from_then_on():
+    module = TwoBranches().double()
+    trained = tw.fit(module, TASK, BATCHES, epochs=2, schedule=lambda i: 0.1, weight_decay=0.5)
+    first = tw.fit(module, TASK, BATCHES, epochs=1, schedule=lambda i: 0.1, weight_decay=0.5)
+    assert torch.equal(first.state_dict()["branches.1.weight"], module.branches[1].weight)
+    assert not torch.equal(trained.state_dict()["branches.1.weight"], module.branches[1].weight)
+
+
+class Counting(nn.Module):
+    """Buffers that every forward pass writes: one that is kept, one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("state", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        self.state += 1
+        return self.layer(self.norm(x)) * (1 + self.state)
+
+
+def test_refresh_changes_statistics_and_nothing_else():
+    module = Counting().double()
+    weights = tw.refresh(module, tw.Weights.of(module), BATCHES)
+    assert int(weights.buffers["calls"]) == 0
+    tw.average([weights, tw.Weights.of(module)])
+
+
+def test_what_is_no_part_of_the_weights_starts_anew_at_each_point():
+    module = Counting().double()
+    members = [tw.Weights.of(module), tw.Weights.of(Counting().double())]
+    forth, back = (tw.scan(module, order, TASK, {"x": BATCHES}).values["x"]["loss"] for order in (members, members[::-1]))
+    assert np.array_equal(forth, back[::-1])
+
+
+class Inline(nn.Module):
+    """Uses a batch-norm layer's parts instead of calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        n = self.norm
+        x = F.batch_norm(x, n.running_mean, n.running_var, n.weight, n.bias, n.training, n.momentum)
+        return self.layer(x)
+
+
+def test_batch_norm_that_cannot_be_listened_to_is_refused():
+    module = Inline().double()
+    with pytest.raises(tw.ThalwegError, match="the batch-norm layer 'norm' is not called but has its buffers used"):
+        tw.refresh(module, tw.Weights.of(module), BATCHES)
+
+
+def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
+    module = nn.ModuleDict({"used": nn.Linear(4, 3), "spare": nn.BatchNorm1d(3), "norm": nn.BatchNorm1d(4)}).double()
+    module.forward = None
+    module["spare"].running_mean.fill_(7)
+    task = tw.Task(lambda net, batch: net["used"](net["norm"](input=batch[0])).square().mean(1))
+    weights = tw.refresh(module, tw.Weights.of(module), BATCHES, task)
+    assert weights.buffers["spare.running_mean"].eq(7).all()
+    assert torch.allclose(weights.buffers["norm.running_mean"], torch.cat([x for x, _ in BATCHES]).mean(0))
+
+
+def test_a_module_handed_over_in_evaluation_mode_is_trained_in_training_mode():
+    animal = ZOO["conv_bn"]
+    runs = [
+        tw.fit(module, animal.task, animal.batches(), epochs=2, lr=0.1) for module in (animal.module(1).eval(), animal.module(1))
+    ]
+    assert torch.equal(runs[0].vector, runs[1].vector)
+    assert torch.equal(runs[0].buffers["1.running_mean"], runs[1].buffers["1.running_mean"])
+    assert not torch.equal(runs[0].buffers["1.running_mean"], animal.module(1)[1].running_mean)
+
+
+def test_buffers_that_do_not_fit_are_named():
+    module, other = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
+    module.register_buffer("scale", torch.ones(3))
+    other.register_buffer("scale", torch.ones(1))
+    with pytest.raises(tw.ThalwegError, match=r"'scale' is \(1,\) in the weights and \(3,\) in the network"):
+        tw.scan(module, [tw.Weights.of(other)], TASK, {"x": BATCHES})
+    with pytest.raises(tw.ThalwegError, match="'scale' is in the network but not in the weights"):
+        tw.scan(module, [tw.Weights.of(nn.Linear(4, 3).double())], TASK, {"x": BATCHES})
+
+
+def test_tied_names_in_a_state_dict():
+    module = ZOO["tied_lstm"].module(1)
+    state = {**ZOO["tied_lstm"].module(2).state_dict()}
+    del state["output.weight"]
+    assert torch.equal(tw.Weights.from_state(state, module).state_dict()["output.weight"], state["embedding.weight"])
+    state["output.weight"] = state["embedding.weight"] + 1
+    with pytest.raises(tw.ThalwegError, match=r"'output\.weight' and 'embedding\.weight' are tied in the network, but differ"):
+        tw.Weights.from_state(state, module)
+
+
+def test_statistics_that_overflow_are_not_a_result():
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    with pytest.raises(tw.Diverged, match="batch-norm statistics are no longer finite"):
+        tw.fit(module, TASK, [(torch.tensor([[1e30, 0.0], [-1e30, 1.0]]), torch.tensor([0, 1]))], epochs=1, lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: tw.Bezier(m, m),
+        lambda m: tw.Plane(m, m, m),
+        lambda m: tw.average([m]),
+        lambda m: tw.average(tw.Weights.of(m)),
+        lambda m: tw.Weights.of(m).distance(m),
+        lambda m: tw.Weights.of(m.state_dict()),
+        lambda m: tw.connect(m, tw.Weights.of(m), TASK, BATCHES, epochs=1, lr=0.1),
+        lambda m: tw.connect(m, tw.Bezier, TASK, BATCHES, epochs=1, lr=0.1),
+        lambda m: tw.fit(m, tw.classification, BATCHES, epochs=1, lr=0.1),
+        lambda m: tw.fit("model", TASK, BATCHES, epochs=1, lr=0.1),
+        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr="0.1"),
+        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer="adam"),
+        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, momentum=1.5),
+        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, seed=None),
+        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer=lambda v: torch.optim.SGD(m.parameters(), lr=0.1)),
+        lambda m: tw.fit(m, TASK, torch.utils.data.TensorDataset(torch.ones(3, 4)), epochs=1, lr=0.1),
+        lambda m: tw.figures.profile("scan.json"),
+        lambda m: tw.scan(m, tw.Plane, TASK, {"x": BATCHES}),
+        lambda m: tw.Ensemble("model", [tw.Weights.of(m)]),
+    ],
+)
+def test_the_wrong_kind_of_thing_is_a_sentence(call):
+    module = nn.Linear(4, 3).double()
+    before = bits(module)
+    with pytest.raises(tw.ThalwegError):
+        call(module)
+    assert same_bits(before, bits(module))
