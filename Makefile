@@ -3,13 +3,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint benchmark clean
+ECOSYSTEM := .venv-ecosystem
+
+.PHONY: demo test test-ecosystem lint benchmark clean
 
 demo: $(READY)  ## three networks on the digits, the curves between two of them, figures in thalweg-demo/
 	$(BIN)/thalweg demo
 
 test: $(READY) lint  ## everything CI checks
 	$(BIN)/pytest
+
+test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers and torchmetrics
+	$(ECOSYSTEM)/bin/pytest tests/ecosystem
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -24,5 +29,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+$(ECOSYSTEM)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ecosystem]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo
+	rm -rf $(VENV) $(ECOSYSTEM) .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo

@@ -263,7 +263,7 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     assert errors.strip() == "thalweg: stopped by Ctrl-C; nothing that was on disk before has changed"
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane"])
+@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare"])
 def test_every_option_is_explained(command):
     import typer.main
 
@@ -281,3 +281,50 @@ def test_help_answers_at_once():
         subprocess.run([sys.executable, "-m", "thalweg", "--help"], check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.5
+
+
+def test_walk_ensemble_and_compare(here):
+    flags = ("--task", "mine:circle", "--epochs", "6", "--lr-max", "0.1", "--lr-min", "0.01")
+    output = ok("walk", *flags, "--cycle", "2", "--start", "a", "--start", "b", "--out", "walk")
+    assert "collected 6 networks" in output
+    for name in ("members/ensemble.json", "trace-1.json", "trace-2.png", "trace-2.pdf"):
+        assert f"walk/{name}" in output
+    assert tw.Trace.load("walk/trace-1.json").collected == [3, 9, 15]
+    output = ok("ensemble", "walk", "c", "--task", "mine:circle", "--out", "pool")
+    assert "on 'train'" in output
+    assert len(output.split("members")[1].splitlines()) >= 8
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    assert len(tw.Ensemble.load("pool/members", module)) == 7
+    flags = ("--task", "mine:circle", "--budget", "20", "--seeds", "2", "--cycle", "2")
+    output = ok("compare", *flags, "--out", "budget")
+    for method in ("Ind", "Snapshot", "FGE", "SWA"):
+        assert method in output
+    assert (here / "budget" / "comparison.pdf").exists()
+    assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]
+
+
+def test_snapshot_and_swa_on_the_command_line(here):
+    for method in ("snapshot", "swa"):
+        flags = ("--method", method, "--epochs", "4", "--cycles", "2", "--cycle", "2", "--lr-max", "0.1")
+        assert "collected 2 networks" in ok("walk", "--task", "mine:circle", "--out", method, *flags)
+
+
+BAD_ENSEMBLES = {
+    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "an even number of iterations"),
+    "a cycle longer than the run": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"), "longer than the run"),
+    "rates the wrong way": (("walk", "--task", "mine:circle", "--out", "new", "--lr-min", "1"), "0 < lr_min <= lr_max"),
+    "members of other networks": (("ensemble", "a", "wide", "--task", "mine:circle", "--out", "new"), "'0.weight' is (16, 2)"),
+    "a damaged member": (("ensemble", "short.safetensors", "--task", "mine:circle", "--out", "new"), "not a whole"),
+    "data that are not there": (
+        ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
+        "data are train; got 'x'",
+    ),
+    "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
+    "a budget too small": (("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"), "longer than the run"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENSEMBLES)
+def test_bad_ensembles_are_one_sentence_too(case, here, bad_files, monkeypatch):
+    monkeypatch.setitem(BAD, case, BAD_ENSEMBLES[case])
+    test_bad_input_is_one_sentence_and_code_2(case, here, bad_files)

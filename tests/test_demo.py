@@ -39,6 +39,14 @@ def test_it_says_what_it_wrote_and_wrote_it(demo):
     assert isinstance(curve, tw.Bezier)
 
 
+def test_ensembles_at_one_budget(demo):
+    folder, output = demo
+    result = tw.Comparison.load(folder / "budget.json")
+    assert list(result.entries) == ["Ind", "Snapshot", "FGE"]
+    assert all(entry["epochs"] <= result.budget for entry in result.entries.values())
+    assert result.table() in output
+
+
 def test_it_may_run_again_but_not_over_something_else(demo, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])

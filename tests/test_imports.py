@@ -16,6 +16,7 @@ ALLOWED = {
     "weightspace": BASE | {"weightspace"},
     "training": BASE | {"weightspace", "evaluation", "training"},
     "evaluation": BASE | {"weightspace", "evaluation"},
+    "integrations": BASE | {"weightspace", "training", "integrations"},
     "reporting": BASE | {"evaluation", "reporting"},
 }
 TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs"}

@@ -107,3 +107,27 @@ def test_what_cannot_be_drawn_says_why(scans):
         tw.figures.profile(scans["Plane"], ax=Figure().subplots())
     with pytest.raises(tw.ThalwegError, match="the scan has no 'nll' on 'train'"):
         tw.figures.profile(scans["Bezier"], quantity="nll", ax=Figure().subplots())
+
+
+def test_a_trace_marks_what_was_collected(tmp_path):
+    animal = ZOO["mlp"]
+    method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
+    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, watch={"test": animal.batches()})
+    members.traces[0].save(tmp_path / "trace.json")
+    trace = tw.Trace.load(tmp_path / "trace.json")
+    axes = tw.figures.trace(trace, axes=Figure().subplots(3, 1))
+    assert [ax.get_ylabel() for ax in axes] == ["learning rate", "test error (%)", "distance from the start"]
+    for ax in axes:
+        assert ax.lines[1].get_xdata().tolist() == [i / 3 for i in trace.collected]
+    assert np.allclose(axes[0].lines[1].get_ydata(), 0.01)
+    assert np.allclose(axes[2].lines[1].get_ydata(), trace.distance[np.array(trace.collected) - 1])
+
+
+def test_a_budget_shows_every_method(tmp_path):
+    run = {"error": 0.1}
+    entry = {"settings": "", "epochs": 10, "members": 1, "runs": [run, {"error": 0.2}], "pooled": {"2": {"error": 0.12}}}
+    tw.Comparison(10, [1, 2], [0, 1], {"Ind": entry, "FGE": entry}).save(tmp_path / "c.json")
+    ax = tw.figures.budget(tw.Comparison.load(tmp_path / "c.json"), ax=Figure().subplots())
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["Ind", "FGE"]
+    assert ax.get_ylabel() == "error (%)"
+    assert np.allclose(ax.containers[0].lines[0].get_ydata(), [15, 12])

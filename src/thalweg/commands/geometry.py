@@ -202,6 +202,7 @@ def _plane(what: list[Path], model: "nn.Module") -> "tuple[Plane, dict[str, Any]
 
 def _write(out: Path, result: "Scan", name: str, draw: Callable[[str, str, Any], Any]) -> None:
     """The result as JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
+    import numpy as np
     from matplotlib.figure import Figure
 
     from ..reporting import figures
@@ -210,7 +211,8 @@ def _write(out: Path, result: "Scan", name: str, draw: Callable[[str, str, Any],
     result.save(out / "scan.json")
     write(out / "scan.csv", lambda temporary: temporary.write_text(result.to_csv()))
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
-    figure = Figure(figsize=(5.5 * len(columns), 4 * len(result.values)), layout="constrained")
+    flat = 4.0 if result.x is None or result.y is None else 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x))
+    figure = Figure(figsize=(5.5 * len(columns), min(flat, 8.0) * len(result.values)), layout="constrained")
     panels = figure.subplots(len(result.values), len(columns), squeeze=False)
     for row, data in zip(panels, result.values, strict=True):
         for ax, quantity in zip(row, columns, strict=True):

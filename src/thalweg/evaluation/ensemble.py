@@ -22,6 +22,7 @@ from ..weightspace.weights import Weights
 from . import metrics
 
 MANIFEST = "ensemble.json"
+PERCENT = ("error", "disagreement")  # scores that tables show in percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +45,13 @@ class Report:
         return self.growth[-1]
 
     def table(self) -> str:
-        """One row per member, with its own scores and those of the ensemble up to it; errors in percent."""
+        """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
         names = list(self.scores)
-        header = ["members", *(f"own {name}" for name in self.members[0]), *(f"ensemble {name}" for name in names)]
+        alone = names[0]
+        header = ["members", f"own {_title(alone)}", *map(_title, names)]
         rows = [
-            [str(k + 1), *(_cell(name, own[name]) for name in own), *(_cell(name, grown[name]) for name in names)]
-            for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True))
+            [str(k), _cell(alone, own[alone]), *(_cell(name, grown[name]) for name in names)]
+            for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
         return text.grid(header, rows)
 
@@ -217,5 +219,9 @@ def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
     return member
 
 
+def _title(name: str) -> str:
+    return f"{name} (%)" if name in PERCENT else name.replace("_", " ")
+
+
 def _cell(name: str, value: float) -> str:
-    return text.number(value, percent=name in ("error", "disagreement"))
+    return text.number(value, percent=name in PERCENT)
