@@ -64,3 +64,41 @@ def test_batches_live_on_the_card():
     assert x.is_cuda
     assert y.is_cuda
     assert torch.equal(next(iter(batches.clean()))[0].cpu(), images[:16].float() / 255)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_walks_and_ensembles_agree_with_the_cpu(name):
+    animal, found = ZOO[name], {}
+    method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
+    for device in ("cpu", "cuda"):
+        module = animal.module(1).to(device)
+        trained = tw.fit(module, animal.task, animal.batches(), keep=[2], **SETTINGS)
+        members = tw.walk(module, animal.task, animal.batches(), method, epochs=4, start=trained.kept[2])
+        assert {member.vector.device.type for member in members} == {"cpu"}
+        outputs, _ = tw.Ensemble(module, members).predict(animal.task, animal.batches())
+        found[device] = [*(member.vector for member in members), outputs]
+    for one, two in zip(found["cpu"], found["cuda"], strict=True):
+        assert torch.allclose(one, two, rtol=1e-7, atol=1e-9)
+
+
+def test_curves_under_the_callers_autocast():
+    animal = ZOO["conv_bn"]
+    module, (a, b) = animal.module(1).float().cuda(), (tw.Weights.of(animal.module(s).float().cuda()) for s in (1, 2))
+    batches = [(x.float(), y) for x, y in animal.batches()]
+    found = []
+    for inside in (False, True):
+        with torch.autocast("cuda", torch.bfloat16, enabled=inside):
+            scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=5, refresh=batches)
+        found.append(scan.values["x"]["loss"])
+    assert np.allclose(*found, rtol=0.03)
+    assert np.ptp(found[0]) > 0.02
+
+
+def test_labels_out_of_range_never_end_the_process():
+    module, x = torch.nn.Linear(4, 3).cuda(), torch.randn(5, 4)
+    good, bad = (x, torch.tensor([0, 1, 2, 0, 1])), (x, torch.tensor([0, 1, 2, 3, 1]))
+    with pytest.raises(tw.ThalwegError, match="labels must lie between 0 and 2"):
+        tw.fit(module, tw.classification(), [bad], epochs=1, lr=0.1)
+    with pytest.raises(tw.Diverged, match="became nan in step 2"):
+        tw.fit(module, tw.classification(), [good, bad], epochs=1, lr=0.1)
+    assert float(torch.ones(1, device="cuda").sum()) == 1

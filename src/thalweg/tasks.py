@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -11,7 +12,6 @@ from .errors import ThalwegError
 
 Net = Callable[..., Any]
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-NONE_IGNORED = -(2**31)  # every label counts in classification; cross-entropy would skip -100 by itself
 IGNORED = -100  # the label that torch's cross-entropy, and so most data, uses for padding
 
 
@@ -101,12 +101,8 @@ def classification() -> Task:
     `target`, `y`), its other items passed by name. The network gives logits, or something with `.logits`.
     """
 
-    def loss(net: Net, batch: Any) -> Tensor:
-        logits, labels = predict_targets(net, batch)
-        _check_labels(logits, labels)
-        return F.cross_entropy(logits, labels, reduction="none", ignore_index=NONE_IGNORED)
-
-    return Task(loss, predict_targets)
+    cross_entropy = _CrossEntropy()
+    return Task(lambda net, batch: cross_entropy(*predict_targets(net, batch)), predict_targets)
 
 
 def regression() -> Task:
@@ -145,12 +141,8 @@ def language_modelling() -> Task:
         counted = labels != IGNORED
         return (logits, labels) if bool(counted.all()) else (logits[counted], labels[counted])
 
-    def loss(net: Net, batch: Any) -> Tensor:
-        logits, labels = predict(net, batch)
-        _check_labels(logits, labels)
-        return F.cross_entropy(logits, labels, reduction="none")
-
-    return Task(loss, predict)
+    cross_entropy = _CrossEntropy()
+    return Task(lambda net, batch: cross_entropy(*predict(net, batch)), predict)
 
 
 def predict_targets(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
@@ -199,15 +191,28 @@ def _are_labels(outputs: Tensor, targets: Tensor) -> bool:
     return fits and not targets.is_floating_point() and outputs.is_floating_point()
 
 
-def _check_labels(logits: Tensor, labels: Tensor) -> None:
-    """On the CPU, where looking is free; a CUDA label out of range is caught by the device itself."""
-    if labels.device.type != "cpu" or labels.is_floating_point() or labels.numel() == 0 or logits.ndim < 2:
-        return
-    low, high, classes = int(labels.min()), int(labels.max()), logits.shape[1]
-    if low < 0 or high >= classes:
+class _CrossEntropy:
+    """One value per label. A label out of range is an error where looking is free: on the CPU, and once elsewhere; after
+    that its loss is NaN, which stops training without the device assertion that would end the process."""
+
+    looked = False
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if labels.is_floating_point() or logits.ndim < 2:
+            return F.cross_entropy(logits, labels, reduction="none")
+        fits = (labels >= 0) & (labels < logits.shape[1])
+        if labels.device.type == "cpu" or not self.looked:
+            self.looked = True
+            _check_labels(labels, fits, logits.shape[1])
+        losses = F.cross_entropy(logits, torch.where(fits, labels, 0), reduction="none")
+        return torch.where(fits, losses, torch.nan)
+
+
+def _check_labels(labels: Tensor, fits: Tensor, classes: int) -> None:
+    if not bool(fits.all()):
         raise ThalwegError(
             f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits; this batch holds "
-            f"labels from {low} to {high}: check the labels or the network's last layer"
+            f"labels from {int(labels.min())} to {int(labels.max())}: check the labels or the network's last layer"
         )
 
 

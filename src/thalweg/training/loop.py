@@ -142,5 +142,11 @@ class _Watch:
             )
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
-        advice = "the weights from before that epoch are kept (in .last_good): try a smaller learning rate or clip="
-        raise Diverged(f"{what}; {advice}", step=step, t=t, lr=lr, last_good=self.last_good)
+        advice = "try a smaller learning rate or clip=, and look for bad values in the data"
+        raise Diverged(
+            f"{what}; the weights from before that epoch are kept (.last_good): {advice}",
+            step=step,
+            t=t,
+            lr=lr,
+            last_good=self.last_good,
+        )
