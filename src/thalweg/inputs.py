@@ -71,14 +71,20 @@ def load_members(path: Path, model: nn.Module) -> list[Weights]:
 
 def load_curve(path: Path, model: nn.Module) -> Curve:
     path = _inside(path, CURVE)
-    if not is_curve(files.existing(path)):
+    if not files.is_safetensors(path):
+        return Curve.from_state(files.read_state(path), model).to(_device(model))
+    if not is_curve(path):
         raise ThalwegError(f"{path} is not a curve of thalweg: give a folder of `thalweg connect`, or two networks")
     return Curve.load(path).to(_device(model))
 
 
 def is_curve(path: Path) -> bool:
     path = path / CURVE if path.is_dir() else path
-    return path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "curve"
+    if not path.is_file():
+        return False
+    if files.is_safetensors(path):
+        return files.kind_of(path) == "curve"
+    return any(name.startswith("coeff_layer.") for name in files.read_state(path))
 
 
 def _inside(path: Path, name: str) -> Path:

@@ -119,3 +119,42 @@ def test_state_dicts_of_the_users_own(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(tw.ThalwegError, match=r"list\.pt must hold a state dict"):
         files.read_state(tmp_path / "list.pt")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: {"epoch": 3, "model_state": s}, lambda s: {"model": s}]
+)
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_weights_are_found_inside_common_wrappers(wrap, prefix, tmp_path):
+    state = ZOO["conv_bn"].module(1).state_dict()
+    torch.save(wrap({prefix + name: value for name, value in state.items()}), tmp_path / "c.pt")
+    assert files.read_state(tmp_path / "c.pt").keys() == state.keys()
+
+
+def reference_checkpoint(module, points, bezier):
+    """A curve as the paper's public code saves it: control points beside each other, buffers once, the basis on top."""
+    state = {}
+    for i, point in enumerate(points):
+        state |= {f"net.{name}_{i}": tensor.clone() for name, tensor in point.layout.split(point.vector).items()}
+    state |= {f"net.{name}": tensor for name, tensor in tw.Weights.of(module).buffers.items()}
+    state["coeff_layer.range"] = torch.arange(3.0)
+    if bezier:
+        state["coeff_layer.binom"] = torch.tensor([1.0, 2.0, 1.0])
+    return {"epoch": 200, "model_state": state, "optimizer_state": {"state": {}, "param_groups": [{"lr": 0.01}]}}
+
+
+@pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
+def test_curves_of_the_papers_public_code(kind, tmp_path):
+    from thalweg.inputs import is_curve, load_curve
+
+    animal = ZOO["conv_bn"]
+    points = [tw.Weights.of(animal.module(seed)) for seed in range(3)]
+    torch.save(reference_checkpoint(animal.module(0), points, kind is tw.Bezier), tmp_path / "checkpoint-200.pt")
+    assert is_curve(tmp_path / "checkpoint-200.pt")
+    curve = load_curve(tmp_path / "checkpoint-200.pt", animal.module(5))
+    assert type(curve) is kind
+    assert all(torch.equal(ours.vector, theirs.vector) for ours, theirs in zip(curve.points, points, strict=True))
+    scan = tw.scan(animal.module(5), curve, animal.task, {"x": animal.batches()}, points=3, refresh=animal.batches())
+    assert scan.name == kind.__name__
+    with pytest.raises(tw.ThalwegError, match=r"has tensors named net\.\*_0"):
+        tw.Curve.from_state(animal.module(1).state_dict(), animal.module(1))

@@ -20,6 +20,8 @@ from torch import Tensor
 from ..errors import ThalwegError
 
 FORMAT = 1
+WRAPPERS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
+PREFIXES = ("module.", "_orig_mod.")  # of data-parallel and compiled networks
 
 
 def write(path: Path, writer: Callable[[Path], object]) -> None:
@@ -77,10 +79,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a user's own checkpoint: a safetensors file, or a `.pt` file read without running code."""
     if is_safetensors(path):
         return _read_safetensors(path)[0]
-    state = _read_pickle(path)
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+    state = _unwrapped(_read_pickle(path))
+    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
-    return dict(state)
+    return _without_prefix(dict(state))
 
 
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -136,6 +138,23 @@ def _read_pickle(path: Path) -> Any:
         ) from None
     except (RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise ThalwegError(f"{path} is not a whole checkpoint ({error}): it may be truncated") from None
+
+
+def _unwrapped(state: Any) -> Any:
+    """The state dict inside the records that training scripts save."""
+    while isinstance(state, Mapping):
+        inner = next((state[key] for key in WRAPPERS if isinstance(state.get(key), Mapping)), None)
+        if inner is None:
+            break
+        state = inner
+    return state
+
+
+def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            return _without_prefix({name.removeprefix(prefix): value for name, value in state.items()})
+    return state
 
 
 def _parse(path: Path) -> Any:

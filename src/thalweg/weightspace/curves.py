@@ -1,7 +1,8 @@
 """Curves: t in [0, 1] -> coefficients over control points. All geometry comes from one small Gram matrix."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
@@ -21,6 +22,7 @@ from .layout import Layout
 from .weights import Weights, check_agreement, combine, gram
 
 NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
+CONTROL = re.compile(r"net\.(?P<name>.+)_(?P<index>\d+)")  # a tensor of a control point in the paper's public code
 PANELS = 16  # quadrature panels for t from 0 to 1
 
 
@@ -151,6 +153,23 @@ class Curve(ABC):
         curve = cls.__new__(cls)
         curve.points = tuple(points)
         return curve
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor], module: nn.Module) -> "Curve":
+        """The curve in a checkpoint of the paper's public code, whose layers keep `weight_0`, `weight_1`, ... each.
+
+        state: its `model_state`. module: a plain network with the same names, for the form of the weights.
+        """
+        named = [(CONTROL.fullmatch(name), tensor) for name, tensor in state.items()]
+        count = 1 + max((int(match["index"]) for match, _ in named if match), default=-1)
+        if count < 2:
+            raise ThalwegError("a curve of the paper's public code has tensors named net.*_0, net.*_1, ...; this one has none")
+        buffers = Weights.of(module).buffers
+        points = []
+        for i in range(count):
+            own = {match["name"]: tensor for match, tensor in named if match and int(match["index"]) == i}
+            points.append(Weights.from_state({**buffers, **own}, module).bare())
+        return (Bezier if "coeff_layer.binom" in state else PolyChain if count > 2 else Segment).through(points)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file with every control point."""
