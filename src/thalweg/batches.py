@@ -1,6 +1,7 @@
 """Any iterable of batches with a length; a batch is any nest of tensors."""
 
-from collections.abc import Iterator, MutableMapping
+import hashlib
+from collections.abc import Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from .errors import ThalwegError
+from .randomness import seeded
 
 
 class Batches(Protocol):
@@ -72,3 +74,27 @@ def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
         yield to_device(batch, device)
     if empty:
         raise ThalwegError("the batches are empty: there is nothing to train on or to measure")
+
+
+def fingerprint(batches: Batches) -> str:
+    """A short hash of the number of batches and of the tensors in the first one."""
+    sha = hashlib.sha256(str(count(batches)).encode())
+    with seeded(0, batches):
+        for tensor in _tensors(next(iter(batches), None)):
+            sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()[:16]
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for key in batch:
+            yield from _tensors(batch[key])
+    elif isinstance(batch, list | tuple):
+        for item in batch:
+            yield from _tensors(item)
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        for f in fields(batch):
+            yield from _tensors(getattr(batch, f.name))

@@ -13,3 +13,11 @@ class Diverged(ThalwegError):
     def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
         super().__init__(message)
         self.step, self.t, self.lr, self.last_good = step, t, lr, last_good
+
+
+class Stopped(KeyboardInterrupt):
+    """A run that was asked to stop, by Ctrl-C or SIGTERM, and has saved its state."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.signal = signal

@@ -1,7 +1,7 @@
 """A seed for the length of a call; the caller's random states come back as they were."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,32 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
             np.random.set_state(numpy)
             for generator, state in zip(generators, kept, strict=True):
                 generator.set_state(state)
+
+
+def capture(*sources: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Where every source of randomness stands: tensors, and what JSON can hold."""
+    tensors = {"torch": torch.get_rng_state()}
+    for i in range(torch.cuda.device_count()):
+        tensors[f"cuda{i}"] = torch.cuda.get_rng_state(i)
+    for i, generator in enumerate(_generators(sources)):
+        tensors[f"own{i}"] = generator.get_state()
+    version, state, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return tensors, {"python": [version, list(state), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+
+
+def reinstate(tensors: Mapping[str, torch.Tensor], other: Mapping[str, Any], *sources: Any) -> None:
+    """Put every source of randomness back where `capture` found it."""
+    torch.set_rng_state(tensors["torch"])
+    for i in range(torch.cuda.device_count()):
+        if f"cuda{i}" in tensors:
+            torch.cuda.set_rng_state(tensors[f"cuda{i}"], i)
+    for i, generator in enumerate(_generators(sources)):
+        generator.set_state(tensors[f"own{i}"])
+    version, state, gauss = other["python"]
+    random.setstate((version, tuple(state), gauss))
+    kind, keys, *rest = other["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
 def _generators(sources: tuple[Any, ...]) -> Iterator[torch.Generator]:

@@ -87,7 +87,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     text = json.dumps(content)
-    record = {"thalweg": kind, "format": FORMAT, "sha256": _sha(kind, text), "content": json.loads(text)}
+    record = {"thalweg": kind, "format": FORMAT, "sha256": text_digest(kind, text), "content": json.loads(text)}
     write(path, lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n"))
 
 
@@ -96,7 +96,7 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("thalweg") != kind or not isinstance(record.get("content"), dict):
         raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
     check_format(path, record.get("format"))
-    if record.get("sha256") != _sha(kind, json.dumps(record["content"])):
+    if record.get("sha256") != text_digest(kind, json.dumps(record["content"])):
         raise ThalwegError(f"{path} is damaged or was edited: its contents do not match the hash stored in it")
     return record["content"]
 
@@ -173,7 +173,7 @@ def digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:
     return sha.hexdigest()
 
 
-def _sha(kind: str, text: str) -> str:
+def text_digest(kind: str, text: str) -> str:
     return hashlib.sha256(f"{kind}\n{text}".encode()).hexdigest()
 
 

@@ -1,39 +1,243 @@
-"""Run folders: one folder per command, never written over."""
+"""Run folders: one folder per run, locked while in use, resumable, and never written over."""
 
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from ..errors import ThalwegError
-from .files import load_json, save_json
+from torch import Tensor
 
-RECORD = "run.json"
+from ..errors import Stopped, ThalwegError
+from . import files
+
+RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
+WEIGHTS, CURVE, TRACE = "weights.safetensors", "curve.safetensors", "trace.json"  # a folder that holds its result is finished
+
+
+class Run:
+    """A folder that remembers what is run in it and how far that has come.
+
+    folder: a new one, or one of the same run, which then goes on where it stopped.
+    every: how often to save: a whole number of epochs, or minutes written as "5m".
+    resume: whether a folder that holds more than a note may be gone on with.
+    note: what else to remember, and to compare when the run goes on.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, every: int | str = "1m", resume: bool = True, note: Mapping[str, Any] | None = None
+    ):
+        self.folder, self.resume, self.note = Path(folder), resume, dict(note or {})
+        self.epochs, self.seconds = _interval(every)
+        self.every = every
+        self.saved = time.monotonic()
+
+    def child(self, name: str) -> "Run":
+        """A run inside this one, for a part of its work."""
+        return Run(self.folder / name, every=self.every, note=self.note)
+
+    def due(self, epoch: int | None) -> bool:
+        """Whether it is time to save: by the clock at any time, by epochs at the end of one."""
+        if self.seconds is not None:
+            return time.monotonic() - self.saved >= self.seconds
+        return epoch is not None and self.epochs is not None and epoch % self.epochs == 0
+
+    def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        files.save_tensors(self.folder / STATE, "state", tensors, about)
+        self.saved = time.monotonic()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last state saved, if there is one."""
+        path = self.folder / STATE
+        return files.load_tensors(path, "state") if path.is_file() else None
+
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
+        text = json.dumps(entry)
+        line = json.dumps({"entry": entry, "sha256": files.text_digest("line", text)})
+        with open(self.folder / name, "a") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of a file; a damaged one in the middle is an error, at the end it was cut short."""
+        path = self.folder / name
+        raw = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        found = [_line(text) for text in raw]
+        while found and found[-1] is None:
+            found.pop()
+        if None in found:
+            raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
+        self.rewrite(name, [entry for entry in found if entry is not None], len(raw) != len(found))
+        return [entry for entry in found if entry is not None]
+
+    def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
+        if not changed:
+            return
+        lines = [{"entry": entry, "sha256": files.text_digest("line", json.dumps(entry))} for entry in entries]
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        files.write(self.folder / name, lambda temporary: temporary.write_text(content))
+
+    def finish(self, write: Callable[[Path], object]) -> None:
+        """Write the result; what was kept for going on is no longer needed."""
+        write(self.folder)
+        (self.folder / STATE).unlink(missing_ok=True)
+
+    @contextmanager
+    def opened(self, command: str, settings: Mapping[str, Any]) -> Iterator["Run"]:
+        """Hold the folder for the length of a run; what it was started with must not have changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder / LOCK, command):
+            self._check(command, json.loads(json.dumps({**self.note, **settings})))
+            yield self
+
+    def _check(self, command: str, settings: dict[str, Any]) -> None:
+        record = self.folder / RECORD
+        others = [path for path in self.folder.iterdir() if path.name not in (RECORD, LOCK) and not path.name.startswith(".")]
+        if others and not (self.resume and record.is_file()):
+            advice = "go on with it (--resume), choose another folder, or remove it" if record.is_file() else "choose another"
+            raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
+        if others:
+            self._compare(files.load_json(record, "run"), command, settings)
+        else:
+            about = {"command": command, "settings": settings, "versions": versions(), "code": _code(), "started": _now()}
+            files.save_json(record, "run", {**about, "argv": sys.argv[1:]})
+
+    def _compare(self, before: Mapping[str, Any], command: str, settings: Mapping[str, Any]) -> None:
+        if before["command"] != command:
+            raise ThalwegError(f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder")
+        old = before["settings"]
+        changed = [key for key in sorted({*old, *settings}) if old.get(key) != settings.get(key)]
+        if changed:
+            told = "; ".join(f"{key} was {old.get(key)!r} and is {settings.get(key)!r}" for key in changed)
+            raise ThalwegError(f"{self.folder} was started with other settings: {told}: use those, or another folder")
+
+
+@contextmanager
+def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any]) -> Iterator[Run | None]:
+    """The run a call was given, held open; None without one."""
+    if run is None:
+        yield None
+        return
+    with (run if isinstance(run, Run) else Run(run)).opened(command, settings) as held:
+        yield held
+
+
+class Interrupts:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop, to be granted after the step; a second one stops at once."""
+
+    def __init__(self, wanted: bool = True) -> None:
+        self.wanted = wanted
+        self.asked: int | None = None
+
+    def __enter__(self) -> "Interrupts":
+        self._before: dict[int, Any] = {}
+        if self.wanted and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def grant(self, folder: Path, what: str) -> None:
+        if self.asked is not None:
+            name = signal.Signals(self.asked).name
+            raise Stopped(f"stopped by {name} after {what}; all of it is saved in {folder}: go on with --resume", self.asked)
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> Path:
-    """Make a folder for one run and note in it what is run; a folder that holds anything else is refused.
+    """Make a folder for one run that is not resumed; a folder that holds anything else than a note is refused.
 
     again: take a folder that an earlier run of the same command made.
     """
     if _occupied(folder) and not (again and _made_by(folder, command)):
         raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
-    save_json(folder / RECORD, "run", {"command": command, "settings": settings, "versions": _versions()})
+    about = {"command": command, "settings": settings, "versions": versions(), "code": _code(), "started": _now()}
+    files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
     return folder
 
 
-def _occupied(folder: Path) -> bool:
-    """A run that failed before it had anything to show leaves only its note, which does not count."""
-    return folder.exists() and (not folder.is_dir() or any(path.name != RECORD for path in folder.iterdir()))
-
-
-def _made_by(folder: Path, command: str) -> bool:
-    record = folder / RECORD
-    return record.is_file() and load_json(record, "run")["command"] == command
-
-
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     import torch
 
     from .. import __version__
 
     return {"thalweg": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _occupied(folder: Path) -> bool:
+    """A run that failed before it had anything to show leaves only its note, which does not count."""
+    return folder.exists() and (not folder.is_dir() or any(path.name not in (RECORD, LOCK) for path in folder.iterdir()))
+
+
+def _made_by(folder: Path, command: str) -> bool:
+    record = folder / RECORD
+    return record.is_file() and files.load_json(record, "run")["command"] == command
+
+
+@contextmanager
+def _locked(path: Path, command: str) -> Iterator[None]:
+    """Held by the system for as long as the process lives, so a killed one never blocks."""
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ThalwegError(
+                f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
+        file.flush()
+        yield
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+        whole = record["sha256"] == files.text_digest("line", json.dumps(record["entry"]))
+        return record["entry"] if whole else None
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def _interval(every: int | str) -> tuple[int | None, float | None]:
+    text = str(every)
+    try:
+        if text.endswith("m") and float(text[:-1]) >= 0:
+            return None, 60 * float(text[:-1])
+        if int(text) >= 1:
+            return int(text), None
+    except ValueError:
+        pass
+    raise ThalwegError(f"checkpoints come every so many epochs, such as 5, or minutes, such as 10m; got {every!r}")
+
+
+def _code() -> dict[str, Any] | None:
+    """The git state of the user's code in the current folder, if it is in git."""
+    try:
+        commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
+        commit, changes = (subprocess.run(c, capture_output=True, text=True, timeout=5, check=True).stdout for c in commands)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit.strip(), "changed": bool(changes.strip())}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

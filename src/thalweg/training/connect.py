@@ -1,6 +1,7 @@
 """Train the bends of a curve so that the loss is low all along it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
+from ..store.runs import CURVE, Run, opened
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
@@ -36,6 +38,7 @@ def connect(
     clip: float | None = None,
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Curve:
     """Train the bends of a curve and give the trained curve; its ends, and the curve passed in, stay as they are.
@@ -61,8 +64,15 @@ def connect(
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, progress)
     kind = ArclengthBends if loss == "arclength" else Bends
     motion = kind(Probe(module, curve.start.bare()), curve, seed)
-    train(motion, task, batches, settings, f"connecting ({type(curve).__name__})")
-    return motion.snapshot()
+    about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
+    with opened(run, "connect", {**settings.describe(batches), **about} if run else {}) as held:
+        if held is not None and (held.folder / CURVE).is_file():
+            return type(curve).load(held.folder / CURVE).to(curve.start.vector.device)
+        train(motion, task, batches, settings, f"connecting ({type(curve).__name__})", run=held)
+        found = motion.snapshot()
+        if held is not None:
+            held.finish(lambda folder: found.save(folder / CURVE))
+    return found
 
 
 class Bends(Motion):
@@ -91,6 +101,12 @@ class Bends(Motion):
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
         torch.outer(self.c[1:-1], self.probe.grad, out=self.gradient)
 
+    def state(self) -> dict[str, Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"])
+
     def snapshot(self) -> Curve:
         device = self.curve.start.vector.device
         return self.curve.with_bends([self.probe.canonical(vector).to(device) for vector in self.vectors])
@@ -110,6 +126,13 @@ class ArclengthBends(Bends):
         super().__init__(probe, curve, seed)
         self.grid = grid
         self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid])
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | ({} if self.mean is None else {"mean": self.mean})
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        super().set_state(state)
+        self.mean = state["mean"].to(self.points.device) if "mean" in state else None
 
     def place(self) -> None:
         self.measure()

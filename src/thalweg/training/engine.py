@@ -1,7 +1,7 @@
 """One training step, whatever moves: the network itself, or the bends of a curve."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,13 @@ class Motion(ABC):
     @abstractmethod
     def snapshot(self) -> Any:
         """The result as it stands, copied."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What else a run needs to go on."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Go on from there; most motions have nothing more."""
 
 
 class Network(Motion):
@@ -81,6 +88,31 @@ class Engine:
         self.optimizer.step()
         return loss.detach()
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything that moves, under names: vectors, the optimizer's state, buffers, and what the motion adds."""
+        probe, found = self.motion.probe, {f"motion.{key}": value for key, value in self.motion.state().items()}
+        for k, vector in enumerate(self.motion.vectors):
+            found[f"vector.{k}"] = probe.canonical(vector)
+            for key, value in self.optimizer.state[vector].items():
+                if isinstance(value, Tensor):
+                    found[f"optimizer.{k}.{key}"] = probe.canonical(value) if value.shape == vector.shape else value
+        return found | {f"buffer.{name}": buffer for name, buffer in probe.module.named_buffers()}
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state`."""
+        probe = self.motion.probe
+        self.motion.set_state(_below(state, "motion."))
+        for k, vector in enumerate(self.motion.vectors):
+            vector.copy_(probe.native(state[f"vector.{k}"]))
+            found = _below(state, f"optimizer.{k}.")
+            if found:
+                self.optimizer.state[vector] = {
+                    key: probe.native(value) if value.shape == vector.shape else value.clone() for key, value in found.items()
+                }
+        for name, buffer in probe.module.named_buffers():
+            buffer.copy_(state[f"buffer.{name}"])
+        probe.moved()
+
     def checkpoint(self, epoch: int) -> Checkpoint:
         """Where plain training stands, with the optimizer's state."""
         probe = self.motion.probe
@@ -103,6 +135,10 @@ class Engine:
             key: probe.native(value) if value.shape == probe.point.shape else value.clone()
             for key, value in start.optimizer.items()
         }
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:

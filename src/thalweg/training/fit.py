@@ -1,17 +1,21 @@
 """Train one network."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
+from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
 from .engine import Engine, Network, OptimizerFactory
-from .loop import Observer, Settings, train
+from .loop import Settings, train
+from .saver import Observer
 from .schedules import Schedule
 
 
@@ -29,6 +33,7 @@ def fit(
     clip: float | None = None,
     seed: int = 0,
     keep: Collection[int] = (),
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Weights:
     """Train a network from where it stands and give its weights; the module itself is left as it was.
@@ -48,21 +53,29 @@ def fit(
     clip: the largest norm the gradient of the data loss may have.
     seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
     keep: epochs after which to keep the weights with the optimizer's state, in `.kept[epoch]` of the result.
+    run: a folder that keeps the state of the run, from which the same call goes on if it was stopped or killed.
     progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, progress)
     odd = [epoch for epoch in keep if epoch not in range(1, epochs + 1)]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
-    keeper, motion = _Keeper(keep), Network(Probe(module))
-    train(motion, task, batches, settings, "training", keeper)
-    made = {"by": "fit", "epochs": epochs, "seed": seed}
-    return replace(motion.probe.weights(made), kept=keeper.kept)
+    motion = Network(Probe(module))
+    about = {"keep": sorted(keep), "start": Weights.of(module).digest()}
+    with opened(run, "fit", {**settings.describe(batches), **about} if run else {}) as held:
+        keeper = _Keeper(keep, held)
+        if held is not None and (held.folder / WEIGHTS).is_file():
+            return replace(Weights.load(held.folder / WEIGHTS).to(motion.probe.device), kept=keeper.read(keep))
+        train(motion, task, batches, settings, "training", keeper, run=held)
+        trained = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": seed})
+        if held is not None:
+            held.finish(lambda folder: trained.save(folder / WEIGHTS))
+    return replace(trained, kept=keeper.kept)
 
 
 class _Keeper(Observer):
-    def __init__(self, epochs: Collection[int]):
-        self.epochs = epochs
+    def __init__(self, epochs: Collection[int], run: Run | None):
+        self.epochs, self.run = epochs, run
         self.kept: dict[int, Checkpoint] = {}
 
     def begin(self, engine: Engine, steps: int) -> None:
@@ -71,3 +84,15 @@ class _Keeper(Observer):
     def after_epoch(self, epoch: int) -> None:
         if epoch in self.epochs:
             self.kept[epoch] = self.engine.checkpoint(epoch)
+            if self.run is not None:
+                self.kept[epoch].save(self.run.folder / f"kept-{epoch}.safetensors")
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {}, {"kept": sorted(self.kept)}
+
+    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        self.kept = self.read(about["kept"])
+
+    def read(self, epochs: Collection[int]) -> dict[int, Checkpoint]:
+        assert self.run is not None
+        return {epoch: Checkpoint.load(self.run.folder / f"kept-{epoch}.safetensors") for epoch in sorted(epochs)}

@@ -3,18 +3,21 @@
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..batches import Batches, count, moved
+from ..batches import Batches, count, fingerprint
 from ..errors import Diverged, ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
+from ..store.runs import Interrupts, Run
 from ..tasks import Task, check_task
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint
 from .engine import Engine, Motion, OptimizerFactory, make_optimizer
+from .saver import Observer, Saver
 from .schedules import Schedule, decay
 
 
@@ -53,24 +56,18 @@ class Settings:
         if self.clip is not None and not self.clip > 0:
             raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
 
+    def describe(self, batches: Batches) -> dict[str, Any]:
+        """What must be the same when a run goes on."""
+        functions = {"schedule": self.schedule, "optimizer": self.optimizer}
+        named = {name: getattr(value, "__name__", "given") for name, value in functions.items() if value is not None}
+        plain = {name: getattr(self, name) for name in ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
+        return {**plain, **named, "data": fingerprint(batches)}
+
     def rates(self, steps: int) -> Schedule:
         if self.schedule is not None:
             return self.schedule
         assert self.lr is not None
         return decay(self.lr, self.epochs, steps)
-
-
-class Observer:
-    """Told of everything the loop does; does nothing by itself."""
-
-    def begin(self, engine: Engine, steps: int) -> None:
-        """Before the first step, with `steps` to come in each epoch."""
-
-    def after_step(self, i: int, lr: float, loss: Tensor) -> None:
-        """After the update of iteration i."""
-
-    def after_epoch(self, epoch: int) -> None:
-        """After an epoch, counted from 1, once it is known to be in order."""
 
 
 def train(
@@ -81,10 +78,13 @@ def train(
     description: str,
     observer: Observer | None = None,
     start: Checkpoint | None = None,
+    run: Run | None = None,
 ) -> None:
-    """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one."""
+    """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one.
+
+    run: where to save the state, and from where to go on if there is one already.
+    """
     check_task(task)
-    observer = observer or Observer()
     steps = count(batches)
     schedule = settings.rates(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
@@ -92,22 +92,30 @@ def train(
     if start is not None:
         engine.restore(start)
     motion.probe.module.train()
+    observer = observer or Observer()
     observer.begin(engine, steps)
-    done = 0
-    total = steps * settings.epochs
-    with seeded(settings.seed, batches), Progress(description, total, settings.progress) as bar:
-        for epoch in range(1, settings.epochs + 1):
+    with (
+        seeded(settings.seed, batches),
+        Progress(description, steps * settings.epochs, settings.progress) as bar,
+        Interrupts(run is not None) as interrupts,
+    ):
+        saver = Saver(run, engine, observer, batches)
+        bar.done = saver.done
+        lr = 0.0
+        while saver.epoch <= settings.epochs:
             watch = _Watch(motion)
-            for batch in moved(batches, motion.probe.device):
-                done += 1
-                lr = schedule(done)
+            for batch in saver.rest_of_epoch():
+                lr = schedule(saver.done + 1)
                 loss = engine.step(batch, lr)
-                watch.see(done, loss, lr)
-                observer.after_step(done, lr, loss)
+                saver.count(loss)
+                watch.see(saver.done, loss, lr)
+                observer.after_step(saver.done, lr, loss)
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
-            watch.end(done, lr)
+                saver.after_step(interrupts)
+            watch.end(saver.done, lr)
             motion.probe.check()
-            observer.after_epoch(epoch)
+            observer.after_epoch(saver.epoch)
+            saver.after_epoch(lr)
 
 
 class _Watch:

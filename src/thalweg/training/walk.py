@@ -1,6 +1,7 @@
 """Go on training under a cyclic learning rate, and collect networks on the way."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from ..errors import ThalwegError
 from ..evaluation.measure import measure
 from ..evaluation.results import Trace
 from ..randomness import seeded
+from ..store.runs import TRACE, Run, opened
 from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
 from .engine import Engine, Network, OptimizerFactory
-from .loop import Observer, Settings, train
+from .loop import Settings, train
 from .methods import Method, Plan
+from .saver import Observer
 
 Start = Weights | Checkpoint
 
@@ -44,6 +47,7 @@ def walk(
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
     seed: int = 0,
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Walk:
     """Go on training under a method's learning rate and give the list of networks collected.
@@ -67,23 +71,34 @@ def walk(
     plan = method.plan(count(batches), epochs)
     settings = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, progress)
     pooled = Walk()
-    for number, here in enumerate(starts):
-        label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
-        made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
-        observer = _Collector(plan, task, watch or {}, made)
-        motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here))
-        state = here if isinstance(here, Checkpoint) else None
-        train(motion, task, batches, settings, label, observer, state)
-        pooled.extend(observer.members)
-        pooled.traces.append(observer.trace())
+    about = {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
+    described = {**settings.describe(batches), **about} if run else {}
+    with opened(run, "walk", described) as held:
+        for number, here in enumerate(starts):
+            label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
+            made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
+            part = None if held is None else held.child(f"start-{number + 1}")
+            with opened(part, "walk", described) as folder:
+                observer = _Collector(plan, task, watch or {}, made, folder)
+                if folder is None or not (folder.folder / TRACE).is_file():
+                    motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here))
+                    state = here if isinstance(here, Checkpoint) else None
+                    train(motion, task, batches, settings, label, observer, state, folder)
+                members, trace = observer.end()
+            pooled.extend(members)
+            pooled.traces.append(trace)
     return pooled
+
+
+def _digest(start: Start | None) -> str | None:
+    return start.weights.digest() if isinstance(start, Checkpoint) else None if start is None else start.digest()
 
 
 class _Collector(Observer):
     """Keeps every network the plan asks for, and the story of every iteration."""
 
-    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any]):
-        self.plan, self.task, self.watch, self.made = plan, task, watch, made
+    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None):
+        self.plan, self.task, self.watch, self.made, self.run = plan, task, watch, made, run
         self.members: list[Weights] = []
         self.collected: list[int] = []
         self.lr: list[float] = []
@@ -102,8 +117,35 @@ class _Collector(Observer):
         if self.plan.collects(i):
             self.collected.append(i)
             self.members.append(self.probe.weights({**self.made, "iteration": i}).to("cpu"))
+            if self.run is not None:
+                self.members[-1].save(self._file(i))
         if self.plan.collects(i) or i % self.steps == 0:
             self._look(i)
+
+    def end(self) -> tuple[list[Weights], Trace]:
+        """What was collected and what happened; of a run that had ended before, as its folder tells it."""
+        if self.run is None:
+            return self.members, self.trace()
+        if not (self.run.folder / TRACE).is_file():
+            self.run.finish(lambda folder: self.trace().save(folder / TRACE))
+        trace = Trace.load(self.run.folder / TRACE)
+        return [Weights.load(self._file(i)) for i in trace.collected], trace
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        seen = {"seen": torch.stack(self.seen)} if self.seen else {}
+        story = {key: getattr(self, key) for key in ("collected", "lr", "watched_at", "watched")}
+        return {"origin": self.probe.canonical(self.origin), **seen}, story
+
+    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        self.origin = self.probe.native(tensors["origin"])
+        self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
+        for key, value in about.items():
+            setattr(self, key, value)
+        self.members = [Weights.load(self._file(i)) for i in self.collected]
+
+    def _file(self, i: int) -> Path:
+        assert self.run is not None
+        return self.run.folder / f"collected-{i}.safetensors"
 
     def trace(self) -> Trace:
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T

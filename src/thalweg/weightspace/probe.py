@@ -1,6 +1,6 @@
 """The probe: a private copy of the caller's module that can stand at any point of weight space."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -116,6 +116,12 @@ class Probe:
             )
         if len(self.unreached) < len(self._watchers):
             self._forget_reached()
+            self.check()
+
+    def remember_reached(self, unreached: Collection[str]) -> None:
+        """Take over from an earlier part of the same run which parameters no loss has depended on."""
+        self.unreached.intersection_update(unreached)
+        self._forget_reached()
 
     @cached_property
     def decayed(self) -> list[slice]:
@@ -181,7 +187,6 @@ class Probe:
         for name in [name for name in self._watchers if name not in self.unreached]:
             self._watchers.pop(name).remove()
         self.__dict__.pop("decayed", None)
-        self.check()
 
 
 def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

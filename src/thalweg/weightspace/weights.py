@@ -162,6 +162,22 @@ class Checkpoint:
     kind: str
     epoch: int
 
+    def save(self, path: str | Path) -> None:
+        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.tensors().items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
+        about = {"layout": self.weights.layout.to_dict(), "made": self.weights.made, "kind": self.kind, "epoch": self.epoch}
+        files.save_tensors(Path(path), "checkpoint", tensors, about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Checkpoint":
+        tensors, about = files.load_tensors(Path(path), "checkpoint")
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
+        for name, tensor in tensors.items():
+            part, _, key = name.partition("/")
+            parts[part][key] = tensor
+        weights = Weights.from_tensors(Layout.from_dict(about["layout"]), parts["weights"], about["made"])
+        return cls(weights, parts["optimizer"], about["kind"], about["epoch"])
+
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
     """The mean of several points, or their sum with `coefficients` that add up to one.

@@ -1,0 +1,123 @@
+"""How far a run has come: who watches it, what is saved of it, and how it goes on as if nothing had happened."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..batches import Batches, moved
+from ..randomness import capture, reinstate
+from ..store.runs import LOG, Interrupts, Run
+from .engine import Engine
+
+RandomState = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+class Observer:
+    """Told of everything the loop does; does nothing by itself."""
+
+    def begin(self, engine: Engine, steps: int) -> None:
+        """Before the first step, with `steps` to come in each epoch."""
+
+    def after_step(self, i: int, lr: float, loss: Tensor) -> None:
+        """After the update of iteration i."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """After an epoch, counted from 1, once it is known to be in order."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What it needs to go on: tensors, and what JSON can hold."""
+        return {}, {}
+
+    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class Saver:
+    """Counts steps and epochs, saves the state when it is due, and starts from a saved one if there is one.
+
+    In the middle of an epoch, the order of the data is that of the epoch's beginning: random states of then and of now are
+    both kept, the batches already seen are passed over, and the states of now are put back.
+    """
+
+    def __init__(self, run: Run | None, engine: Engine, observer: Observer, batches: Batches):
+        self.run, self.engine, self.observer, self.batches = run, engine, observer, batches
+        self.epoch, self.within, self.done = 1, 0, 0
+        self.losses: list[Tensor] = []
+        self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
+        self.clock = time.monotonic()
+        self.beginning: RandomState = ({}, {})
+        self.present: RandomState = ({}, {})
+        state = run.load() if run is not None else None
+        if run is not None and state is not None:
+            self._restore(*state)
+        if run is not None:
+            run.rewrite(LOG, [entry for entry in run.lines(LOG) if entry["epoch"] < self.epoch])
+
+    def rest_of_epoch(self) -> Iterator[Any]:
+        """The batches of this epoch that have not been seen."""
+        rest = moved(self.batches, self.engine.motion.probe.device)
+        if self.within:
+            reinstate(*self.beginning, self.batches)
+            for _ in range(self.within):
+                next(rest)
+            reinstate(*self.present, self.batches)
+        elif self.run is not None:
+            self.beginning = capture(self.batches)
+        yield from rest
+
+    def count(self, loss: Tensor) -> None:
+        self.done += 1
+        self.within += 1
+        if self.run is not None:
+            self.losses.append(loss)
+
+    def after_step(self, interrupts: Interrupts) -> None:
+        if self.run is not None and (interrupts.asked is not None or self.run.due(None)):
+            self._save()
+            interrupts.grant(self.run.folder, f"step {self.done}, in epoch {self.epoch}")
+
+    def after_epoch(self, lr: float) -> None:
+        ended = self.epoch
+        if self.run is not None:
+            seconds = round(time.monotonic() - self.clock, 3)
+            entry = {"epoch": ended, "iteration": self.done, "lr": lr, "loss": self._total() / self.within, "seconds": seconds}
+            self.run.append(LOG, entry)
+        self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
+        if self.run is not None and self.run.due(ended):
+            self._save()
+
+    def _total(self) -> float:
+        return self.earlier + sum(float(loss) for loss in self.losses)
+
+    def _save(self) -> None:
+        assert self.run is not None
+        own, story = self.observer.state()
+        present = capture(self.batches)
+        beginning = self.beginning if self.within else present
+        tensors = self.engine.state() | {f"observer.{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"beginning.{name}": tensor for name, tensor in beginning[0].items()}
+        tensors |= {f"present.{name}": tensor for name, tensor in present[0].items()}
+        about = {
+            "epoch": self.epoch,
+            "within": self.within,
+            "done": self.done,
+            "losses": self._total(),
+            "unreached": sorted(self.engine.motion.probe.unreached),
+            "beginning": beginning[1],
+            "present": present[1],
+            "observer": story,
+        }
+        self.run.save(tensors, about)
+
+    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+        self.engine.set_state(tensors)
+        self.engine.motion.probe.remember_reached(about["unreached"])
+        self.observer.set_state(below("observer."), about["observer"])
+        self.epoch, self.within, self.done, self.earlier = (about[key] for key in ("epoch", "within", "done", "losses"))
+        self.beginning, self.present = ((below(f"{when}."), about[when]) for when in ("beginning", "present"))
+        reinstate(*self.present, self.batches)

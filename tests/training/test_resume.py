@@ -1,0 +1,246 @@
+"""A run that was stopped goes on as if nothing had happened, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.errors import Stopped
+from thalweg.store.runs import Run
+
+FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
+
+
+def loader(animal, own=False):
+    """Shuffled, with noise added from torch, numpy and random; perhaps with a generator of its own."""
+    import numpy as np
+
+    examples = [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)]
+
+    def collate(items):
+        x, y = (torch.stack(part) for part in zip(*items, strict=True))
+        noise = 0.01 * torch.randn(1) + 0.01 * random.random() + 0.01 * np.random.rand()
+        return x + noise if x.is_floating_point() else x, y
+
+    generator = torch.Generator() if own else None
+    return DataLoader(examples, batch_size=4, shuffle=True, generator=generator, collate_fn=collate)
+
+
+def calls(animal, task, batches):
+    a, b = animal.ends()
+    start = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, lr=0.1, keep=[1]).kept[1]
+    common = {"weight_decay": 0.01, "seed": 3}
+    module = animal.module(1)
+    return {
+        "fit": lambda run: tw.fit(module, task, batches, epochs=4, lr=0.1, keep=[2], run=run, **common),
+        "adam": lambda run: tw.fit(module, task, batches, epochs=4, lr=0.01, optimizer=torch.optim.Adam, run=run, **common),
+        "connect": lambda run: tw.connect(module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common),
+        "arclength": lambda run: tw.connect(
+            module, tw.PolyChain(a, b), task, batches, epochs=4, lr=0.1, loss="arclength", run=run, **common
+        ),
+        "walk": lambda run: tw.walk(
+            module, task, batches, FGE, epochs=4, start=[a, start], watch={"x": animal.batches()}, run=run, **common
+        ),
+    }
+
+
+def bits_of(result):
+    if isinstance(result, tw.Curve):
+        return [bend.vector for bend in result.bends]
+    if isinstance(result, list):
+        numbers = [torch.tensor(trace.loss) for trace in result.traces] + [torch.tensor(t.distance) for t in result.traces]
+        watched = [torch.tensor(trace.watched["x"]["data_loss"]) for trace in result.traces]
+        return [t for member in result for t in in_order(member)] + numbers + watched
+    kept = [result.kept[epoch].optimizer[key] for epoch in result.kept for key in sorted(result.kept[epoch].optimizer)]
+    return [*in_order(result), *kept]
+
+
+def in_order(weights):
+    return [weights.vector, *(weights.buffers[name] for name in sorted(weights.buffers))]
+
+
+def same(one, two):
+    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", ["conv_bn", "dropout", "channels_last"])
+@pytest.mark.parametrize("call", ["fit", "adam", "connect", "arclength", "walk"])
+def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
+    animal = ZOO[name]
+    whole = bits_of(calls(animal, animal.task, loader(animal, own))[call](None))
+    for stop in (1, 5, 9, 14):
+        seen = []
+
+        def loss(net, batch, stop=stop, seen=seen):
+            seen += [1] * net.training  # a walk also watches
+            if len(seen) == stop and net.training:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return animal.task.loss(net, batch)
+
+        folder = tmp_path / str(stop)
+        task = tw.Task(loss, animal.task.predict)
+        if call != "walk":
+            with pytest.raises(Stopped, match=rf"stopped by SIGTERM after step {stop}, in epoch .* go on with --resume"):
+                calls(animal, task, loader(animal, own))[call](Run(folder, every=3))
+        else:
+            with pytest.raises(Stopped):
+                calls(animal, task, loader(animal, own))[call](Run(folder, every=3))
+        assert same(bits_of(calls(animal, animal.task, loader(animal, own))[call](folder)), whole)
+        assert same(bits_of(calls(animal, animal.task, loader(animal, own))[call](folder)), whole)
+        assert not list(folder.rglob("state.safetensors"))
+
+
+def test_the_log_has_one_line_per_epoch_however_often_it_stopped(tmp_path):
+    animal, seen = ZOO["mlp"], []
+
+    def loss(net, batch):
+        seen.append(1)
+        if len(seen) in (4, 7, 8):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return animal.task.loss(net, batch)
+
+    for _ in range(4):
+        try:
+            tw.fit(animal.module(1), tw.Task(loss), animal.batches(), epochs=5, lr=0.1, run=tmp_path / "r")
+        except Stopped:
+            continue
+    entries = Run(tmp_path / "r").lines("log.jsonl")
+    assert [entry["epoch"] for entry in entries] == [1, 2, 3, 4, 5]
+    tw.fit(animal.module(1), animal.task, animal.batches(), epochs=5, lr=0.1, run=tmp_path / "whole")
+    whole = Run(tmp_path / "whole").lines("log.jsonl")
+    assert [entry["loss"] for entry in entries] == pytest.approx([entry["loss"] for entry in whole], rel=1e-12)
+
+
+def test_other_settings_data_or_weights_are_named(tmp_path):
+    animal = ZOO["mlp"]
+
+    def go(module=None, batches=None, **settings):
+        settings = {"epochs": 2, "lr": 0.1, "run": tmp_path / "r", **settings}
+        tw.fit(module or animal.module(1), animal.task, batches or animal.batches(), **settings)
+
+    go()
+    for change, message in (
+        ({"lr": 0.2, "epochs": 3}, "epochs was 2 and is 3; lr was 0.1 and is 0.2"),
+        ({"module": animal.module(2)}, "start was"),
+        ({"batches": animal.batches()[:2]}, "data was"),
+    ):
+        with pytest.raises(tw.ThalwegError, match=message):
+            go(**change)
+    with pytest.raises(tw.ThalwegError, match="holds a run of fit, not of connect"):
+        tw.connect(
+            animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), epochs=2, lr=0.1, run=tmp_path / "r"
+        )
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    animal = ZOO["mlp"]
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(tw.ThalwegError, match="nothing is written over"):
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, lr=0.1, run=tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_two_runs_exclude_each_other_and_a_dead_one_does_not(tmp_path):
+    first, second = (Run(tmp_path / "r").opened("fit", {}) for _ in range(2))
+    with first, pytest.raises(tw.ThalwegError, match=rf"is in use by process {os.getpid()} on .* \(fit\)"), second:
+        pass
+    code = f"""import os
+from thalweg.store.runs import Run
+held = Run({str(tmp_path / "k")!r}).opened("fit", {{}})
+held.__enter__()
+os._exit(9)"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    with Run(tmp_path / "k").opened("fit", {}):
+        pass
+
+
+@pytest.mark.parametrize("every", [0, "0", "x", "-1m", 1.5])
+def test_odd_intervals(every, tmp_path):
+    with pytest.raises(tw.ThalwegError, match="checkpoints come every so many epochs"):
+        Run(tmp_path, every=every)
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from zoo import ZOO
+import thalweg as tw
+from thalweg.store.runs import Run
+animal, call, folder = ZOO["conv_bn"], sys.argv[1], sys.argv[2]
+run = Run(folder, every="0m")
+a, b = animal.ends()
+common = dict(epochs=6, weight_decay=0.01, run=run)
+if call == "fit":
+    tw.fit(animal.module(1), animal.task, animal.batches(), lr=0.1, keep=[2, 4], **common)
+elif call == "connect":
+    tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), lr=0.1, **common)
+else:
+    tw.walk(animal.module(1), animal.task, animal.batches(), tw.FGE(tw.Iterations(4), 0.1, 0.01), start=[a, b], **common)
+print("finished")
+"""
+
+
+@pytest.mark.parametrize("call", ["fit", "connect", "walk"])
+def test_killed_at_random_moments_and_resumed(call, tmp_path):
+    """SIGKILL, several times, in writing too (every step saves); `make soak` does it often."""
+    kills = kill_and_resume(call, tmp_path, seed=1, kills=int(os.environ.get("THALWEG_KILLS", "2")))
+    print(json.dumps({"call": call, "kills": kills}))
+    animal = ZOO["conv_bn"]
+    a, b = animal.ends()
+    common = {"epochs": 6, "weight_decay": 0.01, "run": tmp_path / "run"}
+    for run in (tmp_path / "run", None):
+        common["run"] = run
+        if call == "fit":
+            result = tw.fit(animal.module(1), animal.task, animal.batches(), lr=0.1, keep=[2, 4], **common)
+        elif call == "connect":
+            result = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), lr=0.1, **common)
+        else:
+            fge = tw.FGE(tw.Iterations(4), 0.1, 0.01)
+            result = tw.walk(animal.module(1), animal.task, animal.batches(), fge, start=[a, b], **common)
+            result = tw.average(list(result))
+        found = bits_of(result)
+        if run is not None:
+            resumed = found
+    assert same(resumed, found)
+
+
+def kill_and_resume(call, folder, seed, kills):
+    """Start it again and again, killing it at random moments after it has begun to save, until it ends by itself."""
+    dice, done = random.Random(seed), 0
+    script = SCRIPT.format(tests=os.path.dirname(os.path.dirname(__file__)))
+    for _ in range(20 * kills + 20):
+        process = subprocess.Popen([sys.executable, "-c", script, call, str(folder / "run")], stdout=subprocess.PIPE, text=True)
+        if done < kills:
+            before = _newest(folder)
+            while process.poll() is None and _newest(folder) == before:
+                time.sleep(0.001)
+            time.sleep(dice.uniform(0, 0.03))
+            if process.poll() is None:
+                process.kill()
+                done += 1
+        output, _ = process.communicate(timeout=120)
+        if process.returncode == 0:
+            assert "finished" in output
+            return done
+        assert process.returncode == -signal.SIGKILL
+    raise AssertionError("it never ended")
+
+
+def _newest(folder):
+    times = []
+    for path in folder.rglob("state.safetensors"):
+        try:
+            times.append(path.stat().st_mtime_ns)
+        except FileNotFoundError:
+            continue
+    return max(times, default=0)
