@@ -320,7 +320,7 @@ BAD_ENSEMBLES = {
         "data are train; got 'x'",
     ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
-    "a budget too small": (("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"), "longer than the run"),
+    "a budget too small": (("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"), "5 cycles of 3 iterations"),
 }
 
 

@@ -13,6 +13,7 @@ class Diverged(ThalwegError):
     def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
         super().__init__(message)
         self.step, self.t, self.lr, self.last_good = step, t, lr, last_good
+        self.members: list[Any] = []  # what a walk had collected by then
 
 
 class Stopped(KeyboardInterrupt):

@@ -16,6 +16,7 @@ from .randomness import seeded
 from .store import files
 from .tasks import Task
 from .weightspace.curves import Curve
+from .weightspace.layout import Layout
 from .weightspace.weights import Weights
 
 WEIGHTS, CURVE = "weights.safetensors", "curve.safetensors"
@@ -47,6 +48,8 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         if not isinstance(made[key], kind):
             raise ThalwegError(f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}")
     count(made["train"], f"the training batches of {spec}")
+    if not made["data"]:
+        raise ThalwegError(f"{spec} must return data, a dict of batches by name, with something in it; it is empty")
     for name, batches in made["data"].items():
         count(batches, f"the batches of '{name}' in {spec}")
     _move(made["model"], device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -66,7 +69,9 @@ def load_members(path: Path, model: nn.Module) -> list[Weights]:
     for folder in (path, path / "members"):
         if (folder / MANIFEST).is_file():
             return Ensemble.load(folder, model).members
-    return [load_weights(path, model)]
+    weights = load_weights(path, model)
+    Layout.of(model).check(weights.layout, "the network", str(path))
+    return [weights]
 
 
 def load_curve(path: Path, model: nn.Module) -> Curve:

@@ -36,6 +36,31 @@ class Rates(transformers.TrainerCallback):
         self.seen.append(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.parametrize(("epochs", "expected"), [(2.5, [3]), (4.4, [3, 9])])
+def test_cycles_count_epochs_also_when_those_are_not_whole(epochs, expected, tmp_path):
+    callback = WalkCallback(tw.FGE(cycle=2, lr_max=0.05, lr_min=0.005))
+    arguments = transformers.TrainingArguments(
+        output_dir=tmp_path, num_train_epochs=epochs, per_device_train_batch_size=8, report_to=[], use_cpu=True,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    transformers.Trainer(model(), arguments, train_dataset=data(), callbacks=[callback]).train()
+    assert [member.made["iteration"] for member in callback.members] == expected
+
+
+def test_a_resumed_training_has_all_networks(tmp_path):
+    def train(callback, resume=None, **settings):
+        arguments = transformers.TrainingArguments(
+            output_dir=tmp_path, num_train_epochs=4, per_device_train_batch_size=8, report_to=[], use_cpu=True,
+            save_strategy="steps", save_steps=7, logging_strategy="no", disable_tqdm=True, **settings,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model(), arguments, train_dataset=data(), callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume)
+        return [member.made["iteration"] for member in callback.members]
+
+    assert train(WalkCallback(FGE)) == [2, 6, 10]
+    assert train(WalkCallback(FGE), resume=str(tmp_path / "checkpoint-7")) == [2, 6, 10]
+
+
 def test_the_rates_and_networks_of_the_method(tmp_path):
     callback, rates, network = WalkCallback(FGE), Rates(), model()
     arguments = transformers.TrainingArguments(

@@ -79,7 +79,25 @@ def test_a_file_brings_it_back(setting, tmp_path):
 
 def test_only_labels_have_temperatures(setting):
     other = ZOO["two_inputs"]
-    with pytest.raises(tw.ThalwegError, match="scales logits"):
+    with pytest.raises(tw.ThalwegError, match="an activation of its own"):
         tw.curve_ensemble(
             other.module(1), tw.Bezier(*other.ends()), other.task, other.batches(), refresh=other.batches(), points=2
         )
+
+
+def test_what_would_be_wrong_without_a_word_is_refused(setting):
+    import random
+
+    animal, curve, test = setting
+    dice = random.Random(1)
+
+    class Unruly(list):
+        def __iter__(self):
+            return iter(dice.sample(list(super().__iter__()), len(self)))
+
+    settings = {"refresh": animal.batches(), "points": 6}
+    with pytest.raises(tw.ThalwegError, match="another order in each pass"):
+        tw.curve_ensemble(animal.module(1), curve, animal.task, Unruly(test), **settings)
+    own = tw.Task(animal.task.loss, animal.task.predict, activation=torch.sigmoid)
+    with pytest.raises(tw.ThalwegError, match="an activation of its own"):
+        tw.curve_ensemble(animal.module(1), curve, own, test, **settings)

@@ -197,3 +197,35 @@ def test_batches_in_another_order_each_time_are_noticed():
         [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)], batch_size=4, shuffle=True
     )
     tw.Ensemble(animal.module(1), members_of(animal, 2)).predict(animal.task, loader)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_scores_do_not_depend_on_the_networks_precision(dtype):
+    module = nn.Linear(1, 2, bias=False).to(dtype)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[20.0], [0.0]]))
+    batches = [(torch.ones(3, 1, dtype=dtype), torch.tensor([1, 1, 0]))]
+    ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
+    assert ensemble.score(tw.classification(), batches)["nll"] == pytest.approx(40 / 3, rel=1e-6)
+    assert ensemble.predict(tw.classification(), batches)[0].dtype == torch.float32
+
+
+def test_regression_does_not_broadcast():
+    module = nn.Linear(1, 1).double()
+    batches = [(torch.ones(3, 1).double(), torch.ones(3).double())]
+    with pytest.raises(tw.ThalwegError, match="must have one shape"):
+        tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
+
+
+def test_saving_repairs_a_damaged_member_and_spares_another_networks_ensemble(saved):
+    animal, ensemble, folder = saved
+    first = next(folder.glob("member-*.safetensors"))
+    first.write_bytes(first.read_bytes()[:100])
+    ensemble.save(folder)
+    assert len(tw.Ensemble.load(folder, animal.module(7))) == 4
+    other = tw.Ensemble(nn.Linear(2, 3), [tw.Weights.of(nn.Linear(2, 3))])
+    with pytest.raises(tw.ThalwegError, match=r"the network and the ensemble in .* do not describe the same network"):
+        other.save(folder)
+    with pytest.raises(tw.ThalwegError, match="do not describe the same network"):
+        tw.Ensemble.load(folder, nn.Linear(2, 3))
+    assert len(tw.Ensemble.load(folder, animal.module(7))) == 4

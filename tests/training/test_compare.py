@@ -43,7 +43,7 @@ def test_shared_epochs_give_what_each_method_would_find_alone(result):
     for seed in (1, 2):
         trained = tw.fit(animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7])
         starts = [trained.kept[5], trained.kept[7]]
-        pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed))
+        pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009))
         alone = tw.Ensemble(animal.module(seed), pool[-1]).score(animal.task, batches)
         assert result.entries["FGE"]["runs"][seed - 1] == pytest.approx(alone, rel=1e-12)
     both = tw.Ensemble(animal.module(1), pool[0] + pool[1]).score(animal.task, batches)
@@ -86,8 +86,11 @@ def test_bare_classes_take_the_papers_settings():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"methods": []}, "compare needs a method"),
-        ({"seeds": (1, 2)}, "as many seeds as the largest multiple"),
+        ({"methods": []}, "got methods none"),
+        ({"methods": [tw.Ind(), tw.Ind()]}, "different methods"),
+        ({"seeds": (1, 1, 2)}, "different seeds"),
+        ({"multiples": ()}, "multiples"),
+        ({"seeds": (1, 2)}, "as many different seeds as the largest multiple"),
         ({"methods": [tw.Bezier]}, "methods are Ind, Snapshot, FGE, SWA"),
         ({"methods": [tw.Ind(), tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, "must not be longer than the run"),
         ({"refresh": None}, "SWA's average has no batch-norm statistics"),
@@ -97,3 +100,37 @@ def test_bad_comparisons_are_found_before_training(settings, message, monkeypatc
     monkeypatch.setattr(module_under_test, "fit", lambda *a, **k: pytest.fail("trained first"))
     with pytest.raises(tw.ThalwegError, match=message):
         run(**settings)
+
+
+def test_everything_asked_for_reaches_the_runs():
+    """With dropout, shuffling, decay, momentum and clipping, each method equals the same calls by hand."""
+    animal = ZOO["dropout"]
+    data = [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)]
+    batches = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
+    common = {"momentum": 0.5, "weight_decay": 0.05, "clip": 0.3}
+    methods = [tw.Ind(), tw.SWA(lr=0.05, starts=(0.5,)), tw.Snapshot(cycles=2, lr_max=0.2)]
+    arguments = (animal.module, animal.task, batches, animal.batches(), methods)
+    result = tw.compare(*arguments, budget=4, seeds=(3,), multiples=(1,), lr=0.2, **common)
+    trained = tw.fit(animal.module(3), animal.task, batches, epochs=4, lr=0.2, seed=3, keep=[2], **common)
+    later = {"seed": 3 + 500_009, **common}
+    swa = tw.walk(animal.module(3), animal.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
+    snapshots = tw.walk(animal.module(3), animal.task, batches, methods[2], epochs=4, **later)
+    for name, members in (("Ind", [trained]), ("SWA", [tw.average(swa)]), ("Snapshot", snapshots)):
+        alone = tw.Ensemble(animal.module(3), members).score(animal.task, animal.batches())
+        assert result.entries[name]["runs"][0] == pytest.approx(alone, rel=1e-12)
+
+
+def test_the_average_of_swa_has_statistics_of_its_own(result):
+    animal = ZOO["conv_bn"]
+    batches = animal.batches()
+    trained = tw.fit(animal.module(2), animal.task, batches, epochs=6, schedule=decay(0.1, 10, 3), seed=2, keep=[6])
+    members = tw.walk(animal.module(2), animal.task, batches, METHODS[3], epochs=4, start=trained.kept[6])
+    alone = tw.Ensemble(animal.module(2), [tw.refresh(animal.module(2), tw.average(members), batches)])
+    assert result.entries["SWA"]["runs"][1] == pytest.approx(alone.score(animal.task, batches), rel=1e-12)
+
+
+def test_default_methods_are_the_papers_for_its_rate():
+    from thalweg.training.compare import _settled
+
+    assert _settled(tw.FGE, 0.05) == tw.FGE(cycle=2, lr_max=0.01, lr_min=0.0005)
+    assert _settled(tw.Snapshot, 0.05) == tw.Snapshot(cycles=5, lr_max=0.05)

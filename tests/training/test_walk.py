@@ -141,12 +141,16 @@ def test_the_chain_through_members_is_a_curve():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"start": []}, "at least one start"), ({"epochs": 0}, "must not be longer than the run")],
+    [
+        ({"start": []}, "at least one start"),
+        ({"epochs": 0}, "epochs must be a whole number"),
+        ({"method": tw.FGE}, "walk needs a method"),
+    ],
 )
 def test_bad_walks(settings, message):
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match=message):
-        tw.walk(animal.module(1), animal.task, animal.batches(), FGE, **{"epochs": 2, **settings})
+        tw.walk(animal.module(1), animal.task, animal.batches(), **{"method": FGE, "epochs": 2, **settings})
 
 
 @pytest.mark.parametrize("keep", [[0], [4], [1, 9]])
@@ -154,3 +158,39 @@ def test_only_epochs_of_the_run_can_be_kept(keep):
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match="keep names epochs between 1 and 3"):
         tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, keep=keep)
+
+
+def test_a_walk_that_diverges_keeps_what_it_collected():
+    animal, seen = ZOO["mlp"], []
+
+    def loss(net, batch):
+        seen.append(1)
+        return animal.task.loss(net, batch) * (float("nan") if len(seen) == 11 else 1)
+
+    with pytest.raises(tw.Diverged, match="in step 11") as caught:
+        tw.walk(animal.module(1), tw.Task(loss), animal.batches(), FGE, epochs=4)
+    assert [member.made["iteration"] for member in caught.value.members] == [2, 6, 10]
+
+
+def test_several_starts_do_not_see_the_same_order():
+    animal, orders = ZOO["mlp"], []
+    data = torch.utils.data.DataLoader([(x, y) for b in animal.batches() for x, y in zip(*b, strict=True)], 5, shuffle=True)
+
+    def loss(net, batch):
+        orders.append(tuple(batch[1].tolist()))
+        return animal.task.loss(net, batch)
+
+    a, b = animal.ends()
+    tw.walk(animal.module(1), tw.Task(loss), data, tw.SWA(lr=0.01), epochs=2, start=[a, b])
+    assert orders[:6] != orders[6:]
+
+
+def test_a_loader_that_promises_more_than_it_gives():
+    animal = ZOO["mlp"]
+
+    class Short(list):
+        def __len__(self):
+            return 6
+
+    with pytest.raises(tw.ThalwegError, match="promised 6 batches and gave 3"):
+        tw.fit(animal.module(1), animal.task, Short(animal.batches()), epochs=1, lr=0.1)

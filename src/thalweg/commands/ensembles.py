@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ThalwegError
-from .options import Clip, Decay, Device, Momentum, Out, Quiet, Rate, Seed, Task, bar, decayed, done, plain
+from .options import Clip, Decay, Device, Momentum, Out, Quiet, Rate, Seed, Task, bar, done, plain
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -138,14 +138,12 @@ def compare(
     from ..training.compare import compare as run
 
     inputs = load_inputs(task, 0, device)
-    highest, lowest = lr_max or lr / 5, lr_min or lr / 100
-    ways = {
-        name: _method(name, cycle, cycles, lr if name == "snapshot" else highest, lowest) for name in ("snapshot", "fge", "swa")
-    }
-    known: dict[str, Any] = {"ind": Ind(), **ways}
+    highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
     chosen = [name.strip().lower() for name in methods.split(",")]
-    if not set(chosen) <= set(known):
-        raise ThalwegError(f"methods are {', '.join(known)}, separated by commas; got '{methods}'")
+    if not set(chosen) <= {"ind", "snapshot", "fge", "swa"}:
+        raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{methods}'")
+    rates = {"snapshot": lr, "fge": highest, "swa": highest}
+    ways = [Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
     start_run(out, "compare", settings)
     result = run(
@@ -153,7 +151,7 @@ def compare(
         inputs.task,
         inputs.train,
         inputs.data[name],
-        [known[way] for way in chosen],
+        ways,
         budget=budget,
         multiples=[k for k in (1, 2, 3) if k <= seeds],
         seeds=range(seeds),
@@ -169,7 +167,7 @@ def compare(
     figures.budget(result, ax=figure.subplots())
     figures.save(figure, out / "comparison")
     typer.echo(f"on '{name}'\n{result.table()}")
-    done(out, f"thalweg walk --task {task} --lr-max {highest:g} --lr-min {lowest:g}{decayed(weight_decay)} --out walk")
+    done(out, None)
 
 
 def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":

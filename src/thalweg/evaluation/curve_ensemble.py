@@ -80,11 +80,18 @@ def curve_ensemble(
         test set, each half scaled by what was fitted on the other, and the result says so.
     """
     check_task(task)
+    if task.activation is not None:
+        raise ThalwegError(
+            "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
+        )
     for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
         count(batches, name)
     probe, ts = Probe(module), curve.spaced(points)
     probe.layout.check(curve.layout, "the network", "the curve")
-    losses, tested, held = [], [], []
+    losses: list[float] = []
+    tested: list[Tensor] = []
+    held: list[Tensor] = []
+    first: Tensor | None = None
     with Progress("curve ensemble", points, progress) as bar:
         for t in ts:
             probe.load(curve.point(t))
@@ -93,6 +100,9 @@ def curve_ensemble(
                 recompute(probe, task.loss, refresh)
                 losses.append(measure(probe.module, task, refresh, probe.device)["data_loss"])
                 logits, labels = _logits(probe, task, test)
+                if first is not None and not torch.equal(labels, first):
+                    raise ThalwegError("the test batches come in another order in each pass: use a loader without shuffling")
+                first = labels
                 tested.append(logits)
                 if held_out is not None:
                     more, held_labels = _logits(probe, task, held_out)
@@ -136,6 +146,7 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
         return [1.0] * len(logits)
     if scaling == "per point":
         return [fit_temperature(x, labels) for x in logits]
+    losses = [max(loss, 1e-6) for loss in losses]  # a loss of zero has no inverse
     mean = sum(losses) / len(losses)
     relative = {
         "one": [1.0] * len(logits),

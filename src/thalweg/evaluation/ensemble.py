@@ -17,12 +17,13 @@ from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
 from ..tasks import Task, check_task
+from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
+from .results import PERCENT
 
 MANIFEST = "ensemble.json"
-PERCENT = ("error", "disagreement")  # scores that tables show in percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +104,12 @@ class Ensemble:
             raise ThalwegError(
                 f"{name} has no batch-norm statistics, as points of curves and averages have none: refresh it first"
             )
-        self.members.append(member)
+        self.members.append(member.to("cpu"))
 
     def predict(self, task: Task, batches: Batches, *, progress: bool | None = None) -> tuple[Tensor, Tensor]:
         """The averaged probabilities (or outputs, for regression) and the targets, on the CPU, in the batches' order."""
-        [(own, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
-        return mean.to(own.dtype), targets
+        [(_, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
+        return mean.to(torch.promote_types(self._probe.layout.dtype, torch.float32)), targets
 
     def score(self, task: Task, batches: Batches, *, progress: bool | None = None) -> dict[str, float]:
         """error, nll, brier, ece and the mean pairwise disagreement of the members; for regression the squared error."""
@@ -118,7 +119,7 @@ class Ensemble:
         """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
         growth, members, chosen = [], [], []
         for own, mean, targets in self._growing(task, batches, progress):
-            members.append(_scores(own.double(), targets))
+            members.append(_scores(own, targets))
             growth.append(_scores(mean, targets))
             chosen.append(own.argmax(1) if _are_labels(targets) else own)
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if _are_labels(targets) else []
@@ -134,6 +135,8 @@ class Ensemble:
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )
+        if (folder / MANIFEST).is_file():
+            _check_kind(folder, self._probe.layout)
         entries = [self._save_member(folder, member) for member in self.members]
         files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
         for stale in set(folder.glob("member-*.safetensors")) - {folder / entry["file"] for entry in entries}:
@@ -146,6 +149,7 @@ class Ensemble:
         skip: files of members to leave out, such as a damaged one.
         """
         folder = Path(folder)
+        _check_kind(folder, Layout.of(module))
         entries = files.load_json(folder / MANIFEST, "ensemble")["members"]
         return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
 
@@ -153,15 +157,14 @@ class Ensemble:
         """Named by its content, so that a file once written is never written over."""
         digest = member.digest()
         name = f"member-{digest[:16]}.safetensors"
-        if not (folder / name).exists():
-            member.save(folder / name)
+        member.save(folder / name)
         return {"file": name, "sha256": digest, "made": member.made}
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Member after member: what it predicts, what all up to it predict together, and the targets."""
         total: Tensor | float = 0.0
         for k, (own, targets) in enumerate(self._each(task, batches, progress), start=1):
-            total = total + own.double()
+            total = total + own
             yield own, total / k, targets
 
     def _each(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -186,7 +189,7 @@ def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> t
     with seeded(0, batches), torch.no_grad():
         for batch in moved(batches, probe.device):
             outputs, wanted = task.predictions(probe.module, batch)
-            values.append(task.probabilities(outputs, wanted).cpu())
+            values.append(task.probabilities(outputs.double(), wanted).cpu())
             targets.append(wanted.cpu())
             bar.advance()
     return torch.cat(values), torch.cat(targets)
@@ -195,6 +198,9 @@ def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> t
 def _scores(values: Tensor, targets: Tensor) -> dict[str, float]:
     if _are_labels(targets):
         return {name: score(values, targets) for name, score in metrics.SCORES.items()}
+    if values.shape != targets.shape:
+        shapes = f"{tuple(values.shape)} and {tuple(targets.shape)}"
+        raise ThalwegError(f"outputs and targets must have one shape to be compared; got {shapes}: reshape one in the task")
     return {"squared_error": float((values - targets.double()).square().mean())}
 
 
@@ -205,6 +211,11 @@ def _are_labels(targets: Tensor) -> bool:
 def _mean_pair(pairs: list[list[float]], k: int) -> float:
     """Over the first k members; one member agrees with itself."""
     return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
+
+
+def _check_kind(folder: Path, layout: Layout) -> None:
+    found = files.load_json(folder / MANIFEST, "ensemble")["layout"]
+    layout.check(Layout.from_dict(found), "the network", f"the ensemble in {folder}")
 
 
 def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 BINS = 15
-TINY = 1e-38  # a probability of zero costs this much of a logarithm, not an infinite one
+TINY = 1e-300  # a probability of zero costs this much of a logarithm, not an infinite one
 
 
 def error(probabilities: Tensor, labels: Tensor) -> float:

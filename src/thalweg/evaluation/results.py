@@ -11,6 +11,8 @@ import numpy as np
 from .. import text
 from ..store import files
 
+PERCENT = ("error", "disagreement")  # scores that tables show in percent
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -66,7 +68,7 @@ class Comparison:
         return mean(values), stdev(values) if len(values) > 1 else float("nan")
 
     def table(self, name: str = "error") -> str:
-        header = [f"{name}{' (%)' if name == 'error' else ''}", "epochs per run", "networks per run"]
+        header = [f"{name}{' (%)' if name in PERCENT else ''}", "epochs per run", "networks per run"]
         rows = []
         for method, entry in self.entries.items():
             cells = [self._cell(method, k, name) for k in self.multiples]
@@ -85,5 +87,5 @@ class Comparison:
 
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)
-        shown = text.number(value, name == "error")
-        return shown if spread != spread else f"{shown} ± {text.number(spread, name == 'error')}"
+        shown = text.number(value, name in PERCENT)
+        return shown if spread != spread else f"{shown} ± {text.number(spread, name in PERCENT)}"

@@ -1,5 +1,6 @@
 """A walk inside a Lightning `Trainer`."""
 
+from math import ceil
 from typing import Any
 
 import lightning
@@ -28,14 +29,15 @@ class WalkCallback(Callback):
                 "WalkCallback sets the learning rate itself, so the module must configure one optimizer and no scheduler; it has "
                 f"{len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
-        epochs = trainer.max_epochs or 1
-        steps = int(trainer.estimated_stepping_batches) // epochs
+        steps = ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        epochs = ceil(trainer.estimated_stepping_batches / steps)
         self.scheduler = WalkScheduler(trainer.optimizers[0], self.method, steps=steps, epochs=epochs)
         self.collector = Collector(pl_module, self.scheduler)
         if self._waiting is not None:
             self.scheduler.load_state_dict(self._waiting["scheduler"])
             self.collector.load_state_dict(self._waiting["collector"])
-            trainer.optimizers[0].param_groups[0]["lr"] = self.scheduler.get_last_lr()[0]
+            for group, rate in zip(trainer.optimizers[0].param_groups, self.scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
         self.members = self.collector.members
         self._steps = trainer.global_step
 

@@ -99,10 +99,10 @@ def _levels(*values: np.ndarray) -> np.ndarray:
     return low + (high - low) * np.geomspace(np.exp(-DEPTH), 1.0, LEVELS)
 
 
-def trace(trace: Trace, data: str | None = None, quantity: str = "error", axes: Any = None) -> Any:
+def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
     """Learning rate, a watched quantity and the distance from the start along a walk, collected networks marked.
 
-    data: which watched data set; the last one if not given.
+    data, quantity: what of the watched data to show; the error, or else the loss, of the last set if not given.
     """
     if axes is None:
         import matplotlib.pyplot as plt
@@ -113,7 +113,10 @@ def trace(trace: Trace, data: str | None = None, quantity: str = "error", axes: 
     panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
     if trace.watched:
         name = list(trace.watched)[-1] if data is None else data
-        quantity = quantity if quantity in trace.watched[name] else "data_loss"
+        quantity = quantity or ("error" if "error" in trace.watched[name] else "data_loss")
+        if quantity not in trace.watched.get(name, {}):
+            there = {key: sorted(entry) for key, entry in trace.watched.items()}
+            raise ThalwegError(f"the trace has no '{quantity}' on '{name}'; it has {there}")
         values = np.array(trace.watched[name][quantity]) * (100 if quantity in PERCENT else 1)
         label = f"{name} {quantity.replace('_', ' ')}{' (%)' if quantity in PERCENT else ''}"
         panels.insert(1, (label, np.array(trace.watched_at), values))
@@ -138,7 +141,7 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
         comparison.entries, shifts, cycle("osD^v"), _styles(len(comparison.entries)), strict=False
     ):
         pairs = np.array([comparison.score(name, k, score) for k in comparison.multiples])
-        spread = np.nan_to_num(pairs[:, 1])
+        spread = pairs[:, 1]  # not known for a pool of several runs
         at = np.array(comparison.multiples) + shift
         ax.errorbar(
             at, factor * pairs[:, 0], factor * spread, color=colour, linestyle=style, marker=marker, capsize=3, label=name

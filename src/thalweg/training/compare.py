@@ -28,6 +28,7 @@ class Ind:
 
 
 Contender = Ind | Method
+OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it leaves
 
 
 def compare(
@@ -58,10 +59,11 @@ def compare(
     What methods share is trained once, and charged to each as if it ran alone.
     """
     contenders = [_settled(method, lr) for method in methods]
-    if not contenders or not seeds or max(multiples) > len(seeds) or min(multiples) < 1:
+    different = len(set(seeds)) == len(seeds) and len(set(map(str, contenders))) == len(contenders)
+    if not contenders or not multiples or not different or max(multiples) > len(seeds) or min(multiples) < 1:
         raise ThalwegError(
-            f"compare needs a method, and as many seeds as the largest multiple; got {len(contenders)} methods, "
-            f"{len(seeds)} seeds and multiples {tuple(multiples)}"
+            "compare needs different methods, and as many different seeds as the largest multiple; got methods "
+            f"{', '.join(map(str, contenders)) or 'none'}, seeds {tuple(seeds)} and multiples {tuple(multiples)}"
         )
     runner = _Runner(task, train, refresh, budget, lr, _common(momentum, weight_decay, clip, progress))
     with seeded(seeds[0]):
@@ -131,7 +133,7 @@ class _Runner:
         start: list[Checkpoint] | None = None
         if trained is not None and self.starts(contender):
             start = [trained.kept[epoch] for epoch in self.starts(contender)]
-        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed}
+        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed + OTHER_ORDER}
         members = walk(module, self.task, self.train, contender, **settings)
         return [self._averaged(module, members)] if isinstance(contender, SWA) else list(members)
 

@@ -112,6 +112,9 @@ def train(
                 observer.after_step(saver.done, lr, loss)
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
                 saver.after_step(interrupts)
+            if saver.within != steps:
+                message = f"the batches promised {steps} batches and gave {saver.within}"
+                raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
             watch.end(saver.done, lr)
             motion.probe.check()
             observer.after_epoch(saver.epoch)

@@ -65,6 +65,7 @@ class FGE(Method):
     def __post_init__(self) -> None:
         if not 0 < self.lr_min <= self.lr_max:
             raise ThalwegError(f"FGE needs 0 < lr_min <= lr_max; got lr_min {self.lr_min} and lr_max {self.lr_max}")
+        _check_shares(self.starts)
 
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps)
@@ -99,7 +100,12 @@ class Snapshot(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         total = steps * epochs
         length = ceil(total / self.cycles)
-        _check_fits(self.cycles, total)
+        last = total - length * (self.cycles - 1)
+        if last < 0.75 * length:
+            raise ThalwegError(
+                f"{self.cycles} cycles of {length} iterations leave {max(last, 0)} of {total} for the last one, too few to train a "
+                "network worth collecting: choose another number of cycles or epochs"
+            )
         return Plan(cosine(self.lr_max, length), lambda i: i % length == 0 or i == total, total)
 
 
@@ -122,6 +128,7 @@ class SWA(Method):
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
+        _check_shares(self.starts)
 
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps)
@@ -131,6 +138,7 @@ class SWA(Method):
 
 def _iterations(cycle: float | Iterations, steps: int) -> int:
     length = cycle.count if isinstance(cycle, Iterations) else cycle * steps
+    length = round(length) if abs(length - round(length)) < 1e-6 else length
     if length < 1 or length != int(length):
         found = f"{cycle} {_unit(cycle)} of {steps} iterations are {length}"
         raise ThalwegError(f"a cycle must be a whole number of iterations, at least 1; {found}")
@@ -139,6 +147,11 @@ def _iterations(cycle: float | Iterations, steps: int) -> int:
 
 def _unit(cycle: float | Iterations) -> str:
     return "" if isinstance(cycle, Iterations) else "epochs"
+
+
+def _check_shares(starts: tuple[float, ...]) -> None:
+    if not starts or not all(0 < share < 1 for share in starts):
+        raise ThalwegError(f"starts are shares of the budget, above 0 and below 1; got {starts}")
 
 
 def _check_fits(length: int, total: int) -> None:

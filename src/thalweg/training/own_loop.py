@@ -60,7 +60,9 @@ class Collector:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         layout = Layout.of(self.module)
-        self.members = [Weights.from_tensors(layout, entry["tensors"], entry["made"]) for entry in state["members"]]
+        copies = [{name: t.clone() for name, t in entry["tensors"].items()} for entry in state["members"]]
+        notes = [dict(entry["made"]) for entry in state["members"]]
+        self.members = [Weights.from_tensors(layout, tensors, made) for tensors, made in zip(copies, notes, strict=True)]
 
 
 def collect(module: nn.Module, i: int) -> Weights:

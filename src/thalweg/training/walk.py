@@ -1,6 +1,7 @@
 """Go on training under a cyclic learning rate, and collect networks on the way."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
-from ..errors import ThalwegError
+from ..errors import Diverged, ThalwegError
 from ..evaluation.measure import measure
 from ..evaluation.results import Trace
 from ..randomness import seeded
@@ -23,6 +24,7 @@ from .methods import Method, Plan
 from .saver import Observer
 
 Start = Weights | Checkpoint
+APART = 1_000_003  # between the seeds of several starts, which should not see the same order of data
 
 
 class Walk(list[Weights]):
@@ -68,22 +70,31 @@ def walk(
     starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
+    if not isinstance(method, Method):
+        raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ThalwegError(f"epochs must be a whole number, at least 1; got {epochs!r}")
     plan = method.plan(count(batches), epochs)
-    settings = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, progress)
+    whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, progress)
     pooled = Walk()
     about = {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
-    described = {**settings.describe(batches), **about} if run else {}
+    described = {**whole.describe(batches), **about} if run else {}
     with opened(run, "walk", described) as held:
         for number, here in enumerate(starts):
             label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
+            settings = replace(whole, seed=seed + number * APART)
             part = None if held is None else held.child(f"start-{number + 1}")
             with opened(part, "walk", described) as folder:
                 observer = _Collector(plan, task, watch or {}, made, folder)
                 if folder is None or not (folder.folder / TRACE).is_file():
                     motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here))
                     state = here if isinstance(here, Checkpoint) else None
-                    train(motion, task, batches, settings, label, observer, state, folder)
+                    try:
+                        train(motion, task, batches, settings, label, observer, state, folder)
+                    except Diverged as error:
+                        error.members = [*pooled, *observer.members]
+                        raise
                 members, trace = observer.end()
             pooled.extend(members)
             pooled.traces.append(trace)
