@@ -10,7 +10,7 @@ import typer
 
 from . import __version__
 from .commands import ensembles, geometry
-from .errors import Diverged, ThalwegError
+from .errors import Diverged, Stopped, ThalwegError
 
 app = typer.Typer(
     name="thalweg",
@@ -47,6 +47,8 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
+        except Stopped as error:
+            _fail(str(error), 128 + error.signal)
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:

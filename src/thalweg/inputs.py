@@ -14,12 +14,11 @@ from .errors import ThalwegError
 from .evaluation.ensemble import MANIFEST, Ensemble
 from .randomness import seeded
 from .store import files
+from .store.runs import CURVE, WEIGHTS
 from .tasks import Task
 from .weightspace.curves import Curve
 from .weightspace.layout import Layout
 from .weightspace.weights import Weights
-
-WEIGHTS, CURVE = "weights.safetensors", "curve.safetensors"
 
 
 @dataclass(frozen=True)

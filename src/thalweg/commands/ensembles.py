@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ThalwegError
-from .options import Clip, Decay, Device, Momentum, Out, Quiet, Rate, Seed, Task, bar, done, plain
+from .options import Clip, Decay, Device, Every, Momentum, Out, Quiet, Rate, Resume, Seed, Task, bar, done, plain
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -38,6 +38,8 @@ def walk(
     clip: Clip = None,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = False,
+    every: Every = "1m",
     quiet: Quiet = False,
 ) -> None:
     """Go on training under a cyclic learning rate and collect networks for an ensemble.
@@ -50,15 +52,16 @@ def walk(
     from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_weights
     from ..reporting import figures
-    from ..store.runs import start_run
+    from ..store.runs import Run
     from ..training.walk import walk as train
 
     inputs = load_inputs(task, seed, device)
     way = _method(method, cycle, cycles, lr_max, lr_min)
     starts = [load_weights(path, inputs.model) for path in start or []] or None
-    start_run(out, "walk", settings)
+    run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    found = train(inputs.model, inputs.task, inputs.train, way, start=starts, watch=inputs.data, progress=bar(quiet), **rest)
+    told: Any = {"watch": inputs.data, "run": run, "progress": bar(quiet)}
+    found = train(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
     Ensemble(inputs.model, found).save(out / MEMBERS)
     for number, trace in enumerate(found.traces, start=1):
         trace.save(out / f"trace-{number}.json")
@@ -122,6 +125,8 @@ def compare(
         str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
     ] = None,
     device: Device = None,
+    resume: Resume = False,
+    every: Every = "1m",
     quiet: Quiet = False,
 ) -> None:
     """Independent networks, Snapshot, FGE and SWA at equal cost: what each makes of one, two, three budgets.
@@ -133,9 +138,9 @@ def compare(
 
     from ..inputs import load_inputs
     from ..reporting import figures
-    from ..store.runs import start_run
+    from ..store.runs import Run
     from ..training.compare import Ind
-    from ..training.compare import compare as run
+    from ..training.compare import compare as measure
 
     inputs = load_inputs(task, 0, device)
     highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
@@ -145,8 +150,7 @@ def compare(
     rates = {"snapshot": lr, "fge": highest, "swa": highest}
     ways = [Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
-    start_run(out, "compare", settings)
-    result = run(
+    result = measure(
         lambda seed: load_inputs(task, seed, device).model,
         inputs.task,
         inputs.train,
@@ -160,6 +164,7 @@ def compare(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
+        run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )
     result.save(out / "comparison.json")

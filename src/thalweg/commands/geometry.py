@@ -7,7 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ThalwegError
-from .options import Clip, Decay, Device, Epochs, Momentum, Network, Out, Quiet, Rate, Seed, Task, bar, decayed, done, plain
+from .options import (
+    Clip,
+    Decay,
+    Device,
+    Epochs,
+    Every,
+    Momentum,
+    Network,
+    Out,
+    Quiet,
+    Rate,
+    Resume,
+    Seed,
+    Task,
+    bar,
+    decayed,
+    done,
+    plain,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +66,8 @@ def fit(
     clip: Clip = None,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = False,
+    every: Every = "1m",
     quiet: Quiet = False,
 ) -> None:
     """Train one network: the end of a curve. Run it with two seeds to get two ends.
@@ -56,15 +76,14 @@ def fit(
     """
     settings = plain(locals())
     from ..evaluation.scan import scan as measure
-    from ..inputs import WEIGHTS, load_inputs
-    from ..store.runs import start_run
+    from ..inputs import load_inputs
+    from ..store.runs import Run
     from ..training.fit import fit as train
 
     inputs = load_inputs(task, seed, device)
-    start_run(out, "fit", settings)
+    run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    weights = train(inputs.model, inputs.task, inputs.train, progress=bar(quiet), **rest)
-    weights.save(out / WEIGHTS)
+    weights = train(inputs.model, inputs.task, inputs.train, run=run, progress=bar(quiet), **rest)
     alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
     typer.echo(alone.table())
     done(out, f"thalweg connect {out} OTHER --task {task}{decayed(weight_decay)} --out curve")
@@ -88,6 +107,8 @@ def connect(
     clip: Clip = None,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = False,
+    every: Every = "1m",
     quiet: Quiet = False,
 ) -> None:
     """Find a curve of low loss between two trained networks, START and END.
@@ -95,18 +116,17 @@ def connect(
     Writes `curve.safetensors`.
     """
     settings = plain(locals())
-    from ..inputs import CURVE, load_inputs, load_weights
-    from ..store.runs import start_run
+    from ..inputs import load_inputs, load_weights
+    from ..store.runs import Run
     from ..training.connect import connect as train
     from ..weightspace.curves import Bezier, PolyChain
 
     inputs = load_inputs(task, seed, device)
     kind = Bezier if curve == "bezier" else PolyChain
     fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
-    start_run(out, "connect", settings)
+    run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    found = train(inputs.model, fresh, inputs.task, inputs.train, loss=loss, progress=bar(quiet), **rest)
-    found.save(out / CURVE)
+    found = train(inputs.model, fresh, inputs.task, inputs.train, loss=loss, run=run, progress=bar(quiet), **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
 
@@ -122,6 +142,7 @@ def scan(
     weight_decay: Decay = 0.0,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure loss and error along a curve, or along the straight line between two networks.
@@ -133,7 +154,7 @@ def scan(
     from ..evaluation.scan import scan as measure
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
     from ..reporting import figures
-    from ..store.runs import start_run
+    from ..store.runs import Run
     from ..weightspace.curves import Segment
 
     inputs = load_inputs(task, seed, device)
@@ -143,9 +164,9 @@ def scan(
         target = Segment(*(load_weights(path, inputs.model) for path in what))
     else:
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
-    start_run(out, "scan", settings)
+    run = Run(out, resume=resume, note=settings)
     rest: Any = {"points": points, "weight_decay": weight_decay, "refresh": inputs.refresh, "progress": bar(quiet)}
-    result = measure(inputs.model, target, inputs.task, inputs.data, **rest)
+    result = measure(inputs.model, target, inputs.task, inputs.data, run=run, **rest)
     _write(out, result, "profile", lambda data, quantity, ax: figures.profile(result, data, quantity, ax))
     typer.echo(result.table())
     plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
@@ -164,6 +185,7 @@ def plane(
     weight_decay: Decay = 0.0,
     seed: Seed = 0,
     device: Device = None,
+    resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure loss and error over the plane through three networks, or through a curve's ends and its bend.
@@ -174,13 +196,13 @@ def plane(
     from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
     from ..reporting import figures
-    from ..store.runs import start_run
+    from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
     target, drawn = _plane(what, inputs.model)
-    start_run(out, "plane", settings)
+    run = Run(out, resume=resume, note=settings)
     rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "draw": drawn, "progress": bar(quiet)}
-    result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, **rest)
+    result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, run=run, **rest)
     _write(out, result, "surface", lambda data, quantity, ax: figures.surface(result, data, quantity, ax))
     typer.echo(result.table())
     done(out, None)

@@ -27,6 +27,10 @@ Device = Annotated[
     typer.Option(help="Where to compute, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, even on a terminal.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, from where it stopped.")]
+Every = Annotated[
+    str, typer.Option("--checkpoint-every", help="How often to save the state: so many epochs (5), or minutes (10m).")
+]
 Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .safetensors file, or a .pt state dict.")]
 
 
@@ -36,7 +40,8 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     def value(item: Any) -> Any:
         return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
 
-    return {key: value(item) for key, item in settings.items() if key not in ("out", "quiet")}
+    own = ("out", "quiet", "resume", "every", "device")
+    return {key: value(item) for key, item in settings.items() if key not in own}
 
 
 def bar(quiet: bool) -> bool | None:
@@ -50,6 +55,6 @@ def decayed(weight_decay: float) -> str:
 
 def done(out: Path, following: str | None) -> None:
     """Say what was written, and what one would type next."""
-    typer.echo("wrote " + "\n      ".join(str(path) for path in sorted(out.rglob("*")) if path.is_file()))
+    typer.echo("wrote " + "\n      ".join(str(path) for path in sorted(out.rglob("*")) if path.is_file() and path.name[0] != "."))
     if following:
         typer.echo(f"next: {following}")

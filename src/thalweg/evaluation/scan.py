@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from .. import text
-from ..batches import Batches, count
+from ..batches import Batches, count, fingerprint
 from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
+from ..store.runs import POINTS, Interrupts, Run, opened
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import recompute
 from ..weightspace.curves import Curve, check_t
@@ -162,6 +163,7 @@ def scan(
     weight_decay: float = 0.0,
     refresh: Batches | None = None,
     draw: Mapping[str, Curve | Sequence[Weights]] | None = None,
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Scan:
     """Measure loss and metrics at points of a curve or a plane, or at given weights.
@@ -179,6 +181,7 @@ def scan(
     grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share.
     weight_decay: the one used in training, for `loss`.
     refresh: batches over which batch-norm statistics are recomputed at every point.
+    run: a folder that keeps every point measured, so that the same call goes on if it was stopped or killed.
     draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
     """
     check_task(task)
@@ -187,12 +190,21 @@ def scan(
     probe = Probe(module)
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
-    measured: list[dict[str, dict[str, float]]] = []
     at = _Measurer(probe, task, data, refresh, weight_decay)
-    with Progress(f"scanning {where['name']}", len(makers), progress) as bar:
-        for make in makers:
+    about = _description(target, where, data, refresh, weight_decay) if run else {}
+    with (
+        opened(run, "scan", about) as held,
+        Progress(f"scanning {where['name']}", len(makers), progress) as bar,
+        Interrupts(held is not None) as interrupts,
+    ):
+        measured: list[Any] = held.lines(POINTS) if held is not None else []
+        bar.done = len(measured)
+        for make in makers[len(measured) :]:
             measured.append(at(make()))
             bar.advance()
+            if held is not None:
+                held.append(POINTS, measured[-1])
+                interrupts.grant(held.folder, f"point {len(measured)} of {len(makers)}")
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
     stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
@@ -261,6 +273,21 @@ def _points_of(
         return where, [_maker(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
     return {"name": "Weights", "kind": "points", "length": _array(np.cumsum(steps))}, [_maker(lambda w: w, w) for w in target]
+
+
+def _description(
+    target: Curve | Plane | Sequence[Weights],
+    where: Mapping[str, Any],
+    data: Mapping[str, Batches],
+    refresh: Batches | None,
+    weight_decay: float,
+) -> dict[str, Any]:
+    """What must be the same when a scan goes on."""
+    points = target.points if isinstance(target, Curve | Plane) else target
+    places = {key: _plain(where[key]) for key in ("t", "x", "y") if key in where}
+    seen = {name: fingerprint(batches) for name, batches in data.items()}
+    own = {"of": where["name"], "points": [point.digest() for point in points], "weight_decay": weight_decay}
+    return {**own, **places, "data": seen, "refresh": None if refresh is None else fingerprint(refresh)}
 
 
 def _increasing(points: Sequence[float]) -> list[float]:

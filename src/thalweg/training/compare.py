@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..batches import Batches, count
+from ..batches import Batches, count, fingerprint
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.results import Comparison
 from ..randomness import seeded
+from ..store.runs import Run, opened
 from ..tasks import Task
 from ..weightspace.batchnorm import refresh as add_statistics
 from ..weightspace.modules import batch_norms
@@ -46,6 +48,7 @@ def compare(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     clip: float | None = None,
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Comparison:
     """Give each method the same number of epochs and score the ensembles they make of it.
@@ -72,11 +75,14 @@ def compare(
         runner.check(contender, module)
     entries: dict[str, dict[str, Any]] = {}
     pools: list[list[list[Weights]]] = [[] for _ in contenders]
-    for seed in seeds:
-        with seeded(seed):
-            module = make(seed)
-        for pool, members in zip(pools, runner.run(module, contenders, seed), strict=True):
-            pool.append(members)
+    about = {"methods": list(map(str, contenders)), "budget": budget, "lr": lr, "data": fingerprint(train)} if run else {}
+    with opened(run, "compare", {**about, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}) as held:
+        for seed in seeds:
+            with seeded(seed):
+                module = make(seed)
+            part = None if held is None else held.child(f"seed-{seed}")
+            for pool, members in zip(pools, runner.run(module, contenders, seed, part), strict=True):
+                pool.append(members)
     for contender, pool in zip(contenders, pools, strict=True):
         cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
         together = {k: pool[:k] for k in multiples if k > 1}
@@ -103,12 +109,14 @@ class _Runner:
         if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
             raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
 
-    def run(self, module: nn.Module, contenders: Sequence[Contender], seed: int) -> list[list[Weights]]:
+    def run(self, module: nn.Module, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}
         whole = any(isinstance(contender, Ind) for contender in contenders)
         length = self.budget if whole else max(starts, default=0)
-        trained = self._fit(module, length, sorted(starts), seed) if length else None
-        return [self._members(contender, module, trained, seed) for contender in contenders]
+        parts = [run and run.child(name) for name in ("plain", *(f"method-{k + 1}" for k in range(len(contenders))))]
+        trained = self._fit(module, length, sorted(starts), seed, parts[0]) if length else None
+        each = zip(contenders, parts[1:], strict=True)
+        return [self._members(contender, module, trained, seed, part) for contender, part in each]
 
     def starts(self, contender: Contender) -> list[int]:
         return [round(share * self.budget) for share in getattr(contender, "starts", ())]
@@ -122,18 +130,20 @@ class _Runner:
         starts = self.starts(contender)
         return max(starts) + len(starts) * self.walk_epochs(contender) if starts else self.budget
 
-    def _fit(self, module: nn.Module, epochs: int, keep: Sequence[int], seed: int) -> Weights:
-        settings = {**self.common, "epochs": epochs, "schedule": self.schedule, "keep": keep, "seed": seed}
+    def _fit(self, module: nn.Module, epochs: int, keep: Sequence[int], seed: int, run: Run | None) -> Weights:
+        settings = {**self.common, "epochs": epochs, "schedule": self.schedule, "keep": keep, "seed": seed, "run": run}
         return fit(module, self.task, self.train, **settings)
 
-    def _members(self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int) -> list[Weights]:
+    def _members(
+        self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int, run: Run | None
+    ) -> list[Weights]:
         if isinstance(contender, Ind):
             assert trained is not None
             return [trained.to("cpu")]
         start: list[Checkpoint] | None = None
         if trained is not None and self.starts(contender):
             start = [trained.kept[epoch] for epoch in self.starts(contender)]
-        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed + OTHER_ORDER}
+        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed + OTHER_ORDER, "run": run}
         members = walk(module, self.task, self.train, contender, **settings)
         return [self._averaged(module, members)] if isinstance(contender, SWA) else list(members)
 

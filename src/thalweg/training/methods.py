@@ -103,7 +103,7 @@ class Snapshot(Method):
         last = total - length * (self.cycles - 1)
         if last < 0.75 * length:
             raise ThalwegError(
-                f"{self.cycles} cycles of {length} iterations leave {max(last, 0)} of {total} for the last one, too few to train a "
+                f"{self.cycles} cycles of {length} iterations leave {max(last, 0)} of {total} for the last one, too few for a "
                 "network worth collecting: choose another number of cycles or epochs"
             )
         return Plan(cosine(self.lr_max, length), lambda i: i % length == 0 or i == total, total)

@@ -53,7 +53,9 @@ class Saver:
         if run is not None and state is not None:
             self._restore(*state)
         if run is not None:
-            run.rewrite(LOG, [entry for entry in run.lines(LOG) if entry["epoch"] < self.epoch])
+            told = run.lines(LOG)
+            still = [entry for entry in told if entry["epoch"] < self.epoch]
+            run.rewrite(LOG, still, changed=len(still) < len(told))
 
     def rest_of_epoch(self) -> Iterator[Any]:
         """The batches of this epoch that have not been seen."""
