@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 
 ECOSYSTEM := .venv-ecosystem
 
-.PHONY: demo test test-ecosystem lint benchmark clean
+.PHONY: demo test test-ecosystem soak lint benchmark clean
 
 demo: $(READY)  ## three networks on the digits, the curves between two of them, figures in thalweg-demo/
 	$(BIN)/thalweg demo
@@ -15,6 +15,9 @@ test: $(READY) lint  ## everything CI checks
 
 test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers and torchmetrics
 	$(ECOSYSTEM)/bin/pytest tests/ecosystem
+
+soak: $(READY)  ## kill fit, connect, walk and scan fifteen times each, resume, and compare bit for bit
+	THALWEG_KILLS=15 $(BIN)/pytest -s -k killed tests/training/test_resume.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """A run that was stopped goes on as if nothing had happened, bit for bit."""
 
-import json
 import os
 import random
 import signal
@@ -171,53 +170,43 @@ def test_odd_intervals(every, tmp_path):
 
 
 SCRIPT = """
-import sys, torch
-sys.path.insert(0, {tests!r})
-from zoo import ZOO
-import thalweg as tw
+import sys
+sys.path[:0] = [{tests!r}, {here!r}]
+import test_resume
 from thalweg.store.runs import Run
-animal, call, folder = ZOO["conv_bn"], sys.argv[1], sys.argv[2]
-run = Run(folder, every="0m")
-a, b = animal.ends()
-common = dict(epochs=6, weight_decay=0.01, run=run)
-if call == "fit":
-    tw.fit(animal.module(1), animal.task, animal.batches(), lr=0.1, keep=[2, 4], **common)
-elif call == "connect":
-    tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), lr=0.1, **common)
-else:
-    tw.walk(animal.module(1), animal.task, animal.batches(), tw.FGE(tw.Iterations(4), 0.1, 0.01), start=[a, b], **common)
+test_resume.result_of(sys.argv[1], Run(sys.argv[2], every="0m"))
 print("finished")
 """
 
 
-@pytest.mark.parametrize("call", ["fit", "connect", "walk"])
+def result_of(call, run):
+    """What a call gives, as something that can be compared bit for bit."""
+    animal = ZOO["conv_bn"]
+    batches, (a, b) = animal.batches(), animal.ends()
+    common = {"epochs": 6, "weight_decay": 0.01, "run": run}
+    if call == "fit":
+        return bits_of(tw.fit(animal.module(1), animal.task, batches, lr=0.1, keep=[2, 4], **common))
+    if call == "connect":
+        return bits_of(tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, batches, lr=0.1, **common))
+    if call == "walk":
+        return bits_of(tw.walk(animal.module(1), animal.task, batches, FGE, start=[a, b], watch={"x": batches}, **common))
+    scan = tw.scan(animal.module(1), tw.Segment(a, b), animal.task, {"x": batches}, points=40, refresh=batches, run=run)
+    return [torch.tensor(values) for values in scan.to_dict()["values"]["x"].values()]
+
+
+@pytest.mark.parametrize("call", ["fit", "connect", "walk", "scan"])
 def test_killed_at_random_moments_and_resumed(call, tmp_path):
     """SIGKILL, several times, in writing too (every step saves); `make soak` does it often."""
     kills = kill_and_resume(call, tmp_path, seed=1, kills=int(os.environ.get("THALWEG_KILLS", "2")))
-    print(json.dumps({"call": call, "kills": kills}))
-    animal = ZOO["conv_bn"]
-    a, b = animal.ends()
-    common = {"epochs": 6, "weight_decay": 0.01, "run": tmp_path / "run"}
-    for run in (tmp_path / "run", None):
-        common["run"] = run
-        if call == "fit":
-            result = tw.fit(animal.module(1), animal.task, animal.batches(), lr=0.1, keep=[2, 4], **common)
-        elif call == "connect":
-            result = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), lr=0.1, **common)
-        else:
-            fge = tw.FGE(tw.Iterations(4), 0.1, 0.01)
-            result = tw.walk(animal.module(1), animal.task, animal.batches(), fge, start=[a, b], **common)
-            result = tw.average(list(result))
-        found = bits_of(result)
-        if run is not None:
-            resumed = found
-    assert same(resumed, found)
+    assert same(result_of(call, tmp_path / "run"), result_of(call, None))
+    print(f"{call}: killed {kills} times, resumed, and the same bit for bit")
 
 
 def kill_and_resume(call, folder, seed, kills):
     """Start it again and again, killing it at random moments after it has begun to save, until it ends by itself."""
     dice, done = random.Random(seed), 0
-    script = SCRIPT.format(tests=os.path.dirname(os.path.dirname(__file__)))
+    here = os.path.dirname(__file__)
+    script = SCRIPT.format(tests=os.path.dirname(here), here=here)
     for _ in range(20 * kills + 20):
         process = subprocess.Popen([sys.executable, "-c", script, call, str(folder / "run")], stdout=subprocess.PIPE, text=True)
         if done < kills:
@@ -238,9 +227,60 @@ def kill_and_resume(call, folder, seed, kills):
 
 def _newest(folder):
     times = []
-    for path in folder.rglob("state.safetensors"):
+    for path in (*folder.rglob("state.safetensors"), *folder.rglob("points.jsonl")):
         try:
             times.append(path.stat().st_mtime_ns)
         except FileNotFoundError:
             continue
     return max(times, default=0)
+
+
+def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
+    """The third time the state is saved, the disk is full in the middle of the file."""
+    import errno
+
+    from thalweg.store import files
+
+    animal, original, saves = ZOO["conv_bn"], files.save_file, []
+
+    def full(tensors, path, metadata=None):
+        saves.append(1)
+        if len(saves) == 3:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        original(tensors, path, metadata=metadata)
+
+    def go(run):
+        return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, run=run)
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        go(Run(tmp_path / "r", every="0m"))
+    monkeypatch.undo()
+    assert Run(tmp_path / "r").load()[1]["done"] == 2
+    assert not [path for path in (tmp_path / "r").iterdir() if path.name.endswith(".part")]
+    assert same(bits_of(go(tmp_path / "r")), bits_of(go(None)))
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    from typer.testing import CliRunner
+
+    from thalweg.cli import app
+
+    (tmp_path / "file").write_text("in the way")
+    flags = ["--task", "thalweg.demo:digits", "--epochs", "1", "--out", str(tmp_path / "file" / "run")]
+    result = CliRunner().invoke(app, ["fit", *flags])
+    assert result.exit_code == 2
+    assert "Not a directory" in result.output
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    from thalweg.store.runs import Interrupts
+
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert interrupts.asked == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

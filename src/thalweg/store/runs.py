@@ -91,6 +91,8 @@ class Run:
     def finish(self, write: Callable[[Path], object]) -> None:
         """Write the result; what was kept for going on is no longer needed."""
         write(self.folder)
+        record = files.load_json(self.folder / RECORD, "run")
+        files.save_json(self.folder / RECORD, "run", {**record, "finished": _now()})
         (self.folder / STATE).unlink(missing_ok=True)
 
     @contextmanager
