@@ -315,6 +315,20 @@ def test_walk_ensemble_and_compare(here):
     assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]
 
 
+def test_kept_epochs_start_a_walk_with_their_momentum(here):
+    common = ("--task", "mine:circle", "--lr", "0.1")
+    ok("fit", *common, "--epochs", "4", "--keep", "2", "--keep", "3", "--out", "keeping")
+    kept = here / "keeping" / "kept-2.safetensors"
+    ok("walk", "--task", "mine:circle", "--method", "swa", "--lr-max", "0.1", "--cycle", "1", "--epochs", "2",
+       "--start", str(kept), "--out", "warm")  # fmt: skip
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    warm = tw.Ensemble.load("warm/members", module).members
+    from thalweg.weightspace.weights import Checkpoint
+
+    assert Checkpoint.load(kept).optimizer["momentum_buffer"].abs().sum() > 0
+    assert len(warm) == 2
+
+
 def test_snapshot_and_swa_on_the_command_line(here):
     for method in ("snapshot", "swa"):
         flags = ("--method", method, "--epochs", "4", "--cycles", "2", "--cycle", "2", "--lr-max", "0.1")

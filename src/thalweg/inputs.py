@@ -18,7 +18,7 @@ from .store.runs import CURVE, WEIGHTS
 from .tasks import Task
 from .weightspace.curves import Curve
 from .weightspace.layout import Layout
-from .weightspace.weights import Weights
+from .weightspace.weights import Checkpoint, Weights
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,13 @@ def load_weights(path: Path, model: nn.Module) -> Weights:
     if files.is_safetensors(path) and files.kind_of(path) is not None:
         return Weights.load(path).to(_device(model))
     return Weights.from_state(files.read_state(path), model)
+
+
+def load_start(path: Path, model: nn.Module) -> Weights | Checkpoint:
+    """Where a walk begins: an epoch that was kept with its optimizer's state, or weights."""
+    if path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "checkpoint":
+        return Checkpoint.load(path)
+    return load_weights(path, model)
 
 
 def load_members(path: Path, model: nn.Module) -> list[Weights]:

@@ -16,6 +16,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.store.runs import Run
 
+KILLS = int(os.environ.get("THALWEG_KILLS", "2"))  # of each call; `make soak` asks for more
 FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
 
 
@@ -163,6 +164,16 @@ os._exit(9)"""
         pass
 
 
+def test_a_line_of_a_newer_format_is_refused(tmp_path, monkeypatch):
+    from thalweg.store import files
+
+    monkeypatch.setattr(files, "FORMAT", 2)
+    Run(tmp_path).append("log.jsonl", {"epoch": 1})
+    monkeypatch.undo()
+    with pytest.raises(tw.ThalwegError, match=r"log\.jsonl has format 2"):
+        Run(tmp_path).lines("log.jsonl")
+
+
 @pytest.mark.parametrize("every", [0, "0", "x", "-1m", 1.5])
 def test_odd_intervals(every, tmp_path):
     with pytest.raises(tw.ThalwegError, match="checkpoints come every so many epochs"):
@@ -183,21 +194,21 @@ def result_of(call, run):
     """What a call gives, as something that can be compared bit for bit."""
     animal = ZOO["conv_bn"]
     batches, (a, b) = animal.batches(), animal.ends()
-    common = {"epochs": 6, "weight_decay": 0.01, "run": run}
+    common = {"epochs": 3 * KILLS, "weight_decay": 0.01, "run": run}
     if call == "fit":
         return bits_of(tw.fit(animal.module(1), animal.task, batches, lr=0.1, keep=[2, 4], **common))
     if call == "connect":
         return bits_of(tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, batches, lr=0.1, **common))
     if call == "walk":
         return bits_of(tw.walk(animal.module(1), animal.task, batches, FGE, start=[a, b], watch={"x": batches}, **common))
-    scan = tw.scan(animal.module(1), tw.Segment(a, b), animal.task, {"x": batches}, points=40, refresh=batches, run=run)
+    scan = tw.scan(animal.module(1), tw.Segment(a, b), animal.task, {"x": batches}, points=20 * KILLS, refresh=batches, run=run)
     return [torch.tensor(values) for values in scan.to_dict()["values"]["x"].values()]
 
 
 @pytest.mark.parametrize("call", ["fit", "connect", "walk", "scan"])
 def test_killed_at_random_moments_and_resumed(call, tmp_path):
     """SIGKILL, several times, in writing too (every step saves); `make soak` does it often."""
-    kills = kill_and_resume(call, tmp_path, seed=1, kills=int(os.environ.get("THALWEG_KILLS", "2")))
+    kills = kill_and_resume(call, tmp_path, seed=1, kills=KILLS)
     assert same(result_of(call, tmp_path / "run"), result_of(call, None))
     print(f"{call}: killed {kills} times, resumed, and the same bit for bit")
 

@@ -26,7 +26,9 @@ def walk(
     method: Annotated[Name, typer.Option(help="How to walk and when to collect.", case_sensitive=False)] = "fge",
     start: Annotated[
         list[Path] | None,
-        typer.Option(help="Weights to start from, as `thalweg fit` writes them; may be repeated. [default: the fresh network]"),
+        typer.Option(
+            help="Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: the fresh network]"
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="How long to walk from each start.")] = 20,
     cycle: Cycle = 2,
@@ -50,14 +52,14 @@ def walk(
     from matplotlib.figure import Figure
 
     from ..evaluation.ensemble import Ensemble
-    from ..inputs import load_inputs, load_weights
+    from ..inputs import load_inputs, load_start
     from ..reporting import figures
     from ..store.runs import Run
     from ..training.walk import walk as train
 
     inputs = load_inputs(task, seed, device)
     way = _method(method, cycle, cycles, lr_max, lr_min)
-    starts = [load_weights(path, inputs.model) for path in start or []] or None
+    starts = [load_start(path, inputs.model) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     told: Any = {"watch": inputs.data, "run": run, "progress": bar(quiet)}

@@ -64,6 +64,10 @@ def fit(
     momentum: Momentum = 0.9,
     weight_decay: Decay = 0.0,
     clip: Clip = None,
+    keep: Annotated[
+        list[int] | None,
+        typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
+    ] = None,
     seed: Seed = 0,
     device: Device = None,
     resume: Resume = False,
@@ -83,7 +87,7 @@ def fit(
     inputs = load_inputs(task, seed, device)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    weights = train(inputs.model, inputs.task, inputs.train, run=run, progress=bar(quiet), **rest)
+    weights = train(inputs.model, inputs.task, inputs.train, keep=keep or (), run=run, progress=bar(quiet), **rest)
     alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
     typer.echo(alone.table())
     done(out, f"thalweg connect {out} OTHER --task {task}{decayed(weight_decay)} --out curve")

@@ -63,7 +63,7 @@ class Run:
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
         text = json.dumps(entry)
-        line = json.dumps({"entry": entry, "sha256": files.text_digest("line", text)})
+        line = json.dumps({"format": files.FORMAT, "entry": entry, "sha256": files.text_digest("line", text)})
         with open(self.folder / name, "a") as file:
             file.write(line + "\n")
             file.flush()
@@ -73,7 +73,7 @@ class Run:
         """The whole lines of a file; a damaged one in the middle is an error, at the end it was cut short."""
         path = self.folder / name
         raw = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        found = [_line(text) for text in raw]
+        found = [_line(path, text) for text in raw]
         while found and found[-1] is None:
             found.pop()
         if None in found:
@@ -84,7 +84,8 @@ class Run:
     def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
         if not changed:
             return
-        lines = [{"entry": entry, "sha256": files.text_digest("line", json.dumps(entry))} for entry in entries]
+        digests = [files.text_digest("line", json.dumps(entry)) for entry in entries]
+        lines = [{"format": files.FORMAT, "entry": e, "sha256": d} for e, d in zip(entries, digests, strict=True)]
         content = "".join(json.dumps(line) + "\n" for line in lines)
         files.write(self.folder / name, lambda temporary: temporary.write_text(content))
 
@@ -210,13 +211,16 @@ def _locked(path: Path, command: str) -> Iterator[None]:
         yield
 
 
-def _line(text: str) -> dict[str, Any] | None:
+def _line(path: Path, text: str) -> dict[str, Any] | None:
     try:
         record = json.loads(text)
         whole = record["sha256"] == files.text_digest("line", json.dumps(record["entry"]))
-        return record["entry"] if whole else None
+        found = record["format"]
     except (json.JSONDecodeError, KeyError, TypeError):
         return None
+    if whole:
+        files.check_format(path, found)
+    return record["entry"] if whole else None
 
 
 def _interval(every: int | str) -> tuple[int | None, float | None]:

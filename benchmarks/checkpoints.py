@@ -1,0 +1,46 @@
+"""What saving the state of a run costs: VGG-16 with momentum, trained with and without a run folder.
+
+    python benchmarks/checkpoints.py [--saves N]
+
+Prints the seconds of one save, and its share of training time at one save a minute.
+"""
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+
+import torch
+
+import thalweg as tw
+from thalweg.store.runs import Run
+from thalweg.training.engine import Engine, Network, make_optimizer
+from thalweg.training.saver import Observer, Saver
+from thalweg.weightspace.probe import Probe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--saves", type=int, default=9, help="how often to save")
+    saves = parser.parse_args().saves
+    motion = Network(Probe(tw.models.vgg16()))
+    engine = Engine(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
+    batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        saver = Saver(Run(folder), engine, Observer(), [batch])
+        for _ in saver.rest_of_epoch():
+            saver.count(engine.step(batch, 1e-3))
+        for _ in range(saves):
+            start = time.perf_counter()
+            saver._save()
+            times.append(time.perf_counter() - start)
+        size = sum(path.stat().st_size for path in Run(folder).folder.rglob("*"))
+    seconds = statistics.median(times)
+    print(f"torch {torch.__version__}, {platform.machine()}: {size / 2**20:.0f} MiB in {seconds:.2f} s (median of {saves})")
+    print(f"one save a minute: {100 * seconds / 60:.2f} % of training time")
+
+
+if __name__ == "__main__":
+    main()
