@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .errors import Diverged, ThalwegError
     from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
     from .evaluation.ensemble import Ensemble
-    from .evaluation.results import Comparison, Trace
-    from .evaluation.scan import Scan, scan
+    from .evaluation.results import Comparison, Scan, Trace
+    from .evaluation.scan import scan
     from .reporting import figures
     from .tasks import Task, classification, language_modelling, regression
     from .training.compare import Ind, compare
@@ -40,8 +40,8 @@ _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
     "evaluation.curve_ensemble": ("CurveEnsemble", "curve_ensemble"),
     "evaluation.ensemble": ("Ensemble",),
-    "evaluation.results": ("Comparison", "Trace"),
-    "evaluation.scan": ("Scan", "scan"),
+    "evaluation.results": ("Comparison", "Scan", "Trace"),
+    "evaluation.scan": ("scan",),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
     "training.compare": ("Ind", "compare"),
     "training.connect": ("connect",),

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from .data import DeviceBatches
 from .data import digits as digit_images
-from .evaluation.scan import Scan, scan
+from .evaluation.results import Scan
+from .evaluation.scan import scan
 from .models import digits_net
 from .randomness import seeded
 from .reporting import figures, tables

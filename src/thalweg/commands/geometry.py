@@ -30,7 +30,7 @@ from .options import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..evaluation.scan import Scan
+    from ..evaluation.results import Scan
     from ..weightspace.planes import Plane
 
 DEMO = Path("thalweg-demo")

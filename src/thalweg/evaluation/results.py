@@ -1,5 +1,7 @@
-"""What a walk and a comparison leave behind: small, frozen, and all a figure needs."""
+"""What a scan, a walk and a comparison leave behind: small, frozen, and all a figure needs."""
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,128 @@ import numpy as np
 from .. import text
 from ..store import files
 
-PERCENT = ("error", "disagreement")  # scores that tables show in percent
+Values = dict[str, dict[str, np.ndarray]]
+PERCENT = ("error", "disagreement")  # what tables and figures show in percent
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
+
+    name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
+    values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
+        loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
+    t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
+    length_ratio: the curve's length over the distance of its ends.
+    stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
+    corners, paths, marks: of a plane, where its three points, the curves and the weights drawn in it lie.
+    """
+
+    name: str
+    kind: str
+    values: Values
+    weight_decay: float = 0.0
+    t: np.ndarray | None = None
+    length: np.ndarray | None = None
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
+    length_ratio: float | None = None
+    stored: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    corners: list[tuple[float, float]] = field(default_factory=list)
+    paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shape = next(iter(next(iter(self.values.values())).values())).shape
+        return f"Scan({self.name}, {' x '.join(map(str, shape))} points, {', '.join(self.values)})"
+
+    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Data set -> quantity -> min, mean, max, and along a curve int and barrier.
+
+        mean: over t. int: over the length of the curve. barrier: the largest excess over the straight line that joins the
+        values at both ends.
+        """
+        return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
+
+    def table(self) -> str:
+        """The summary as text, errors in percent."""
+        keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
+        rows = []
+        for name, entry in self.summary().items():
+            for quantity, numbers in entry.items():
+                if quantity == "data_loss" and not self.weight_decay:
+                    continue
+                percent = quantity in PERCENT
+                label = f"{name} {quantity}{' (%)' if percent else ''}"
+                rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
+        title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
+        return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
+
+    def to_dict(self) -> dict[str, Any]:
+        entry = {key: value for key, value in vars(self).items() if value is not None}
+        return {key: plain(value) for key, value in entry.items()}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Scan":
+        arrays = {key: array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
+        values = {name: {key: array(v) for key, v in each.items()} for name, each in entry["values"].items()}
+        places = {
+            "corners": [(x, y) for x, y in entry["corners"]],
+            **{key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()} for key in ("paths", "marks")},
+        }
+        return cls(**{**entry, **arrays, **places, "values": values})
+
+    def to_csv(self) -> str:
+        """One line per point: its coordinates, then every quantity of every data set."""
+        columns = self._coordinates()
+        for name, entry in self.values.items():
+            columns.update({f"{name}_{key}": values.ravel() for key, values in entry.items()})
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        return out.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), "scan", self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Scan":
+        return cls.from_dict(files.load_json(Path(path), "scan"))
+
+    def _summarise(self, values: np.ndarray) -> dict[str, float]:
+        numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
+        if self.kind == "curve" and self.t is not None and self.length is not None:
+            straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
+            numbers |= {
+                "mean": _mean(values, self.t),
+                "int": _mean(values, self.length),
+                "barrier": (values - straight).max(),
+            }
+        return {key: float(number) for key, number in numbers.items()}
+
+    def _barrier(self, values: np.ndarray, t: np.ndarray) -> float:
+        """Not known where the ends were not scanned."""
+        if t[0] != 0 or t[-1] != 1:
+            return float("nan")
+        return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
+
+    def _coordinates(self) -> dict[str, np.ndarray]:
+        if self.x is not None and self.y is not None:
+            x, y = np.meshgrid(self.x, self.y)
+            return {"x": x.ravel(), "y": y.ravel()}
+        return {name: values for name, values in (("t", self.t), ("length", self.length)) if values is not None}
+
+    def _gaps(self) -> list[str]:
+        lines = []
+        for name, entry in self.stored.items():
+            for quantity, pair in entry.items():
+                percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
+                before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
+                if quantity in (*PERCENT, "loss"):
+                    what = f"{name} {quantity}{' (%)' if percent else ''}"
+                    lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
+        return lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +212,20 @@ class Comparison:
         value, spread = self.score(method, multiple, name)
         shown = text.number(value, name in PERCENT)
         return shown if spread != spread else f"{shown} ± {text.number(spread, name in PERCENT)}"
+
+
+def array(values: Any) -> np.ndarray:
+    found = np.array(values, dtype=np.float64)
+    found.setflags(write=False)
+    return found
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _mean(values: np.ndarray, x: np.ndarray) -> float:
+    span = x[-1] - x[0]
+    return float(np.trapezoid(values, x) / span) if span > 0 else float(values.mean())

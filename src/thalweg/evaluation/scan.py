@@ -1,9 +1,6 @@
 """Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import text
 from ..batches import Batches, count, fingerprint
 from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
-from ..store import files
 from ..store.runs import POINTS, Interrupts, Run, opened
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import recompute
@@ -26,129 +21,7 @@ from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .measure import measure
-
-Values = dict[str, dict[str, np.ndarray]]
-PERCENT = ("error",)  # metrics that tables and figures show in percent
-
-
-@dataclass(frozen=True, eq=False)
-class Scan:
-    """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
-
-    name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
-    values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
-        loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
-    t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
-    length_ratio: the curve's length over the distance of its ends.
-    stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
-    corners, paths, marks: of a plane, where its three points, the curves and the weights drawn in it lie.
-    """
-
-    name: str
-    kind: str
-    values: Values
-    weight_decay: float = 0.0
-    t: np.ndarray | None = None
-    length: np.ndarray | None = None
-    x: np.ndarray | None = None
-    y: np.ndarray | None = None
-    length_ratio: float | None = None
-    stored: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    corners: list[tuple[float, float]] = field(default_factory=list)
-    paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        shape = next(iter(next(iter(self.values.values())).values())).shape
-        return f"Scan({self.name}, {' x '.join(map(str, shape))} points, {', '.join(self.values)})"
-
-    def summary(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Data set -> quantity -> min, mean, max, and along a curve int and barrier.
-
-        mean: over t. int: over the length of the curve. barrier: the largest excess over the straight line that joins the
-        values at both ends.
-        """
-        return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
-
-    def table(self) -> str:
-        """The summary as text, errors in percent."""
-        keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
-        rows = []
-        for name, entry in self.summary().items():
-            for quantity, numbers in entry.items():
-                if quantity == "data_loss" and not self.weight_decay:
-                    continue
-                percent = quantity in PERCENT
-                label = f"{name} {quantity}{' (%)' if percent else ''}"
-                rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
-        title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
-        return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
-
-    def to_dict(self) -> dict[str, Any]:
-        entry = {key: value for key, value in vars(self).items() if value is not None}
-        return {key: _plain(value) for key, value in entry.items()}
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Scan":
-        arrays = {key: _array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
-        values = {name: {key: _array(v) for key, v in each.items()} for name, each in entry["values"].items()}
-        places = {
-            "corners": [(x, y) for x, y in entry["corners"]],
-            **{key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()} for key in ("paths", "marks")},
-        }
-        return cls(**{**entry, **arrays, **places, "values": values})
-
-    def to_csv(self) -> str:
-        """One line per point: its coordinates, then every quantity of every data set."""
-        columns = self._coordinates()
-        for name, entry in self.values.items():
-            columns.update({f"{name}_{key}": values.ravel() for key, values in entry.items()})
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
-        return out.getvalue()
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "scan", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Scan":
-        return cls.from_dict(files.load_json(Path(path), "scan"))
-
-    def _summarise(self, values: np.ndarray) -> dict[str, float]:
-        numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
-        if self.kind == "curve" and self.t is not None and self.length is not None:
-            straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
-            numbers |= {
-                "mean": _mean(values, self.t),
-                "int": _mean(values, self.length),
-                "barrier": (values - straight).max(),
-            }
-        return {key: float(number) for key, number in numbers.items()}
-
-    def _barrier(self, values: np.ndarray, t: np.ndarray) -> float:
-        """Not known where the ends were not scanned."""
-        if t[0] != 0 or t[-1] != 1:
-            return float("nan")
-        return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
-
-    def _coordinates(self) -> dict[str, np.ndarray]:
-        if self.x is not None and self.y is not None:
-            x, y = np.meshgrid(self.x, self.y)
-            return {"x": x.ravel(), "y": y.ravel()}
-        return {name: values for name, values in (("t", self.t), ("length", self.length)) if values is not None}
-
-    def _gaps(self) -> list[str]:
-        lines = []
-        for name, entry in self.stored.items():
-            for quantity, pair in entry.items():
-                percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
-                before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
-                if quantity in (*PERCENT, "loss"):
-                    what = f"{name} {quantity}{' (%)' if percent else ''}"
-                    lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
-        return lines
+from .results import Scan, Values, array, plain
 
 
 def scan(
@@ -263,16 +136,16 @@ def _points_of(
     if isinstance(target, Curve):
         ts = target.spaced(int(points)) if isinstance(points, int | np.integer) else _increasing(points)
         steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
-        where = {"t": _array(ts), "length": _array(np.cumsum(steps)), "length_ratio": target.length_ratio()}
+        where = {"t": array(ts), "length": array(np.cumsum(steps)), "length_ratio": target.length_ratio()}
         return {"name": type(target).__name__, "kind": "curve", **where}, [_maker(target.point, t) for t in ts]
     if isinstance(target, Plane):
         if not isinstance(grid, tuple | list) or len(grid) != 2:
             raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
         x, y = (_span(values, n, margin) for values, n in zip(zip(*target.corners, strict=True), grid, strict=True))
-        where = {"name": "Plane", "kind": "plane", "x": _array(x), "y": _array(y), "corners": list(target.corners)}
+        where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
         return where, [_maker(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    return {"name": "Weights", "kind": "points", "length": _array(np.cumsum(steps))}, [_maker(lambda w: w, w) for w in target]
+    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [_maker(lambda w: w, w) for w in target]
 
 
 def _description(
@@ -284,7 +157,7 @@ def _description(
 ) -> dict[str, Any]:
     """What must be the same when a scan goes on."""
     points = target.points if isinstance(target, Curve | Plane) else target
-    places = {key: _plain(where[key]) for key in ("t", "x", "y") if key in where}
+    places = {key: plain(where[key]) for key in ("t", "x", "y") if key in where}
     seen = {name: fingerprint(batches) for name, batches in data.items()}
     own = {"of": where["name"], "points": [point.digest() for point in points], "weight_decay": weight_decay}
     return {**own, **places, "data": seen, "refresh": None if refresh is None else fingerprint(refresh)}
@@ -320,23 +193,6 @@ def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict
 
 def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:
     return {
-        name: {key: _array([point[name][key] for point in measured]).reshape(shape) for key in entry}
+        name: {key: array([point[name][key] for point in measured]).reshape(shape) for key in entry}
         for name, entry in measured[0].items()
     }
-
-
-def _mean(values: np.ndarray, x: np.ndarray) -> float:
-    span = x[-1] - x[0]
-    return float(np.trapezoid(values, x) / span) if span > 0 else float(values.mean())
-
-
-def _array(values: Any) -> np.ndarray:
-    array = np.array(values, dtype=np.float64)
-    array.setflags(write=False)
-    return array
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

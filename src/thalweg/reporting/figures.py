@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..evaluation.results import Comparison, Trace
-from ..evaluation.scan import PERCENT, Scan
+from ..evaluation.results import PERCENT, Comparison, Scan, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from .. import text
-from ..evaluation.scan import PERCENT, Scan
+from ..evaluation.results import PERCENT, Scan
 
 COLUMNS = (("loss", ("min", "int", "mean", "max")), ("error", ("min", "int", "max")))
 

@@ -189,7 +189,7 @@ class Curve(ABC):
             raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
         layout = Layout.from_dict(about["layout"])
         curve = kind.through([Weights.from_tensors(layout, _within(tensors, f"{i}/")) for i in range(about["points"])])
-        curve.__dict__.update(about["own"])
+        curve.__dict__.update({key: value for key, value in about["own"].items() if not hasattr(kind, key) and key != "points"})
         return curve
 
     def checked_coefficients(self, t: float) -> Tensor:
