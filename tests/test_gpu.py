@@ -102,3 +102,37 @@ def test_labels_out_of_range_never_end_the_process():
     with pytest.raises(tw.Diverged, match="became nan in step 2"):
         tw.fit(module, tw.classification(), [good, bad], epochs=1, lr=0.1)
     assert float(torch.ones(1, device="cuda").sum()) == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout", "tied_lstm"])
+@pytest.mark.parametrize("call", ["fit", "connect", "walk"])
+def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
+    """Kernels on a card need not repeat bit for bit, so the results are compared closely."""
+    import os
+    import signal
+
+    from thalweg.errors import Stopped
+
+    animal, seen = ZOO[name], []
+    module = animal.module(1).cuda()
+    a, b = (weights.to("cuda") for weights in animal.ends())
+    method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
+
+    def loss(net, batch):
+        seen.append(1)
+        if len(seen) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return animal.task.loss(net, batch)
+
+    def go(task, run):
+        common = {"epochs": 4, "weight_decay": 0.01, "run": run}
+        if call == "fit":
+            return [tw.fit(module, task, animal.batches(), lr=0.05, **common).vector]
+        if call == "connect":
+            return [w.vector for w in tw.connect(module, tw.Bezier(a, b), task, animal.batches(), lr=0.05, **common).bends]
+        return [member.vector for member in tw.walk(module, task, animal.batches(), method, **common)]
+
+    with pytest.raises(Stopped):
+        go(tw.Task(loss), tmp_path / "run")
+    for one, two in zip(go(animal.task, tmp_path / "run"), go(animal.task, None), strict=True):
+        assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
