@@ -164,6 +164,26 @@ os._exit(9)"""
         pass
 
 
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_line_cut_anywhere_does_not_spoil_the_next(cut, tmp_path):
+    """Cut by one, only the line's end is missing, and its content is whole."""
+    run = Run(tmp_path)
+    for epoch in (1, 2):
+        run.append("log.jsonl", {"epoch": epoch})
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    whole = [1, 2] if cut == 1 else [1]
+    assert [entry["epoch"] for entry in run.lines("log.jsonl")] == whole
+    run.append("log.jsonl", {"epoch": 3})
+    assert [entry["epoch"] for entry in run.lines("log.jsonl")] == [*whole, 3]
+
+
+def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
+    (tmp_path / ".state.safetensors.abc.part").write_bytes(b"half")
+    with Run(tmp_path).opened("fit", {}):
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.json"]
+
+
 def test_a_line_of_a_newer_format_is_refused(tmp_path, monkeypatch):
     from thalweg.store import files
 

@@ -72,14 +72,17 @@ class Run:
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a file; a damaged one in the middle is an error, at the end it was cut short."""
         path = self.folder / name
-        raw = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        content = path.read_text(errors="replace") if path.is_file() else ""
+        raw = content.splitlines()
         found = [_line(path, text) for text in raw]
         while found and found[-1] is None:
             found.pop()
         if None in found:
             raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
-        self.rewrite(name, [entry for entry in found if entry is not None], len(raw) != len(found))
-        return [entry for entry in found if entry is not None]
+        entries = [entry for entry in found if entry is not None]
+        cut = len(raw) != len(found) or not content.endswith("\n")  # the next line must not be joined to half of one
+        self.rewrite(name, entries, changed=bool(content) and cut)
+        return entries
 
     def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
         if not changed:
@@ -101,6 +104,8 @@ class Run:
         """Hold the folder for the length of a run; what it was started with must not have changed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
+            for litter in self.folder.glob(".*.part"):  # of a process that was killed while it wrote
+                litter.unlink()
             self._check(command, json.loads(json.dumps({**self.note, **settings})))
             yield self
 

@@ -93,9 +93,7 @@ class Engine:
         probe, found = self.motion.probe, {f"motion.{key}": value for key, value in self.motion.state().items()}
         for k, vector in enumerate(self.motion.vectors):
             found[f"vector.{k}"] = probe.canonical(vector)
-            for key, value in self.optimizer.state[vector].items():
-                if isinstance(value, Tensor):
-                    found[f"optimizer.{k}.{key}"] = probe.canonical(value) if value.shape == vector.shape else value
+            found |= {f"optimizer.{k}.{key}": value for key, value in self._memory(vector).items()}
         return found | {f"buffer.{name}": buffer for name, buffer in probe.module.named_buffers()}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
@@ -104,37 +102,35 @@ class Engine:
         self.motion.set_state(_below(state, "motion."))
         for k, vector in enumerate(self.motion.vectors):
             vector.copy_(probe.native(state[f"vector.{k}"]))
-            found = _below(state, f"optimizer.{k}.")
-            if found:
-                self.optimizer.state[vector] = {
-                    key: probe.native(value) if value.shape == vector.shape else value.clone() for key, value in found.items()
-                }
+            self._remember(vector, _below(state, f"optimizer.{k}."))
         for name, buffer in probe.module.named_buffers():
             buffer.copy_(state[f"buffer.{name}"])
         probe.moved()
 
     def checkpoint(self, epoch: int) -> Checkpoint:
         """Where plain training stands, with the optimizer's state."""
-        probe = self.motion.probe
-        state = {
-            key: probe.canonical(value) if value.shape == probe.point.shape else value.clone()
-            for key, value in self.optimizer.state[self.motion.vectors[0]].items()
-            if isinstance(value, Tensor)
-        }
-        return Checkpoint(probe.weights(), state, type(self.optimizer).__name__, epoch)
+        memory = self._memory(self.motion.vectors[0])
+        return Checkpoint(self.motion.probe.weights(), memory, type(self.optimizer).__name__, epoch)
 
     def restore(self, start: Checkpoint) -> None:
         """Take on the optimizer's state of a checkpoint; the weights are the probe's business."""
-        probe, kind = self.motion.probe, type(self.optimizer).__name__
+        kind = type(self.optimizer).__name__
         if start.kind != kind:
             raise ThalwegError(
                 f"the start was kept with the state of {start.kind}, and cannot be gone on from with {kind}: use the same "
                 "optimizer, or start from its .weights alone"
             )
-        self.optimizer.state[self.motion.vectors[0]] = {
-            key: probe.native(value) if value.shape == probe.point.shape else value.clone()
-            for key, value in start.optimizer.items()
-        }
+        self._remember(self.motion.vectors[0], start.optimizer)
+
+    def _memory(self, vector: Tensor) -> dict[str, Tensor]:
+        """What the optimizer knows of a vector, in the order of the layout."""
+        known = {key: value for key, value in self.optimizer.state[vector].items() if isinstance(value, Tensor)}
+        return {key: self.motion.probe.canonical(v) if v.shape == vector.shape else v.clone() for key, v in known.items()}
+
+    def _remember(self, vector: Tensor, memory: Mapping[str, Tensor]) -> None:
+        if memory:
+            native = self.motion.probe.native
+            self.optimizer.state[vector] = {k: native(v) if v.shape == vector.shape else v.clone() for k, v in memory.items()}
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
