@@ -13,6 +13,8 @@ COUNTS = {
     (models.vgg16, 100): 15_291_300,
     (models.preresnet, 10): 1_703_258,
     (models.preresnet, 100): 1_726_388,
+    (models.wrn28_10, 10): 36_489_290,
+    (models.wrn28_10, 100): 36_546_980,
 }
 
 
@@ -23,7 +25,7 @@ def test_counts_and_shapes(make, classes):
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, classes)
 
 
-@pytest.mark.parametrize("make", [models.vgg16, models.preresnet])
+@pytest.mark.parametrize("make", [models.vgg16, models.preresnet, models.wrn28_10])
 def test_convolutions_start_as_in_the_reference(make):
     torch.manual_seed(0)
     for part in make().modules():
