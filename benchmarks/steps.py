@@ -12,22 +12,61 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 import thalweg as tw
 from thalweg.training.connect import Bends
 from thalweg.training.engine import Engine, Motion, Network, make_optimizer
 from thalweg.weightspace.probe import Probe
 
-BATCH = 128
-NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
-    "VGG-16": tw.models.vgg16,
-    "PreResNet-20": lambda: tw.models.preresnet(20),
+BATCH, WORDS, LENGTH = 128, 1000, 35
+
+
+class Transformer(nn.Module):
+    """A language model of four layers with LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 128)
+        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.output = nn.Linear(128, WORDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.output(self.layers(self.embedding(tokens)))
+
+
+class Lstm(nn.Module):
+    """A language model of two recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(WORDS, 256), nn.LSTM(256, 256, num_layers=2, batch_first=True)
+        self.output = nn.Linear(256, WORDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.output(self.lstm(self.embedding(tokens))[0])
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+
+
+def words() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(WORDS, (32, LENGTH)), torch.randint(WORDS, (32, LENGTH))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], tw.Task]] = {
+    "VGG-16": (tw.models.vgg16, images, tw.classification()),
+    "PreResNet-20": (lambda: tw.models.preresnet(20), images, tw.classification()),
+    "transformer": (Transformer, words, tw.language_modelling()),
+    "LSTM": (Lstm, words, tw.language_modelling()),
 }
 
 
-def engine(motion: Motion) -> Engine:
+def engine(motion: Motion, task: tw.Task) -> Engine:
     motion.probe.module.train()
-    return Engine(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
+    return Engine(motion, task, make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
 
 
 def timed(step: Callable[[], object]) -> float:
@@ -36,12 +75,14 @@ def timed(step: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def compare(make: Callable[[], torch.nn.Module], pairs: int) -> tuple[float, float, list[float]]:
+def compare(
+    make: Callable[[], nn.Module], draw: Callable[[], object], task: tw.Task, pairs: int
+) -> tuple[float, float, list[float]]:
     """Median seconds of a plain and of a curve step, and the ratio of each pair."""
     module = make()
     curve = tw.Bezier(tw.Weights.of(module), tw.Weights.of(make()))
-    plain, bent = engine(Network(Probe(module))), engine(Bends(Probe(module, curve.start), curve))
-    batch = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    plain, bent = engine(Network(Probe(module)), task), engine(Bends(Probe(module, curve.start), curve), task)
+    batch = draw()
     times = []
     for pair in range(pairs + 2):
         steps = [("plain", plain), ("curve", bent)]
@@ -55,10 +96,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pairs", type=int, default=15, help="how many pairs of steps to time")
     pairs = parser.parse_args().pairs
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, batch {BATCH}, {pairs} pairs")
-    for name, make in NETWORKS.items():
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, {pairs} pairs")
+    for name, network in NETWORKS.items():
         torch.manual_seed(0)
-        plain, curve, ratios = compare(make, pairs)
+        plain, curve, ratios = compare(*network, pairs)
         low, middle, high = statistics.quantiles(ratios, n=4)
         times = f"plain {1e3 * plain:7.1f} ms   curve {1e3 * curve:7.1f} ms"
         print(f"{name:14s} {times}   ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f})")

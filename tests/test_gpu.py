@@ -1,11 +1,15 @@
 """On a CUDA card: the same numbers as on the CPU, in float64. Run with `pytest -m gpu`."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+from thalweg.errors import Stopped
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
@@ -108,31 +112,30 @@ def test_labels_out_of_range_never_end_the_process():
 @pytest.mark.parametrize("call", ["fit", "connect", "walk"])
 def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
     """Kernels on a card need not repeat bit for bit, so the results are compared closely."""
-    import os
-    import signal
-
-    from thalweg.errors import Stopped
-
-    animal, seen = ZOO[name], []
+    animal = ZOO[name]
     module = animal.module(1).cuda()
     a, b = (weights.to("cuda") for weights in animal.ends())
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 
-    def loss(net, batch):
-        seen.append(1)
-        if len(seen) == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return animal.task.loss(net, batch)
+    class Deadly(list):
+        seen = 0
 
-    def go(task, run):
+        def __iter__(self):
+            for batch in super().__iter__():
+                self.seen += 1
+                if self.seen == 9:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield batch
+
+    def go(batches, run):
         common = {"epochs": 4, "weight_decay": 0.01, "run": run}
         if call == "fit":
-            return [tw.fit(module, task, animal.batches(), lr=0.05, **common).vector]
+            return [tw.fit(module, animal.task, batches, lr=0.05, **common).vector]
         if call == "connect":
-            return [w.vector for w in tw.connect(module, tw.Bezier(a, b), task, animal.batches(), lr=0.05, **common).bends]
-        return [member.vector for member in tw.walk(module, task, animal.batches(), method, **common)]
+            return [w.vector for w in tw.connect(module, tw.Bezier(a, b), animal.task, batches, lr=0.05, **common).bends]
+        return [member.vector for member in tw.walk(module, animal.task, batches, method, **common)]
 
     with pytest.raises(Stopped):
-        go(tw.Task(loss), tmp_path / "run")
-    for one, two in zip(go(animal.task, tmp_path / "run"), go(animal.task, None), strict=True):
+        go(Deadly(animal.batches()), tmp_path / "run")
+    for one, two in zip(go(animal.batches(), tmp_path / "run"), go(animal.batches(), None), strict=True):
         assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)

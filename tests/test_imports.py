@@ -8,7 +8,7 @@ from pathlib import Path
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
-BASE = {"errors", "text", "progress", "randomness", "batches", "tasks", "store"}
+BASE = {"errors", "text", "progress", "randomness", "batches", "tasks", "modes", "replay", "turns", "store"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
     "data": {"errors", "data"},
@@ -19,7 +19,7 @@ ALLOWED = {
     "integrations": BASE | {"weightspace", "training", "integrations"},
     "reporting": BASE | {"evaluation", "reporting"},
 }
-TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs"}
+TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs", "bench"}
 
 
 def imported(path: Path):

@@ -131,7 +131,7 @@ ZOO = {
     "conv_bn": Animal(conv_bn, images, tw.classification()),
     "channels_last": Animal(channels_last, images, tw.classification()),
     "transformer_dict": Animal(Transformer, dicts, tw.classification()),
-    "tied_lstm": Animal(Tied, tokens, tw.language_modelling()),
+    "tied_lstm": Animal(Tied, tokens, tw.language_modelling(padding=False)),
     "frozen": Animal(frozen, vectors, tw.classification()),
     "two_inputs": Animal(TwoInputs, pairs, tw.regression()),
     "dropout": Animal(dropout, vectors, tw.classification()),

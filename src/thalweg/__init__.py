@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .evaluation.ensemble import Ensemble
     from .evaluation.results import Comparison, Scan, Trace
     from .evaluation.scan import scan
+    from .modes import Mode, Slower
     from .reporting import figures
     from .tasks import Task, classification, language_modelling, regression
     from .training.compare import Ind, compare
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .training.methods import FGE, SWA, Iterations, Snapshot
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
+    from .turns import together
     from .weightspace.batchnorm import refresh
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.layout import Layout
@@ -42,6 +44,8 @@ _HOMES = {
     "evaluation.ensemble": ("Ensemble",),
     "evaluation.results": ("Comparison", "Scan", "Trace"),
     "evaluation.scan": ("scan",),
+    "modes": ("Mode", "Slower"),
+    "turns": ("together",),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
     "training.compare": ("Ind", "compare"),
     "training.connect": ("connect",),
@@ -70,11 +74,13 @@ __all__ = [
     "Ind",
     "Iterations",
     "Layout",
+    "Mode",
     "Plane",
     "PolyChain",
     "SWA",
     "Scan",
     "Segment",
+    "Slower",
     "Snapshot",
     "Task",
     "ThalwegError",
@@ -94,6 +100,7 @@ __all__ = [
     "refresh",
     "regression",
     "scan",
+    "together",
     "walk",
 ]
 

@@ -1,10 +1,11 @@
 """Any iterable of batches with a length; a batch is any nest of tensors."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import Dataset
@@ -18,6 +19,17 @@ class Batches(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """Batches that lie on the device, such as `DeviceBatches`: `make` turns each of the small tensors that `draws` gives into a
+    batch, and so belongs to the step; where that is recorded, augmentation is recorded with it."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def draws(self) -> Iterator[Any]: ...
+    def make(self, draw: Any) -> Any: ...
 
 
 def count(batches: Batches, name: str = "the batches") -> int:
@@ -39,31 +51,34 @@ def count(batches: Batches, name: str = "the batches") -> int:
     return length
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The same batch with every tensor in it on `device`.
+def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """The same nest with `function` of every tensor in it, and of everything else with a `.to`; the rest stays.
 
-    >>> to_device({"x": torch.zeros(2), "ids": ["a", "b"]}, torch.device("cpu"))
-    {'x': tensor([0., 0.]), 'ids': ['a', 'b']}
+    >>> mapped({"x": torch.zeros(2), "ids": ["a", "b"]}, lambda tensor: tensor + 1)
+    {'x': tensor([1., 1.]), 'ids': ['a', 'b']}
     """
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if hasattr(type(batch), "to"):
-        return batch.to(device)
+    if isinstance(batch, torch.Tensor) or (hasattr(type(batch), "to") and not isinstance(batch, Mapping)):
+        return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
+        return type(batch)(*(mapped(item, function) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(item, device) for item in batch)
+        return type(batch)(mapped(item, function) for item in batch)
     if isinstance(batch, MutableMapping):
-        moved_batch = copy(batch)
+        items = copy(batch)
         for key, value in batch.items():
-            moved_batch[key] = to_device(value, device)
-        return moved_batch
+            items[key] = mapped(value, function)
+        return items
     if is_dataclass(batch) and not isinstance(batch, type):
         twin = copy(batch)  # not dataclasses.replace, which would run __post_init__ again
         for f in fields(batch):
-            object.__setattr__(twin, f.name, to_device(getattr(batch, f.name), device))
+            object.__setattr__(twin, f.name, mapped(getattr(batch, f.name), function))
         return twin
     return batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same batch with every tensor in it on `device`."""
+    return mapped(batch, lambda item: item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device))
 
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
@@ -71,9 +86,38 @@ def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
     empty = True
     for batch in batches:
         empty = False
-        yield to_device(batch, device)
+        yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
     if empty:
         raise ThalwegError("the batches are empty: there is nothing to train on or to measure")
+
+
+def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
+    """How to go through the batches once, and how to make a batch of what comes."""
+    if isinstance(batches, Drawn) and batches.device == device:
+        return batches.draws, batches.make
+    return lambda: moved(batches, device), lambda batch: batch
+
+
+def _beside(batch: Any, device: torch.device) -> Any:
+    """Copied to a card while it works on something else: from pinned memory, on a stream of its own."""
+    stream, current = _copying_stream(device), torch.cuda.current_stream(device)
+
+    def copied(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or item.device.type != "cpu":
+            return item.to(device)
+        with torch.cuda.stream(stream):
+            twin = item.pin_memory().to(device, non_blocking=True)
+        twin.record_stream(current)
+        return twin
+
+    there = mapped(batch, copied)
+    current.wait_stream(stream)
+    return there
+
+
+@cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def fingerprint(batches: Batches) -> str:

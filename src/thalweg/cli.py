@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .commands import ensembles, geometry
+from .commands import ensembles, geometry, speed
 from .errors import Diverged, Stopped, ThalwegError
 
 app = typer.Typer(
@@ -24,7 +25,13 @@ app = typer.Typer(
 
 
 def main() -> None:
+    warnings.formatwarning = _as_a_sentence
     app(prog_name="thalweg" if not sys.argv[0].endswith("__main__.py") else "python -m thalweg")
+
+
+def _as_a_sentence(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
+    """Our own warnings without the place in the code where they come from."""
+    return f"thalweg: {message}\n" if category.__name__ == "Slower" else f"{category.__name__}: {message}\n"
 
 
 def _version(wanted: bool) -> None:
@@ -81,5 +88,6 @@ for _command in (
     ensembles.walk,
     ensembles.ensemble,
     ensembles.compare,
+    speed.bench,
 ):
     app.command()(_plainly(_command))

@@ -34,15 +34,35 @@ class Progress:
             return
         self.looked = time.monotonic()
         if self.bar is None:
-            self.bar = _bar()
-            self.bar.start()
+            self.bar = _shared()
             self.row = self.bar.add_task(self.description, total=self.total, note=note)
         self.bar.update(self.row, completed=self.done, note=note)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
-            self.bar.stop()
+            self.bar.stop_task(self.row)
+            _release()
+
+
+_open: "list[RichProgress]" = []  # the one on the screen, once for each row in use
+
+
+def _shared() -> "RichProgress":
+    """Runs that take turns have one row each."""
+    if not _open:
+        bar = _bar()
+        bar.start()
+    else:
+        bar = _open[0]
+    _open.append(bar)
+    return bar
+
+
+def _release() -> None:
+    bar = _open.pop()
+    if not _open:
+        bar.stop()
 
 
 def _bar() -> "RichProgress":

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
     True
     """
     generators = list(_generators(sources))
-    kept = [generator.get_state() for generator in generators]
+    world = World.present
+    kept = [generator.get_state() if world is None else world.before(generator) for generator in generators]
+    if world is not None:
+        world.generators += generators
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
@@ -35,6 +38,44 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
             np.random.set_state(numpy)
             for generator, state in zip(generators, kept, strict=True):
                 generator.set_state(state)
+            if world is not None:
+                del world.generators[len(world.generators) - len(generators) :]
+
+
+class World:
+    """All random states as one of several runs that take turns knows them, the generators that it was seeded with included.
+
+    fresh: on CUDA cards use states of its own, since a recorded graph keeps the one it was recorded with.
+    shared: in what state the first of the runs found each generator that they share.
+    """
+
+    present: ClassVar["World | None"] = None
+
+    def __init__(self, fresh: bool = True, shared: dict[int, torch.Tensor] | None = None) -> None:
+        self.generators: list[torch.Generator] = []
+        self.shared = {} if shared is None else shared
+        self.cuda = [g.clone_state() if fresh else g.graphsafe_get_state() for g in torch.cuda.default_generators]
+        self.leave()
+
+    def before(self, generator: torch.Generator) -> torch.Tensor:
+        """The state to put back when it is no longer used here."""
+        inside = any(generator is known for known in self.generators)
+        return generator.get_state() if inside else self.shared.setdefault(id(generator), generator.get_state())
+
+    def leave(self) -> None:
+        own = [generator.get_state() for generator in self.generators]
+        self.kept = torch.get_rng_state(), random.getstate(), np.random.get_state(), own
+
+    def enter(self) -> None:
+        World.present = self
+        cpu, python, numpy, own = self.kept
+        torch.set_rng_state(cpu)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for generator, state in zip(self.generators, own, strict=True):
+            generator.set_state(state)
+        for default, own_state in zip(torch.cuda.default_generators, self.cuda, strict=True):
+            default.graphsafe_set_state(own_state)
 
 
 def capture(*sources: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

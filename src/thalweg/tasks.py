@@ -123,7 +123,7 @@ def regression() -> Task:
     return Task(loss, predict_targets, activation=lambda outputs: outputs, metrics={})
 
 
-def language_modelling() -> Task:
+def language_modelling(padding: bool = True) -> Task:
     """Cross-entropy and error per token of a network that gives logits (batch, time, vocabulary).
 
     >>> import torch, thalweg as tw
@@ -133,11 +133,15 @@ def language_modelling() -> Task:
     torch.Size([4])
 
     Batches as in `classification`; tokens labelled -100 do not count. Perplexity is exp of the `data_loss`.
+
+    padding: whether there are such tokens. Looking for them waits for the device; with False steps can be recorded.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = predict_targets(net, batch)
         logits, labels = logits.flatten(0, -2), labels.flatten()
+        if not padding:
+            return logits, labels
         counted = labels != IGNORED
         return (logits, labels) if bool(counted.all()) else (logits[counted], labels[counted])
 

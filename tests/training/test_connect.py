@@ -35,10 +35,14 @@ def naive_loss(animal, module, curve, bends, t, batch):
 
 def our_gradient(animal, motion, place, batch):
     engine = Engine(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, None)
-    motion.place = place
+    motion.place = lambda _: place()
     torch.manual_seed(0)
     engine.step(batch, 0.0)
     return torch.stack([motion.probe.canonical(grad) for grad in motion.grads])
+
+
+def stand(motion, t):
+    Bends.place(motion, motion.curve.checked_coefficients(t))
 
 
 def make(animal, kind, motion):
@@ -57,7 +61,7 @@ def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
     animal = ZOO[name]
     curve, module, motion, leaves = make(animal, kind, Bends)
     for t, batch in zip([0.15, 0.5, 0.9], animal.batches(), strict=True):
-        ours = our_gradient(animal, motion, lambda t=t: motion.stand(t), batch)
+        ours = our_gradient(animal, motion, lambda t=t: stand(motion, t), batch)
         theirs = torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch), leaves))
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
         assert theirs.abs().max() > 1e-3
@@ -69,12 +73,12 @@ def test_gradient_of_the_arclength_loss_is_autograds_on_a_grid(name, kind):
     animal = ZOO[name]
     few = partial(ArclengthBends, grid=[0.05, 0.2, 0.45, 0.6, 0.85])
     curve, module, motion, leaves = make(animal, kind, few)
-    batch, grid = animal.batches()[0], motion.grid
+    batch, grid = animal.batches()[0], motion.grid.tolist()
     motion.measure()
     ours = torch.zeros(len(leaves), curve.layout.size).double()
     for k, q in enumerate(motion.q.tolist()):
-        motion.mean = torch.tensor(0.7).double()  # any number that does not depend on t
-        ours += q * our_gradient(animal, motion, lambda k=k: motion.stand_at(k), batch)
+        motion.mean.fill_(0.7)  # any number that does not depend on t
+        ours += q * our_gradient(animal, motion, lambda k=k: motion.stand_at(torch.tensor([k])), batch)
     controls = torch.stack([curve.start.vector, *leaves, curve.end.vector])
     speeds = torch.stack([(curve.derivatives(t) @ controls).norm() for t in grid])
     values = torch.stack([naive_loss(animal, module, curve, leaves, t, batch) for t in grid])
@@ -92,8 +96,8 @@ def test_arclength_draws_t_in_proportion_to_speed():
     motion = ArclengthBends(Probe(animal.module(1), a), curve, seed=1)
     drawn = []
     for _ in range(2000):
-        motion.place()
-        drawn.append(motion.t)
+        motion.place(torch.tensor(motion.draw()).double())
+        drawn.append(float(motion.t))
     share = sum(t < 0.5 for t in drawn) / len(drawn)
     assert abs(share - 0.8) < 4 * (0.8 * 0.2 / 2000) ** 0.5
     assert 0 <= min(drawn) < 0.02
@@ -104,10 +108,10 @@ def test_arclength_follows_the_curve_as_it_moves():
     animal = ZOO["mlp"]
     a, b = animal.ends()
     motion = ArclengthBends(Probe(animal.module(1), a), tw.PolyChain(a, b), seed=1)
-    motion.place()
+    motion.place(torch.tensor([0.5]).double())
     assert torch.allclose(motion.q, motion.q.mean().expand_as(motion.q))
     motion.vectors[0].copy_(motion.points[0].lerp(motion.points[2], 0.9))
-    motion.place()
+    motion.place(torch.tensor([0.5]).double())
     assert float(motion.q[:256].sum()) == pytest.approx(0.9)
 
 

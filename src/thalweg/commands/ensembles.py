@@ -6,7 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ThalwegError
-from .options import Clip, Decay, Device, Every, Momentum, Out, Quiet, Rate, Resume, Seed, Task, bar, done, plain
+from .options import (
+    Clip,
+    Compile,
+    Decay,
+    Device,
+    Every,
+    Graph,
+    Momentum,
+    Out,
+    Precision,
+    Quiet,
+    Rate,
+    Resume,
+    Seed,
+    Task,
+    bar,
+    done,
+    plain,
+)
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -40,6 +58,9 @@ def walk(
     clip: Clip = None,
     seed: Seed = 0,
     device: Device = None,
+    precision: Precision = "fp32",
+    compile: Compile = None,
+    graph: Graph = None,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
@@ -53,6 +74,7 @@ def walk(
 
     from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_start
+    from ..modes import Mode
     from ..reporting import figures
     from ..store.runs import Run
     from ..training.walk import walk as train
@@ -62,7 +84,7 @@ def walk(
     starts = [load_start(path, inputs.model) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"watch": inputs.data, "run": run, "progress": bar(quiet)}
+    told: Any = {"watch": inputs.data, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
     found = train(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
     Ensemble(inputs.model, found).save(out / MEMBERS)
     for number, trace in enumerate(found.traces, start=1):
@@ -127,6 +149,9 @@ def compare(
         str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
     ] = None,
     device: Device = None,
+    precision: Precision = "fp32",
+    compile: Compile = None,
+    graph: Graph = None,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
@@ -139,6 +164,7 @@ def compare(
     from matplotlib.figure import Figure
 
     from ..inputs import load_inputs
+    from ..modes import Mode
     from ..reporting import figures
     from ..store.runs import Run
     from ..training.compare import Ind
@@ -166,6 +192,7 @@ def compare(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
+        mode=Mode(precision, compile, graph),
         run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )

@@ -9,13 +9,16 @@ import typer
 from ..errors import ThalwegError
 from .options import (
     Clip,
+    Compile,
     Decay,
     Device,
     Epochs,
     Every,
+    Graph,
     Momentum,
     Network,
     Out,
+    Precision,
     Quiet,
     Rate,
     Resume,
@@ -69,28 +72,46 @@ def fit(
         typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
     ] = None,
     seed: Seed = 0,
+    runs: Annotated[
+        int,
+        typer.Option(min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time."),
+    ] = 1,
     device: Device = None,
+    precision: Precision = "fp32",
+    compile: Compile = None,
+    graph: Graph = None,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
 ) -> None:
-    """Train one network: the end of a curve. Run it with two seeds to get two ends.
+    """Train one network, or several at once: the ends of a curve.
 
-    Prints its loss and error, and writes `weights.safetensors`.
+    Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
     """
-    settings = plain(locals())
+    settings = plain({key: value for key, value in locals().items() if key != "runs"})
     from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
+    from ..modes import Mode
     from ..store.runs import Run
     from ..training.fit import fit as train
+    from ..turns import at_once
 
-    inputs = load_inputs(task, seed, device)
-    run = Run(out, every=every, resume=resume, note=settings)
-    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    weights = train(inputs.model, inputs.task, inputs.train, keep=keep or (), run=run, progress=bar(quiet), **rest)
-    alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
-    typer.echo(alone.table())
-    done(out, f"thalweg connect {out} OTHER --task {task}{decayed(weight_decay)} --out curve")
+    inputs, mode = load_inputs(task, seed, device), Mode(precision, compile, graph)
+    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
+    common: Any = {"keep": keep or (), "mode": mode, "progress": bar(quiet), **rest}
+
+    def job(number: int) -> Any:
+        folder = out if runs == 1 else out / f"seed-{number}"
+        model = inputs.model if number == seed else load_inputs(task, number, device).model
+        run = Run(folder, every=every, resume=resume, note={**settings, "seed": number})
+        return lambda: train(model, inputs.task, inputs.train, seed=number, run=run, **common)
+
+    trained = at_once([job(seed + k) for k in range(runs)], next(inputs.model.parameters()).device)
+    for number, weights in enumerate(trained, start=seed):
+        alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
+        typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
+    ends = f"{out} OTHER" if runs == 1 else f"{out}/seed-{seed} {out}/seed-{seed + 1}"
+    done(out, f"thalweg connect {ends} --task {task}{decayed(weight_decay)} --out curve")
 
 
 def connect(
@@ -111,6 +132,9 @@ def connect(
     clip: Clip = None,
     seed: Seed = 0,
     device: Device = None,
+    precision: Precision = "fp32",
+    compile: Compile = None,
+    graph: Graph = None,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
@@ -121,6 +145,7 @@ def connect(
     """
     settings = plain(locals())
     from ..inputs import load_inputs, load_weights
+    from ..modes import Mode
     from ..store.runs import Run
     from ..training.connect import connect as train
     from ..weightspace.curves import Bezier, PolyChain
@@ -130,7 +155,8 @@ def connect(
     fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    found = train(inputs.model, fresh, inputs.task, inputs.train, loss=loss, run=run, progress=bar(quiet), **rest)
+    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
 
@@ -146,6 +172,8 @@ def scan(
     weight_decay: Decay = 0.0,
     seed: Seed = 0,
     device: Device = None,
+    precision: Precision = "fp32",
+    graph: Graph = None,
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
@@ -157,6 +185,7 @@ def scan(
     settings = plain(locals())
     from ..evaluation.scan import scan as measure
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
+    from ..modes import Mode
     from ..reporting import figures
     from ..store.runs import Run
     from ..weightspace.curves import Segment
@@ -170,7 +199,8 @@ def scan(
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
     rest: Any = {"points": points, "weight_decay": weight_decay, "refresh": inputs.refresh, "progress": bar(quiet)}
-    result = measure(inputs.model, target, inputs.task, inputs.data, run=run, **rest)
+    mode = Mode(precision, graph=graph)
+    result = measure(inputs.model, target, inputs.task, inputs.data, run=run, mode=mode, **rest)
     _write(out, result, "profile", lambda data, quantity, ax: figures.profile(result, data, quantity, ax))
     typer.echo(result.table())
     plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
@@ -189,6 +219,8 @@ def plane(
     weight_decay: Decay = 0.0,
     seed: Seed = 0,
     device: Device = None,
+    precision: Precision = "fp32",
+    graph: Graph = None,
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
@@ -199,6 +231,7 @@ def plane(
     settings = plain(locals())
     from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
+    from ..modes import Mode
     from ..reporting import figures
     from ..store.runs import Run
 
@@ -206,6 +239,7 @@ def plane(
     target, drawn = _plane(what, inputs.model)
     run = Run(out, resume=resume, note=settings)
     rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "draw": drawn, "progress": bar(quiet)}
+    rest["mode"] = Mode(precision, graph=graph)
     result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, run=run, **rest)
     _write(out, result, "surface", lambda data, quantity, ax: figures.surface(result, data, quantity, ax))
     typer.echo(result.table())

@@ -1,7 +1,7 @@
 """Options that several commands share, and how a command begins and ends."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +31,20 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in th
 Every = Annotated[
     str, typer.Option("--checkpoint-every", help="How often to save the state: so many epochs (5), or minutes (10m).")
 ]
+Precision = Annotated[
+    Literal["fp32", "bf16"],
+    typer.Option(
+        help="Compute in the network's own precision, or in bfloat16 with weights kept in float32.", case_sensitive=False
+    ),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option("--compile/--no-compile", help="Use torch.compile. [default: in long trainings on a GPU]", show_default=False),
+]
+Graph = Annotated[
+    bool | None,
+    typer.Option("--graph/--no-graph", help="Record steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
+]
 Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .safetensors file, or a .pt state dict.")]
 
 
@@ -40,7 +54,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     def value(item: Any) -> Any:
         return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
 
-    own = ("out", "quiet", "resume", "every", "device")
+    own = ("out", "quiet", "resume", "every", "device", "compile", "graph")
     return {key: value(item) for key, item in settings.items() if key not in own}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,41 +56,59 @@ class DeviceBatches:
     def clean(self, batch_size: int | None = None) -> "DeviceBatches":
         """The same data in order, whole and without augmentation, for evaluation; nothing is copied."""
         view = copy(self)
+        view.__dict__.pop("_padded", None)
         view.shuffle, view.crop, view.flip, view.drop_last = False, 0, False, False
         view.batch_size = batch_size or self.batch_size
         return view
+
+    def widened(self, batch_size: int) -> "DeviceBatches":
+        """The same data in larger batches, for measuring what does not depend on them; as they are where there is chance."""
+        chance = self.shuffle or self.crop or self.flip or self.drop_last
+        return self if chance or batch_size <= self.batch_size else self.clean(batch_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.images), self.batch_size)
         return whole if self.drop_last or rest == 0 else whole + 1
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        count, device = len(self.images), self.images.device
-        order = torch.randperm(count, device=device, generator=self.generator) if self.shuffle else None
-        images = F.pad(self.images, [self.crop] * 4) if self.crop else self.images
-        window = self._window(count)
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            here = slice(start, start + self.batch_size)
-            chosen = here if order is None else order[here]
-            pixels = images[chosen] if window is None else _cut(images[chosen], *(part[here] for part in window))
-            yield (pixels.float() - self.mean) / self.std, self.labels[chosen]
+        return map(self.make, self.draws())
 
-    def _window(self, count: int) -> tuple[Tensor, Tensor] | None:
-        """For each image of this pass the rows and columns to take, mirrored ones in reverse."""
-        if not (self.crop or self.flip):
-            return None
-        device, (height, width) = self.images.device, self.images.shape[2:]
+    def draws(self) -> Iterator[Tensor]:
+        """For each batch of one pass, what was drawn for it: a row per image with its number, and, with augmentation, where
+        its window begins and whether it is mirrored."""
+        count, device = len(self.images), self.images.device
 
         def draw(high: int) -> Tensor:
-            return torch.randint(high, (count, 1), device=device, generator=self.generator)
+            return torch.randint(high, (count,), device=device, generator=self.generator)
 
-        rows = draw(2 * self.crop + 1) + torch.arange(height, device=device)
-        columns = draw(2 * self.crop + 1) + torch.arange(width, device=device)
-        if self.flip:
-            columns = torch.where(draw(2).bool(), columns.flip(1), columns)
-        return rows, columns
+        columns = [torch.arange(count, device=device)]
+        if self.shuffle:
+            columns = [torch.randperm(count, device=device, generator=self.generator)]
+        if self.crop or self.flip:
+            columns += [draw(2 * self.crop + 1), draw(2 * self.crop + 1)]
+            columns += [draw(2) if self.flip else torch.zeros_like(columns[0])]
+        rows = torch.stack(columns, dim=1)
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield rows[start : start + self.batch_size]
 
+    def make(self, draw: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch for one of the `draws`; only tensors are read, so that a CUDA graph can hold it."""
+        chosen = draw[:, 0]
+        pixels = self.images[chosen] if draw.shape[1] == 1 else self._window(*draw.T)
+        return (pixels.float() - self.mean) / self.std, self.labels[chosen]
 
-def _cut(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    count, channels = (torch.arange(n, device=images.device) for n in images.shape[:2])
-    return images[count[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    def _window(self, chosen: Tensor, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
+        device, (channels, height, width) = chosen.device, self.images.shape[1:]
+        rows = top[:, None] + torch.arange(height, device=device)
+        along = torch.arange(width, device=device)
+        columns = left[:, None] + torch.where(mirrored[:, None] == 1, width - 1 - along, along)
+        channel = torch.arange(channels, device=device)[:, None, None]
+        return self._padded[chosen[:, None, None, None], channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        return F.pad(self.images, [self.crop] * 4) if self.crop else self.images

@@ -10,16 +10,18 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count, moved
 from ..errors import ThalwegError
+from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
+from ..replay import aside
 from ..store import files
 from ..tasks import Task, check_task
-from ..weightspace.batchnorm import recompute
+from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import measure
+from .measure import Measurement
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
@@ -71,6 +73,7 @@ def curve_ensemble(
     refresh: Batches,
     points: int = 50,
     held_out: Batches | None = None,
+    mode: Mode | None = None,
     progress: bool | None = None,
 ) -> CurveEnsemble:
     """Ensemble equally spaced points of a curve.
@@ -78,6 +81,7 @@ def curve_ensemble(
     refresh: the training data without augmentation, for the batch-norm statistics and the train loss at each point.
     held_out: data neither trained nor tested on, for the temperatures; without, they are cross-fitted on two halves of the
         test set, each half scaled by what was fitted on the other, and the result says so.
+    mode: how to compute statistics and train loss; see `Mode`.
     """
     check_task(task)
     if task.activation is not None:
@@ -86,19 +90,22 @@ def curve_ensemble(
         )
     for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
         count(batches, name)
-    probe, ts = Probe(module), curve.spaced(points)
+    mode = mode or Mode()
+    probe, ts = Probe(module, None, mode), curve.spaced(points)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
     tested: list[Tensor] = []
     held: list[Tensor] = []
     first: Tensor | None = None
-    with Progress("curve ensemble", points, progress) as bar:
+    statistics = Statistics(probe, task.loss, refresh, mode)
+    measure = Measurement(probe.module, task, refresh, probe.device, mode)
+    with aside(probe.device), Progress("curve ensemble", points, progress) as bar:
         for t in ts:
             probe.load(curve.point(t))
             probe.module.eval()
             with seeded(0, refresh, test, held_out):
-                recompute(probe, task.loss, refresh)
-                losses.append(measure(probe.module, task, refresh, probe.device)["data_loss"])
+                statistics()
+                losses.append(measure()["data_loss"])
                 logits, labels = _logits(probe, task, test)
                 if first is not None and not torch.equal(labels, first):
                     raise ThalwegError("the test batches come in another order in each pass: use a loader without shuffling")

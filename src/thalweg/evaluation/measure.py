@@ -7,32 +7,72 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, moved
+from ..batches import Batches, source
+from ..modes import Mode
+from ..replay import Replay, form_of
 from ..tasks import Task
 
+WIDE, SMALL = 8192, 128  # examples at once on a card to begin with, and at the least
 Call = tuple[tuple[Any, ...], Any, list[int]]
 
 
-def measure(module: nn.Module, task: Task, batches: Batches, device: torch.device) -> dict[str, float]:
-    """Means over all examples, however they are batched: `data_loss` and the task's metrics."""
-    totals: dict[str, Tensor | float] = {}
-    counts: dict[str, int] = {}
+class Measurement:
+    """The means of loss and metrics over a data set, for a network that is measured at one point after another.
 
-    def add(name: str, values: Tensor, size: int) -> None:
-        totals[name] = totals.get(name, 0.0) + values.double().sum()
-        counts[name] = counts.get(name, 0) + size
+    Each call gives `data_loss` and the task's metrics over all examples, however they are batched.
+    """
 
-    with torch.no_grad():
-        for batch in moved(batches, device):
-            with _recorded(module) as calls:
-                values, size = task.losses(module, batch)
-            add("data_loss", values * size if values.ndim == 0 else values, size)
-            if task.predict is not None:
-                with _recalled(module, calls):
-                    outputs, targets = task.predictions(module, batch)
-                for name, metric in task.measure(outputs, targets).items():
-                    add(name, metric, metric.numel())
-    return {name: float(total) / counts[name] for name, total in totals.items()}
+    def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, mode: Mode, pool: Any = None):
+        self.module, self.task, self.batches, self.device, self.mode, self.pool = module, task, batches, device, mode, pool
+        self.totals: dict[str, Tensor] = {}
+        self._batched(WIDE if device.type == "cuda" else 0)
+
+    def __call__(self) -> dict[str, float]:
+        while True:
+            try:
+                return self._measured()
+            except torch.OutOfMemoryError:
+                if self.width <= SMALL or self.used is self.batches:
+                    raise
+                self._batched(self.width // 2)
+
+    def _batched(self, width: int) -> None:
+        """The result does not depend on how examples are batched, so they come as many at once as the card can hold."""
+        self.width = width
+        self.used = self.batches.widened(width) if hasattr(self.batches, "widened") else self.batches
+        self.passes, self.make = source(self.used, self.device)
+        self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool)
+        self.sizes: dict[str, dict[str, int]] = {}
+
+    def _measured(self) -> dict[str, float]:
+        for total in self.totals.values():
+            total.zero_()
+        counts: dict[str, int] = {}
+        with torch.no_grad():
+            for drawn in self.passes():
+                self.seen: dict[str, int] = {}
+                self.replay(drawn)
+                form = form_of(drawn)
+                self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
+                counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
+        return {name: float(self.totals[name]) / size for name, size in counts.items()}
+
+    def _add(self, drawn: Any) -> None:
+        batch = self.make(drawn)
+        with self.mode.casting(self.device), _recorded(self.module) as calls:
+            values, size = self.task.losses(self.module, batch)
+        self._count("data_loss", values * size if values.ndim == 0 else values, size)
+        if self.task.predict is not None:
+            with self.mode.casting(self.device), _recalled(self.module, calls):
+                outputs, targets = self.task.predictions(self.module, batch)
+            for name, metric in self.task.measure(outputs, targets).items():
+                self._count(name, metric, metric.numel())
+
+    def _count(self, name: str, values: Tensor, size: int) -> None:
+        if name not in self.totals:
+            self.totals[name] = torch.zeros((), dtype=torch.float64, device=values.device)
+        self.totals[name] += values.double().sum()
+        self.seen[name] = size
 
 
 @contextmanager

@@ -11,16 +11,18 @@ from torch import nn
 
 from ..batches import Batches, count, fingerprint
 from ..errors import ThalwegError
+from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
+from ..replay import aside
 from ..store.runs import POINTS, Interrupts, Run, opened
 from ..tasks import Task, check_task
-from ..weightspace.batchnorm import recompute
+from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
-from .measure import measure
+from .measure import Measurement
 from .results import Scan, Values, array, plain
 
 
@@ -36,6 +38,7 @@ def scan(
     weight_decay: float = 0.0,
     refresh: Batches | None = None,
     draw: Mapping[str, Curve | Sequence[Weights]] | None = None,
+    mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Scan:
@@ -54,19 +57,22 @@ def scan(
     grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share.
     weight_decay: the one used in training, for `loss`.
     refresh: batches over which batch-norm statistics are recomputed at every point.
+    mode: how to compute; see `Mode`.
     run: a folder that keeps every point measured, so that the same call goes on if it was stopped or killed.
     draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
     """
     check_task(task)
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
-    probe = Probe(module)
+    mode = mode or Mode()
+    probe = Probe(module, None, mode)
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
-    at = _Measurer(probe, task, data, refresh, weight_decay)
+    at = Measurer(probe, task, data, refresh, weight_decay, mode)
     about = _description(target, where, data, refresh, weight_decay) if run else {}
     with (
         opened(run, "scan", about) as held,
+        aside(probe.device),
         Progress(f"scanning {where['name']}", len(makers), progress) as bar,
         Interrupts(held is not None) as interrupts,
     ):
@@ -78,26 +84,31 @@ def scan(
             if held is not None:
                 held.append(POINTS, measured[-1])
                 interrupts.grant(held.folder, f"point {len(measured)} of {len(makers)}")
+        whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
+        stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-    whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
-    stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
 
 
-class _Measurer:
+class Measurer:
     """Everything measured at one point; called with point after point."""
 
-    def __init__(self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float):
-        self.probe, self.task, self.data, self.refresh, self.weight_decay = probe, task, data, refresh, weight_decay
+    def __init__(
+        self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float, mode: Mode
+    ):
+        self.probe, self.data, self.refresh, self.weight_decay = probe, data, refresh, weight_decay
+        pool = torch.cuda.graph_pool_handle() if mode.records(probe.device) else None
+        self.statistics = None if refresh is None else Statistics(probe, task.loss, refresh, mode, pool)
+        self.measures = {name: Measurement(probe.module, task, b, probe.device, mode, pool) for name, b in data.items()}
 
     def __call__(self, weights: Weights, recomputed: bool = True) -> dict[str, dict[str, float]]:
         self.probe.load(weights)
         self.probe.module.eval()
         with seeded(0, self.refresh, *self.data.values()):
-            if self.refresh is not None and recomputed:
-                recompute(self.probe, self.task.loss, self.refresh)
-            found = {name: measure(self.probe.module, self.task, b, self.probe.device) for name, b in self.data.items()}
+            if self.statistics is not None and recomputed:
+                self.statistics()
+            found = {name: measure() for name, measure in self.measures.items()}
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
         return {name: {"loss": m["data_loss"] + 0.5 * self.weight_decay * square, **m} for name, m in found.items()}
 

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import Stopped, ThalwegError
+from ..replay import place
 from . import files
 
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
@@ -146,10 +147,17 @@ class Interrupts:
 
     def __init__(self, wanted: bool = True) -> None:
         self.wanted = wanted
-        self.asked: int | None = None
+        self.above: Interrupts | None = getattr(place, "interrupts", None)
+        self._asked: int | None = None
+
+    @property
+    def asked(self) -> int | None:
+        """The signal that came, to this run or to all of those that take turns."""
+        return self._asked if self.above is None else self.above.asked
 
     def __enter__(self) -> "Interrupts":
         self._before: dict[int, Any] = {}
+        place.resumable = self.wanted
         if self.wanted and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -159,9 +167,9 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
+        if self._asked is not None:
             raise KeyboardInterrupt
-        self.asked = number
+        self._asked = number
 
     def grant(self, folder: Path, what: str) -> None:
         if self.asked is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from ..batches import Batches, count, fingerprint
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.results import Comparison
+from ..modes import Mode
 from ..randomness import seeded
 from ..store.runs import Run, opened
 from ..tasks import Task
+from ..turns import at_once
 from ..weightspace.batchnorm import refresh as add_statistics
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint, Weights, average
@@ -48,6 +51,7 @@ def compare(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     clip: float | None = None,
+    mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Comparison:
@@ -59,6 +63,8 @@ def compare(
     refresh: the training data without augmentation; SWA's average needs it where there is batch norm.
     lr, momentum, weight_decay, clip: of the plain run, which Ind trains to its end and FGE and SWA leave at their `starts`.
 
+    mode: how to compute; see `Mode`. On a CUDA card, the runs of three seeds go on at once.
+
     What methods share is trained once, and charged to each as if it ran alone.
     """
     contenders = [_settled(method, lr) for method in methods]
@@ -68,20 +74,29 @@ def compare(
             "compare needs different methods, and as many different seeds as the largest multiple; got methods "
             f"{', '.join(map(str, contenders)) or 'none'}, seeds {tuple(seeds)} and multiples {tuple(multiples)}"
         )
-    runner = _Runner(task, train, refresh, budget, lr, _common(momentum, weight_decay, clip, progress))
+    runner = _Runner(task, train, refresh, budget, lr, _common(momentum, weight_decay, clip, mode, progress))
     with seeded(seeds[0]):
         module = make(seeds[0])
     for contender in contenders:
         runner.check(contender, module)
     entries: dict[str, dict[str, Any]] = {}
     pools: list[list[list[Weights]]] = [[] for _ in contenders]
-    about = {"methods": list(map(str, contenders)), "budget": budget, "lr": lr, "data": fingerprint(train)} if run else {}
+    about = (
+        {
+            "methods": list(map(str, contenders)),
+            "budget": budget,
+            "lr": lr,
+            "data": fingerprint(train),
+            "precision": (mode or Mode()).precision,
+        }
+        if run
+        else {}
+    )
     with opened(run, "compare", {**about, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}) as held:
-        for seed in seeds:
-            with seeded(seed):
-                module = make(seed)
-            part = None if held is None else held.child(f"seed-{seed}")
-            for pool, members in zip(pools, runner.run(module, contenders, seed, part), strict=True):
+        parts = [None if held is None else held.child(f"seed-{seed}") for seed in seeds]
+        jobs = [partial(runner.run, make, contenders, seed, part) for seed, part in zip(seeds, parts, strict=True)]
+        for found in at_once(jobs, next(module.parameters()).device):
+            for pool, members in zip(pools, found, strict=True):
                 pool.append(members)
     for contender, pool in zip(contenders, pools, strict=True):
         cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
@@ -109,7 +124,11 @@ class _Runner:
         if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
             raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
 
-    def run(self, module: nn.Module, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
+    def run(
+        self, make: Callable[[int], nn.Module], contenders: Sequence[Contender], seed: int, run: Run | None
+    ) -> list[list[Weights]]:
+        with seeded(seed):
+            module = make(seed)
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}
         whole = any(isinstance(contender, Ind) for contender in contenders)
         length = self.budget if whole else max(starts, default=0)
@@ -173,8 +192,8 @@ def _settled(method: Contender | type[Contender], lr: float) -> Contender:
     return defaults[method]()
 
 
-def _common(momentum: float, weight_decay: float, clip: float | None, progress: bool | None) -> dict[str, Any]:
-    return {"momentum": momentum, "weight_decay": weight_decay, "clip": clip, "progress": progress}
+def _common(momentum: float, weight_decay: float, clip: float | None, mode: Mode | None, progress: bool | None) -> dict[str, Any]:
+    return {"momentum": momentum, "weight_decay": weight_decay, "clip": clip, "mode": mode, "progress": progress}
 
 
 def _label(contender: Contender, taken: Mapping[str, Any]) -> str:

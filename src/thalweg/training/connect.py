@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
+from ..modes import Mode
 from ..store.runs import CURVE, Run, opened
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from ..weightspace.weights import gram
-from .engine import Motion, OptimizerFactory
+from ..weightspace.weights import inner_products
+from .engine import Motion, OptimizerFactory, kernels, rows
 from .loop import Settings, train
 from .schedules import Schedule
 
@@ -38,6 +39,7 @@ def connect(
     clip: float | None = None,
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
+    mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Curve:
@@ -61,9 +63,9 @@ def connect(
     if loss not in ("uniform", "arclength"):
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
     _check_trainable(curve)
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, progress)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     kind = ArclengthBends if loss == "arclength" else Bends
-    motion = kind(Probe(module, curve.start.bare()), curve, seed)
+    motion = kind(Probe(module, curve.start.bare(), settings.mode), curve, seed)
     about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
     with opened(run, "connect", {**settings.describe(batches), **about} if run else {}) as held:
         if held is not None and (held.folder / CURVE).is_file():
@@ -79,27 +81,31 @@ class Bends(Motion):
     """The bends move; the probe stands at phi(t) for one t per step, drawn from U(0, 1)."""
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
-        self.probe, self.curve = probe, curve
-        self.points = torch.stack([probe.native(point.vector) for point in curve.points])
-        self.gradient = torch.zeros_like(self.points[1:-1])
-        self.vectors, self.grads = list(self.points[1:-1]), list(self.gradient)
+        self.probe, self.curve, self.controls = probe, curve, len(curve.points)
+        self.points = rows(len(curve.points), probe.layout.size, like=probe.point)
+        for row, point in zip(self.points, curve.points, strict=True):
+            row.copy_(probe.native(point.vector))
+        self.hold(self.points[1:-1], torch.zeros_like(self.points[1:-1]))
         self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
 
-    def draw(self) -> float:
+    def uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
-    def place(self) -> None:
-        self.stand(self.draw())
+    def draw(self) -> Sequence[float]:
+        self.t = self.uniform()
+        return self.curve.checked_coefficients(self.t).tolist()
 
-    def stand(self, t: float) -> None:
+    def place(self, controls: Tensor) -> None:
         """Write phi(t) into the probe in one pass over the control points."""
-        self.t = t
-        self.c = self.curve.checked_coefficients(t).to(self.points)
-        torch.mv(self.points.T, self.c, out=self.probe.point)
+        self.coefficients = controls
+        if self.points.is_cuda and self.points.dtype == torch.float32 and kernels():
+            kernels().combine(self.points, controls, self.probe.point)
+        else:
+            torch.mv(self.points.T, controls.to(self.points.dtype), out=self.probe.point)
         self.probe.moved()
 
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
-        torch.outer(self.c[1:-1], self.probe.grad, out=self.gradient)
+        torch.outer(self.coefficients[1:-1].to(self.points.dtype), self.probe.grad, out=self.gradient)
 
     def state(self) -> dict[str, Tensor]:
         return {"generator": self.generator.get_state()}
@@ -117,46 +123,54 @@ class ArclengthBends(Bends):
 
     The integral over t is a sum over the middles of equal cells, so q is a distribution over finitely many t. The
     gradient for bend i is c_i grad L + (L - m) sum_j (d_i d_j / s^2 - E_q[d_i d_j / s^2]) w_j, with d the derivatives
-    of the coefficients, s the speed, and m any number that does not depend on t.
+    of the coefficients, s the speed, and m any number that does not depend on t. All of it stays on the device.
     """
 
-    mean: Tensor | None = None
+    fusible = False
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0, grid: Sequence[float] = MIDDLES):
         super().__init__(probe, curve, seed)
-        self.grid = grid
-        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid])
+        self.controls = 1
+        self.grid = torch.tensor(grid, dtype=torch.float64).to(probe.device)
+        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(probe.device)
+        self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
+        self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | ({} if self.mean is None else {"mean": self.mean})
+        return super().state() | {"mean": self.mean}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:
         super().set_state(state)
-        self.mean = state["mean"].to(self.points.device) if "mean" in state else None
+        self.mean.copy_(state["mean"])
 
-    def place(self) -> None:
+    def draw(self) -> Sequence[float]:
+        return [self.uniform()]
+
+    def place(self, controls: Tensor) -> None:
         self.measure()
-        pick = int(torch.searchsorted(self.q.cumsum(0), self.draw() * float(self.q.sum())))
-        self.stand_at(min(pick, len(self.grid) - 1))
+        pick = torch.searchsorted(self.q.cumsum(0), controls * self.q.sum())
+        self.stand_at(pick.clamp(max=len(self.grid) - 1))
 
     def measure(self) -> None:
         """q, and what each t of the grid adds to the gradient, for the curve as it is now."""
-        inner, rates = gram(list(self.points)), self.rates
+        inner, rates = inner_products(list(self.points)), self.rates
         squares = ((rates[:, 1:] @ inner) * rates[:, 1:]).sum(1).clamp_min(1e-30)
         self.q = squares.sqrt() / squares.sqrt().sum()
         scores = rates[:, :, None] * rates[:, None, :] / squares[:, None, None]
         self.scores = scores - torch.einsum("t,tij->ij", self.q, scores)
 
-    def stand_at(self, index: int) -> None:
-        self.score = self.scores[index, 1:-1].to(self.points)
-        self.stand(self.grid[index])
+    def stand_at(self, index: Tensor) -> None:
+        """index: of the grid, as a tensor of one element."""
+        self.t = self.grid[index][0]
+        self.score = self.scores[index][0, 1:-1].to(self.points.dtype)
+        super().place(self.table[index][0])
 
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
         super().hand_on(loss, weight_decay)
         value = loss + 0.5 * weight_decay * self.probe.point.square().sum()
-        mean = value if self.mean is None else self.mean
+        mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
-        self.mean = MEMORY * mean + (1 - MEMORY) * value
+        self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
 
 
 def _check_trainable(curve: Curve) -> None:

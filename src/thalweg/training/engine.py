@@ -1,15 +1,21 @@
 """One training step, whatever moves: the network itself, or the bends of a curve."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import ThalwegError
+from ..modes import Mode, say_slower
+from ..replay import Replay, form_of
 from ..tasks import Task
+from ..weightspace.batchnorm import counted_at_once
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint
 
@@ -17,15 +23,27 @@ OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 
 class Motion(ABC):
-    """What moves: flat vectors, from which a step places the probe and to which it hands the gradient."""
+    """What moves: flat vectors, from which a step places the probe and to which it hands the gradient.
+
+    What a step needs from the host comes as a few numbers, its controls, so that the rest can be recorded.
+    """
 
     probe: Probe
-    vectors: list[Tensor]
-    grads: Sequence[Tensor]
-    t: float | None = None
+    block: Tensor  # (count, size), the vectors that move
+    gradient: Tensor  # of the same shape
+    controls = 0  # how many numbers a step needs from the host
+    fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
+    t: float | Tensor | None = None
+
+    def hold(self, block: Tensor, gradient: Tensor) -> None:
+        self.block, self.gradient, self.vectors, self.grads = block, gradient, list(block), list(gradient)
+
+    def draw(self) -> Sequence[float]:
+        """The controls of the next step."""
+        return ()
 
     @abstractmethod
-    def place(self) -> None:
+    def place(self, controls: Tensor) -> None:
         """Put the probe where the next gradient is wanted."""
 
     @abstractmethod
@@ -48,9 +66,10 @@ class Network(Motion):
     """Plain training: the vector that moves is the probe's own point."""
 
     def __init__(self, probe: Probe):
-        self.probe, self.vectors, self.grads = probe, [probe.point], [probe.grad]
+        self.probe = probe
+        self.hold(probe.point[None], probe.grad[None])
 
-    def place(self) -> None:
+    def place(self, controls: Tensor) -> None:
         self.probe.moved()
 
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
@@ -61,32 +80,132 @@ class Network(Motion):
 
 
 class Engine:
-    """Runs one step: place, loss, gradient, clip, decay, hand on, update."""
+    """Runs one step: place, loss, gradient, clip, decay, hand on, update.
 
-    def __init__(self, motion: Motion, task: Task, optimizer: Optimizer, weight_decay: float, clip: float | None):
-        self.motion, self.task, self.optimizer = motion, task, optimizer
-        self.weight_decay, self.clip = weight_decay, clip
+    mode, steps: how to compute, and how many steps there will be. make: what the batches' source gives -> a batch.
+    """
 
-    def step(self, batch: Any, lr: float) -> Tensor:
+    def __init__(
+        self,
+        motion: Motion,
+        task: Task,
+        optimizer: Optimizer,
+        weight_decay: float,
+        clip: float | None,
+        mode: Mode | None = None,
+        steps: int = 0,
+        make: Callable[[Any], Any] = lambda drawn: drawn,
+    ):
+        self.motion, self.task, self.optimizer, self.make = motion, task, optimizer, make
+        self.weight_decay, self.clip, self.mode = weight_decay, clip, mode or Mode()
+        module, device = motion.probe.module, motion.probe.device
+        self.replay = Replay(self._work, module, device, self.mode.records(device), settle=self._settle)
+        self.compiles = self.mode.compiles(device, steps)
+        self.compiled: Callable[..., Tensor] | None = None
+        self.first_form = ""
+        self.controls = torch.zeros(1 + motion.controls, dtype=torch.float64, device=device)
+        self.rate: float | Tensor = torch.zeros((), device=device) if self.replay.active else 0.0
+        self.fused = self._fused() if self.replay.active else None
+        if self.replay.active:
+            _make_recordable(optimizer)
+
+    def step(self, drawn: Any, lr: float) -> Tensor:
         """The mean loss of the batch, before the update."""
+        if self.compiles:
+            self._compile(drawn)
+        numbers = torch.tensor([lr, *self.motion.draw()], dtype=torch.float64)
+        self.controls.copy_(numbers.pin_memory() if self.controls.is_cuda else numbers, non_blocking=True)
+        if not self.replay.active:
+            self.rate = lr
+        return self.replay(drawn)
+
+    def _work(self, drawn: Any) -> Tensor:
+        """All of a step that happens on the device."""
         probe = self.motion.probe
-        self.motion.place()
-        values, _ = self.task.losses(probe.module, batch)
-        loss = values.mean()
-        probe.backward(loss)
+        self.motion.place(self.controls[1:])
+        loss = self._forward(self.compiled if form_of(drawn) == self.first_form else None, drawn)
+        if probe.point.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._recorded_update(loss)
+        else:
+            probe.backward(loss)
+            self._update(loss.detach())
+        return loss.detach()
+
+    def _forward(self, compiled: Callable[..., Tensor] | None, drawn: Any) -> Tensor:
+        module = self.motion.probe.module
+        with self.mode.casting(self.controls.device), counted_at_once(module) if self.replay.active else nullcontext():
+            return (compiled or _mean_loss)(self.task, module, self.make, drawn)
+
+    def _recorded_update(self, loss: Tensor) -> None:
+        """Without `.grad`, whose bookkeeping belongs to another stream; if possible in one pass over all that moves."""
+        probe = self.motion.probe
+        gradients = probe.gradients(loss)
+        unused = {name for name, gradient in zip(probe.layout.names, gradients, strict=True) if gradient is None}
+        if self.fused is not None and unused <= probe.unreached:
+            self.fused(gradients, probe.point)
+        else:
+            probe.gather(gradients)
+            self._update(loss.detach())
+
+    def _settle(self) -> None:
+        if self.fused is not None:
+            self.fused.settle()
+
+    def _update(self, loss: Tensor) -> None:
+        probe = self.motion.probe
         if self.clip is not None:
             norm = torch.linalg.vector_norm(probe.grad)
             probe.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.weight_decay:
             for stretch in probe.decayed:
                 probe.grad[stretch].add_(probe.point[stretch], alpha=self.weight_decay)
-        self.motion.hand_on(loss.detach(), self.weight_decay)
+        self.motion.hand_on(loss, self.weight_decay)
         for vector, grad in zip(self.motion.vectors, self.motion.grads, strict=True):
             vector.grad = grad  # again in each step: some optimizers take it away
+        if isinstance(self.rate, Tensor):
+            self.rate.copy_(self.controls[0])
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self.rate
         self.optimizer.step()
-        return loss.detach()
+
+    def _compile(self, drawn: Any) -> None:
+        """The second time batches of the first form come, try on one of them whether they can be compiled."""
+        form = form_of(drawn)
+        if not self.first_form:
+            self.first_form = form
+        elif form == self.first_form:
+            self.compiles = False
+            try:
+                self.compiled = self._tried(drawn)
+            except Exception as error:  # the compiler's own, of many kinds
+                say_slower("the network is not compiled", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+
+    def _tried(self, drawn: Any) -> Callable[..., Tensor]:
+        probe = self.motion.probe
+        kept = [(buffer, buffer.clone()) for buffer in probe.module.buffers()]
+        devices = [probe.device.index or 0] if probe.point.is_cuda else []
+        many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
+        with torch.random.fork_rng(devices), warnings.catch_warnings(), many:
+            warnings.simplefilter("ignore")
+            function = _compiled()
+            probe.gradients(self._forward(function, drawn))
+        for buffer, value in kept:
+            buffer.copy_(value)
+        return function
+
+    def _fused(self) -> Any:
+        """One kernel for the whole update, if it is plain SGD in float32 that is asked for."""
+        own, *others = self.optimizer.param_groups
+        usual = type(self.optimizer) is SGD and not others and not (own["nesterov"] or own["dampening"] or own["maximize"])
+        moving = self.motion.block
+        if not usual or self.clip is not None or not self.motion.fusible or moving.dtype != torch.float32 or not kernels():
+            return None
+        momenta = rows(len(moving), moving.shape[1], like=moving) if own["momentum"] else None
+        if momenta is not None:
+            for vector, momentum in zip(self.motion.vectors, momenta, strict=True):
+                self.optimizer.state[vector]["momentum_buffer"] = momentum
+        sizes = [slot.numel() for slot in self.motion.probe.slots(self.motion.probe.point)]
+        return kernels().Update(moving, momenta, self.controls, own["momentum"], self.weight_decay, sizes)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that moves, under names: vectors, the optimizer's state, buffers, and what the motion adds."""
@@ -128,9 +247,48 @@ class Engine:
         return {key: self.motion.probe.canonical(v) if v.shape == vector.shape else v.clone() for key, v in known.items()}
 
     def _remember(self, vector: Tensor, memory: Mapping[str, Tensor]) -> None:
-        if memory:
-            native = self.motion.probe.native
-            self.optimizer.state[vector] = {k: native(v) if v.shape == vector.shape else v.clone() for k, v in memory.items()}
+        """Into the tensors that are there already, which a kernel may know by their address."""
+        known = self.optimizer.state[vector]
+        for key, value in memory.items():
+            new = self.motion.probe.native(value) if value.shape == vector.shape else value.clone()
+            if isinstance(known.get(key), Tensor):
+                known[key].copy_(new)
+            else:
+                known[key] = new.to(vector.device) if self.replay.active else new
+
+
+def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> Tensor:
+    values, _ = task.losses(module, make(drawn))
+    return values.mean()
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """One for all, so that a network of a kind that was compiled before need not be again."""
+    return torch.compile(_mean_loss, dynamic=False)
+
+
+def rows(count: int, size: int, like: Tensor) -> Tensor:
+    """Zeros whose rows begin where a card reads fastest."""
+    return torch.zeros(count, -(-size // 64) * 64, dtype=like.dtype, device=like.device)[:, :size]
+
+
+@cache
+def kernels() -> Any:
+    """Our own kernels, where there is a compiler for them."""
+    try:
+        from . import kernels as found
+    except ImportError:
+        return None
+    return found
+
+
+def _make_recordable(optimizer: Optimizer) -> None:
+    """Some optimizers count their steps on the host unless they are told not to."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+    optimizer._warned_capturable_if_run_uncaptured = True
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
+from ..modes import Mode
 from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
 from ..weightspace.probe import Probe
@@ -33,6 +34,7 @@ def fit(
     clip: float | None = None,
     seed: int = 0,
     keep: Collection[int] = (),
+    mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Weights:
@@ -53,14 +55,15 @@ def fit(
     clip: the largest norm the gradient of the data loss may have.
     seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
     keep: epochs after which to keep the weights with the optimizer's state, in `.kept[epoch]` of the result.
+    mode: how to compute; see `Mode`.
     run: a folder that keeps the state of the run, from which the same call goes on if it was stopped or killed.
     progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
     """
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, progress)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     odd = [epoch for epoch in keep if epoch not in range(1, epochs + 1)]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
-    motion = Network(Probe(module))
+    motion = Network(Probe(module, None, settings.mode))
     about = {"keep": sorted(keep), "start": Weights.of(module).digest()}
     with opened(run, "fit", {**settings.describe(batches), **about} if run else {}) as held:
         keeper = _Keeper(keep, held)

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, count, fingerprint
+from ..batches import Batches, count, fingerprint, source
 from ..errors import Diverged, ThalwegError
+from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
+from ..replay import aside
 from ..store.runs import Interrupts, Run
 from ..tasks import Task, check_task
+from ..turns import turn
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint
 from .engine import Engine, Motion, OptimizerFactory, make_optimizer
@@ -33,6 +36,7 @@ class Settings:
     optimizer: OptimizerFactory | None
     clip: float | None
     seed: int
+    mode: Mode
     progress: bool | None
 
     def __post_init__(self) -> None:
@@ -61,7 +65,7 @@ class Settings:
         functions = {"schedule": self.schedule, "optimizer": self.optimizer}
         named = {name: getattr(value, "__name__", "given") for name, value in functions.items() if value is not None}
         plain = {name: getattr(self, name) for name in ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
-        return {**plain, **named, "data": fingerprint(batches)}
+        return {**plain, **named, "precision": self.mode.precision, "data": fingerprint(batches)}
 
     def rates(self, steps: int) -> Schedule:
         if self.schedule is not None:
@@ -88,18 +92,21 @@ def train(
     steps = count(batches)
     schedule = settings.rates(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
-    engine = Engine(motion, task, optimizer, settings.weight_decay, settings.clip)
+    passes, make = source(batches, motion.probe.device)
+    total = steps * settings.epochs
+    engine = Engine(motion, task, optimizer, settings.weight_decay, settings.clip, settings.mode, total, make)
     if start is not None:
         engine.restore(start)
     motion.probe.module.train()
     observer = observer or Observer()
-    observer.begin(engine, steps)
     with (
         seeded(settings.seed, batches),
-        Progress(description, steps * settings.epochs, settings.progress) as bar,
+        aside(motion.probe.device),
+        Progress(description, total, settings.progress) as bar,
         Interrupts(run is not None) as interrupts,
     ):
-        saver = Saver(run, engine, observer, batches)
+        observer.begin(engine, steps)
+        saver = Saver(run, engine, observer, batches, passes)
         bar.done = saver.done
         lr = 0.0
         while saver.epoch <= settings.epochs:
@@ -112,6 +119,7 @@ def train(
                 observer.after_step(saver.done, lr, loss)
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
                 saver.after_step(interrupts)
+                turn()
             if saver.within != steps:
                 message = f"the batches promised {steps} batches and gave {saver.within}"
                 raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
@@ -126,17 +134,19 @@ class _Watch:
 
     def __init__(self, motion: Motion):
         self.motion, self.last_good = motion, motion.snapshot()
-        self.seen: list[tuple[int, float | None, float, Tensor]] = []
+        self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
     def see(self, step: int, loss: Tensor, lr: float) -> None:
-        self.seen.append((step, self.motion.t, lr, loss))
+        t = self.motion.t
+        self.seen.append((step, t.clone() if isinstance(t, Tensor) else t, lr, loss))
         if loss.device.type == "cpu":
             self.check()
             self.seen.clear()
 
     def check(self) -> None:
         if self.seen and not bool(torch.isfinite(torch.stack([loss for *_, loss in self.seen])).all()):
-            step, t, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
+            step, place, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
+            t = None if place is None else float(place)
             where = "" if t is None else f" at t = {t:.4f}"
             self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr)
 

@@ -1,12 +1,13 @@
 """How far a run has come: who watches it, what is saved of it, and how it goes on as if nothing had happened."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..batches import Batches, moved
+from ..batches import Batches
 from ..randomness import capture, reinstate
 from ..store.runs import LOG, Interrupts, Run
 from .engine import Engine
@@ -41,8 +42,10 @@ class Saver:
     both kept, the batches already seen are passed over, and the states of now are put back.
     """
 
-    def __init__(self, run: Run | None, engine: Engine, observer: Observer, batches: Batches):
-        self.run, self.engine, self.observer, self.batches = run, engine, observer, batches
+    def __init__(
+        self, run: Run | None, engine: Engine, observer: Observer, batches: Batches, passes: Callable[[], Iterator[Any]]
+    ):
+        self.run, self.engine, self.observer, self.batches, self.passes = run, engine, observer, batches, passes
         self.epoch, self.within, self.done = 1, 0, 0
         self.losses: list[Tensor] = []
         self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
@@ -59,7 +62,7 @@ class Saver:
 
     def rest_of_epoch(self) -> Iterator[Any]:
         """The batches of this epoch that have not been seen."""
-        rest = moved(self.batches, self.engine.motion.probe.device)
+        rest = self.passes()
         if self.within:
             reinstate(*self.beginning, self.batches)
             for _ in range(self.within):
@@ -91,7 +94,7 @@ class Saver:
             self._save()
 
     def _total(self) -> float:
-        return self.earlier + sum(float(loss) for loss in self.losses)
+        return self.earlier + sum(torch.stack(self.losses).tolist() if self.losses else [])
 
     def _save(self) -> None:
         assert self.run is not None

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count
 from ..errors import Diverged, ThalwegError
-from ..evaluation.measure import measure
+from ..evaluation.measure import Measurement
 from ..evaluation.results import Trace
+from ..modes import Mode
 from ..randomness import seeded
 from ..store.runs import TRACE, Run, opened
 from ..tasks import Task
@@ -49,6 +50,7 @@ def walk(
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
     seed: int = 0,
+    mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Walk:
@@ -75,7 +77,7 @@ def walk(
     if not isinstance(epochs, int) or epochs < 1:
         raise ThalwegError(f"epochs must be a whole number, at least 1; got {epochs!r}")
     plan = method.plan(count(batches), epochs)
-    whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, progress)
+    whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
     about = {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
     described = {**whole.describe(batches), **about} if run else {}
@@ -86,9 +88,9 @@ def walk(
             settings = replace(whole, seed=seed + number * APART)
             part = None if held is None else held.child(f"start-{number + 1}")
             with opened(part, "walk", described) as folder:
-                observer = _Collector(plan, task, watch or {}, made, folder)
+                observer = WalkObserver(plan, task, watch or {}, made, folder)
                 if folder is None or not (folder.folder / TRACE).is_file():
-                    motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here))
+                    motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, whole.mode))
                     state = here if isinstance(here, Checkpoint) else None
                     try:
                         train(motion, task, batches, settings, label, observer, state, folder)
@@ -105,7 +107,7 @@ def _digest(start: Start | None) -> str | None:
     return start.weights.digest() if isinstance(start, Checkpoint) else None if start is None else start.digest()
 
 
-class _Collector(Observer):
+class WalkObserver(Observer):
     """Keeps every network the plan asks for, and the story of every iteration."""
 
     def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None):
@@ -119,6 +121,10 @@ class _Collector(Observer):
 
     def begin(self, engine: Engine, steps: int) -> None:
         self.probe, self.steps = engine.motion.probe, steps
+        self.measures = {
+            name: Measurement(self.probe.module, self.task, batches, self.probe.device, engine.mode)
+            for name, batches in self.watch.items()
+        }
         self.origin = self.probe.point.clone()
         self._look(0)
 
@@ -170,8 +176,8 @@ class _Collector(Observer):
         modes = [(part, part.training) for part in self.probe.module.modules()]
         self.probe.module.eval()
         with seeded(0, *self.watch.values()):
-            for name, batches in self.watch.items():
-                for quantity, value in measure(self.probe.module, self.task, batches, self.probe.device).items():
+            for name, measure in self.measures.items():
+                for quantity, value in measure().items():
                     self.watched[name].setdefault(quantity, []).append(value)
         for part, mode in modes:
             part.training = mode

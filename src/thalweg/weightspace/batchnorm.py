@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batches import Batches, count, moved
+from ..batches import Batches, count, source
 from ..errors import ThalwegError
+from ..modes import Mode
 from ..randomness import seeded
+from ..replay import Replay
 from ..tasks import Task, split
 from .modules import STATISTICS, batch_norms
 from .probe import Probe
@@ -39,23 +42,126 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
 
 def recompute(probe: Probe, forward: Forward, batches: Batches) -> None:
     """Give a probe the statistics of where it stands."""
-    layers = {id(layer): layer for _, layer in batch_norms(probe.module)}
-    if not layers:
-        return
-    count(batches, "the refresh batches")
-    before = {id(layer): {name: layer.get_buffer(name).clone() for name in STATISTICS} for layer in layers.values()}
-    with _others_kept(probe.module, layers), _collecting(probe.module, list(layers.values())) as pools, torch.no_grad():
-        for batch in moved(batches, probe.device):
-            try:
-                forward(probe.module, batch)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                message = "batch norm cannot take statistics of a batch of one example: use another size for refresh batches"
-                raise ThalwegError(message) from error
-    names = {id(layer): name for name, layer in batch_norms(probe.module)}
-    for key, pool in zip(layers, pools, strict=True):
-        pool.write(layers[key], names[key], len(batches), before[key])
+    Statistics(probe, forward, batches, Mode())()
+
+
+class Statistics:
+    """Gives a probe the statistics of where it stands, at one point after another.
+
+    A batch-norm layer with momentum 1 leaves the mean and variance of the batch it saw last in its buffers. Here these are
+    pieces of one tensor, so that what a batch adds to the pool is added for all layers at once, in float64.
+    """
+
+    def __init__(self, probe: Probe, forward: Forward, batches: Batches, mode: Mode, pool: Any = None):
+        self.probe, self.forward, self.batches, self.mode = probe, forward, batches, mode
+        found = {id(layer): (name, layer) for name, layer in reversed([*batch_norms(probe.module)])}
+        self.names, self.layers = [name for name, _ in found.values()], [layer for _, layer in found.values()]
+        if not self.layers:
+            return
+        count(batches, "the refresh batches")
+        sizes = [layer.num_features for layer in self.layers]
+        self.starts = [0, *accumulate(sizes)][:-1]
+        kind = self.layers[0].get_buffer("running_mean").dtype
+        self.last = torch.zeros(2, sum(sizes), dtype=kind, device=probe.device)  # mean and variance of the last batch
+        self.pooled = torch.zeros(4, sum(sizes), dtype=torch.float64, device=probe.device)
+        self.pieces = [self.last[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
+        self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
+        self.counts: dict[tuple[int, ...], Tensor] = {}
+        self.passes, self.make = source(batches, probe.device)
+        self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool)
+
+    def __call__(self) -> None:
+        if not self.layers:
+            return
+        self.pooled.zero_()
+        self.last.copy_(torch.tensor([[0.0], [1.0]]))  # momentum 1 would still let a NaN of another point through
+        with _others_kept(self.probe.module, set(map(id, self.layers))), self._listening(), torch.no_grad():
+            for drawn in self.passes():
+                try:
+                    self.replay(drawn)
+                except ValueError as error:
+                    if "more than 1 value per channel" not in str(error):
+                        raise
+                    rule = "batch norm cannot take statistics of a batch of one example"
+                    raise ThalwegError(f"{rule}: use another size for refresh batches") from error
+        self._write()
+
+    def _see(self, drawn: Any) -> None:
+        self.waiting: dict[int, int] = {}
+        with self.mode.casting(self.probe.device):
+            self.forward(self.probe.module, self.make(drawn))
+        if len(self.waiting) == len(self.layers):
+            sizes = tuple(self.waiting[k] for k in range(len(self.layers)))
+            if sizes not in self.counts:
+                widths = torch.tensor([layer.num_features for layer in self.layers])
+                self.counts[sizes] = torch.tensor(sizes).double().repeat_interleave(widths).to(self.probe.device)
+            _pool(self.pooled, self.last, self.counts[sizes])
+        else:
+            for k in list(self.waiting):
+                self._pool_one(k)
+
+    def _pool_one(self, k: int) -> None:
+        if k in self.waiting:
+            _pool(self.parts[k], self.pieces[k], self.waiting.pop(k))
+
+    def _write(self) -> None:
+        """Into the layers' own buffers; a layer that the pass does not go through keeps what it had."""
+        shift, first, second, total = self.pooled
+        values = torch.stack([shift + first / total, (second - first.square() / total) / (total - 1)])
+        widths = [layer.num_features for layer in self.layers]
+        seen = [count > 1 for count in total[self.starts].tolist()]
+        for k in (k for k, passed in enumerate(seen) if not passed):
+            if bool(self.pieces[k][0].any()):
+                raise ThalwegError(
+                    f"the batch-norm layer '{self.names[k]}' is not called but has its buffers used, so its inputs cannot be "
+                    "seen: call the layer itself in forward, instead of F.batch_norm with its parts"
+                )
+        for name, found in zip(STATISTICS, values, strict=False):
+            pairs = zip(self.layers, found.to(self.last.dtype).split(widths), seen, strict=True)
+            own = [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]
+            torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
+        for layer, passed in zip(self.layers, seen, strict=True):
+            if passed and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(len(self.batches))
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Batch-norm layers normalise by the batch and are listened to; everything else, dropout too, is as in use."""
+        modes = [(part, part.training) for part in self.probe.module.modules()]
+        before = [(layer.momentum, dict(layer._buffers)) for layer in self.layers]
+        hooks = []
+        self.probe.module.eval()
+        for k, layer in enumerate(self.layers):
+            hooks.append(layer.register_forward_pre_hook(lambda *_, k=k: self._pool_one(k)))
+            hooks.append(layer.register_forward_hook(partial(self._note, k), with_kwargs=True))
+            layer.training, layer.momentum = True, 1.0
+            layer.running_mean, layer.running_var = self.pieces[k]
+            layer.num_batches_tracked = None
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for layer, (momentum, buffers) in zip(self.layers, before, strict=True):
+                layer.momentum = momentum
+                layer._buffers.update(buffers)
+            for part, mode in modes:
+                part.training = mode
+
+    def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        values = inputs[0] if inputs else next(iter(named.values()))
+        self.waiting[k] = values.numel() // values.shape[1]
+
+
+def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
+    """Add a batch to what is pooled: a shift near the mean, sums of deviations from it and of their squares, and the count."""
+    shift, first, second, total = pooled
+    mean, variance = last.double()
+    shift.copy_(torch.where(total == 0, mean, shift))
+    away = mean - shift
+    first += count * away
+    second += (count - 1) * variance + count * away.square()
+    total += count
 
 
 @contextmanager
@@ -69,59 +175,21 @@ def _others_kept(module: nn.Module, layers: Collection[int]) -> Iterator[None]:
             buffer.copy_(value)
 
 
-class _Pool:
-    """Mean and squared deviations of everything a layer has seen, merged batch by batch in float64."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = self.deviations = torch.zeros((), dtype=torch.float64)
-
-    def add(self, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-        """After a forward pass with momentum 1 the layer's buffers hold the mean and variance of that batch alone."""
-        values = inputs[0] if inputs else next(iter(named.values()))
-        size = values.numel() // values.shape[1]
-        mean, variance = (layer.get_buffer(name).double() for name in ("running_mean", "running_var"))
-        total = self.count + size
-        shift = mean - self.mean.to(mean.device)
-        self.mean = self.mean + shift * (size / total)
-        self.deviations = self.deviations + variance * (size - 1) + shift.square() * (self.count * size / total)
-        self.count = total
-
-    def write(self, layer: _BatchNorm, name: str, batches: int, before: dict[str, Tensor]) -> None:
-        if self.count > 1:
-            found = {"running_mean": self.mean, "running_var": self.deviations / (self.count - 1)}
-            found["num_batches_tracked"] = torch.tensor(batches)
-        elif bool(layer.get_buffer("running_mean").any()):
-            raise ThalwegError(
-                f"the batch-norm layer '{name}' is not called but has its buffers used, so its inputs cannot be seen: call the "
-                "layer itself in forward, instead of F.batch_norm with its parts"
-            )
-        else:
-            found = before  # the pass does not go through this layer, so it does not matter
-        for key, value in found.items():
-            layer.get_buffer(key).copy_(value)
-
-
 @contextmanager
-def _collecting(module: nn.Module, layers: list[_BatchNorm]) -> Iterator[list[_Pool]]:
-    """Batch-norm layers normalise by the batch and are listened to; everything else, dropout too, is as in use."""
-    modes = [(part, part.training) for part in module.modules()]
-    momenta = [layer.momentum for layer in layers]
-    pools = [_Pool() for _ in layers]
-    hooks = [layer.register_forward_hook(pool.add, with_kwargs=True) for layer, pool in zip(layers, pools, strict=True)]
-    module.eval()
+def counted_at_once(module: nn.Module) -> Iterator[None]:
+    """For the length of one forward pass: one operation counts the batch for all layers, instead of one for each."""
+    layers = [layer for _, layer in batch_norms(module) if layer.training and layer.momentum is not None]
+    counters = {id(layer): layer.num_batches_tracked for layer in layers}
     for layer in layers:
-        layer.reset_running_stats()  # momentum 1 still lets a NaN through
-        layer.training, layer.momentum = True, 1.0
+        layer.num_batches_tracked = None
     try:
-        yield pools
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for part, mode in modes:
-            part.training = mode
+        for layer in layers:
+            layer.num_batches_tracked = counters[id(layer)]
+        known = [counter for counter in counters.values() if counter is not None]
+        if known:
+            torch._foreach_add_(known, 1)
 
 
 def _plain_forward(net: nn.Module, batch: Any) -> object:

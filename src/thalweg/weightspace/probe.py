@@ -1,6 +1,6 @@
 """The probe: a private copy of the caller's module that can stand at any point of weight space."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
+from ..modes import Mode
 from .layout import Layout
 from .modules import named_buffers, named_parameters, unwrapped
 from .weights import Weights, check_state
@@ -20,15 +21,21 @@ class Probe:
     Writing to `point` moves the network; after `backward`, `grad` holds the gradient. Where views cannot hold (cuDNN
     lays out the weights of recurrent layers itself), the probe copies tensor by tensor instead, behind the same calls:
     `moved()` after writing to `point`, `backward(loss)` for the gradient.
+
+    mode: how it will compute, on which the layout of its weights in memory depends.
     """
 
-    def __init__(self, module: nn.Module, weights: Weights | None = None):
+    def __init__(self, module: nn.Module, weights: Weights | None = None, mode: Mode | None = None):
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
         self.layout = Layout.of(module)
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
-        self._shapes = [(p.shape, p.numel(), torch.empty_like(p).stride()) for p in originals]
+        mode = mode or Mode()
+        if mode.precision == "bf16" and self.layout.dtype != torch.float32:
+            raise ThalwegError(f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}")
+        channels_last = mode.channels_last(originals[0].device)
+        self._shapes = [(p.shape, p.numel(), _strides(p, channels_last)) for p in originals]
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
         self.grad = torch.zeros_like(self.point)
         torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
@@ -118,6 +125,19 @@ class Probe:
             self._forget_reached()
             self.check()
 
+    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+        """The gradient of `loss` parameter by parameter, laid out in memory as their places in `grad`, which is not touched;
+        None for those the loss does not depend on."""
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        return [None if g is None else _laid_out(g, slot) for g, slot in zip(found, self.slots(self.grad), strict=True)]
+
+    def gather(self, gradients: Sequence[Tensor | None]) -> None:
+        """Write what `gradients` gave into `grad`."""
+        pairs = [(slot, g) for slot, g in zip(self.slots(self.grad), gradients, strict=True) if g is not None]
+        if len(pairs) < len(gradients):
+            self.grad.zero_()
+        torch._foreach_copy_([slot for slot, _ in pairs], [g for _, g in pairs])
+
     def remember_reached(self, unreached: Collection[str]) -> None:
         """Take over from an earlier part of the same run which parameters no loss has depended on."""
         self.unreached.intersection_update(unreached)
@@ -176,9 +196,7 @@ class Probe:
         for parameter in self._parameters:
             parameter.grad = None
         loss.backward()
-        self.grad.zero_()
-        pairs = [(slot, p.grad) for slot, p in zip(self.slots(self.grad), self._parameters, strict=True) if p.grad is not None]
-        torch._foreach_copy_([slot for slot, _ in pairs], [grad for _, grad in pairs])
+        self.gather([parameter.grad for parameter in self._parameters])
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         return parameter.register_post_accumulate_grad_hook(lambda _: self.unreached.discard(name))
@@ -224,6 +242,21 @@ def _flatten_recurrent(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters()
+
+
+def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
+    form = torch.channels_last if channels_last and parameter.ndim == 4 else torch.preserve_format
+    return torch.empty_like(parameter, memory_format=form).stride()
+
+
+def _laid_out(tensor: Tensor, place: Tensor) -> Tensor:
+    """`tensor`, copied if it does not lie in memory as `place` does; along a side of one element there is nothing to lie."""
+    same = all(size == 1 or a == b for size, a, b in zip(place.shape, tensor.stride(), place.stride(), strict=True))
+    return (
+        tensor
+        if same
+        else torch.empty_strided(place.shape, place.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    )
 
 
 def _shares(one: Tensor, two: Tensor) -> bool:

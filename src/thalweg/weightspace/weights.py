@@ -240,12 +240,17 @@ def check_weights(weights: object, name: str) -> None:
 
 def gram(vectors: Sequence[Tensor]) -> Tensor:
     """Inner products of the differences to the first vector, in float64 on the CPU; raw weights would cancel."""
+    return inner_products(vectors).cpu()
+
+
+def inner_products(vectors: Sequence[Tensor]) -> Tensor:
+    """`gram`, left on the device."""
     total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
     for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
         origin = block[0].double()
         differences = torch.stack([part.double() - origin for part in block[1:]])
         total += differences @ differences.T
-    return total.cpu()
+    return total
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:

@@ -1,0 +1,127 @@
+"""Every figure on speed and memory on a CUDA card in docs/results.md, in one run.
+
+    python benchmarks/gpu.py OUT.json [--networks vgg16 preresnet164 wrn28_10] [--rounds N]
+
+For each network, in the fastest mode (bf16, compiled, recorded): plain, curve and walk steps of `thalweg bench`, and a plain
+step written by hand, all taking turns on one batch of 128; whole epochs with augmentation; a scanned point and its forward
+passes; three networks at once, also without the compiler; memory. Ratios are of medians.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from thalweg import bench
+from thalweg.inputs import load_inputs
+from thalweg.modes import Mode
+from thalweg.replay import aside
+from thalweg.weightspace.weights import Weights
+
+
+def by_hand(make, batch, compiled):
+    """What somebody in a hurry for speed would write for this network alone."""
+    network = make().cuda().to(memory_format=torch.channels_last).train()
+    rate = torch.tensor(bench.RATE, device="cuda")
+    optimizer = torch.optim.SGD(network.parameters(), rate, momentum=bench.MOMENTUM, weight_decay=bench.DECAY, fused=True)
+    function = torch.compile(network, dynamic=False) if compiled else network
+    x, y = (tensor.clone() for tensor in batch)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(function(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        step()
+
+    def replay():
+        x.copy_(batch[0])
+        y.copy_(batch[1])
+        graph.replay()
+
+    return replay
+
+
+def figures(name, mode, rounds):
+    torch.cuda.empty_cache()
+    inputs = load_inputs(f"thalweg.bench:{name}", 0, "cuda")
+    make = {"vgg16": bench.models.vgg16, "preresnet164": bench.models.preresnet, "wrn28_10": bench.models.wrn28_10}[name]
+    timer = bench.Bench(inputs, mode, rounds, 20 if name == "vgg16" else 10)
+    timings = {}
+    with aside(timer.device):
+        works, peak = {}, {}
+        for kind, build in {"plain step": timer.plain, "curve step": timer.bent, "walk step": timer.walked}.items():
+            before = timer._memory()
+            start = time.perf_counter()
+            works[kind] = build()
+            for _ in range(8):
+                works[kind]()
+            print(f"{name}: {kind} ready after {time.perf_counter() - start:.0f} s", flush=True)
+            peak[kind] = torch.cuda.max_memory_allocated() - before
+        works["plain step by hand"] = by_hand(make, timer.batch, timer.mode.compile)
+        several = {kind: partial(bench._repeat, work, timer.steps) for kind, work in works.items()}
+        for kind, seconds in timer.alternate(several).items():
+            timings[kind] = bench.Timing([s / timer.steps for s in seconds], timer.size, peak.get(kind))
+        del works, several
+        timings["data pipeline"] = timer.pipeline()
+        print(bench.table(timings), flush=True)
+        timings |= timer.scanning()
+        timings["checkpoint"] = timer.checkpoint()
+    print(bench.table(timings), flush=True)
+    timings["epoch, per step"] = timer.epoch(5 if name == "vgg16" else 4)
+    with aside(timer.device):
+        fast = timer.side_by_side()
+    timings |= {f"{kind} (fastest mode)": timing for kind, timing in fast.items()}
+    plain = bench.Bench(inputs, replace(mode, compile=False), rounds, timer.steps)
+    with aside(timer.device):
+        slow = plain.side_by_side()
+    timings |= {f"{kind} (not compiled)": timing for kind, timing in slow.items()}
+
+    def ratio(one, two):
+        return timings[one].median / timings[two].median
+
+    vector = 4 * Weights.of(inputs.model).vector.numel()
+    ratios = {
+        "curve step / plain step": ratio("curve step", "plain step"),
+        "plain step / by hand": ratio("plain step", "plain step by hand"),
+        "walk step / plain step": ratio("walk step", "plain step"),
+        "curve step, ms": 1e3 * timings["curve step"].median,
+        "epoch / (steps x step)": ratio("epoch, per step", "plain step"),
+        "scan point / its forward passes": ratio("scan point", "its forward passes"),
+        "3 together / one by one, fastest mode": ratio("3 together (fastest mode)", "one by one (fastest mode)"),
+        "3 together / one by one, not compiled": ratio("3 together (not compiled)", "one by one (not compiled)"),
+        "memory of a curve, vectors beyond plain": (peak["curve step"] - peak["plain step"]) / vector,
+    }
+    print(f"\n{name}\n{bench.table(timings)}")
+    for key, value in ratios.items():
+        print(f"  {key:42s} {value:.3f}", flush=True)
+    return {"timings": {key: timing.to_dict() for key, timing in timings.items()}, "ratios": ratios}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--networks", nargs="+", default=["vgg16", "preresnet164", "wrn28_10"])
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    found = {"machine": bench.machine(torch.device("cuda", 0))}
+    for name in arguments.networks:
+        found[name] = figures(name, Mode("bf16", compile=True, graph=True), arguments.rounds)
+        arguments.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""What a step, a scanned point and a checkpoint cost with a network of the user's, on this machine."""
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import models, text
+from .batches import Batches, count, source
+from .data import DeviceBatches
+from .evaluation.scan import Measurer
+from .inputs import Inputs
+from .modes import LONG, Mode
+from .replay import Replay, aside
+from .store.runs import Run, versions
+from .tasks import Task, classification
+from .training.connect import Bends
+from .training.engine import Engine, Motion, Network, make_optimizer
+from .training.loop import Settings, train
+from .training.methods import Plan
+from .training.saver import Observer
+from .training.walk import WalkObserver
+from .turns import together, turn
+from .weightspace.curves import Bezier
+from .weightspace.modules import batch_norms
+from .weightspace.probe import Probe
+from .weightspace.weights import Weights
+
+MOMENTUM, DECAY, RATE = 0.9, 5e-4, 1e-3
+PATIENCE = 30.0  # seconds for one kind of thing
+WARM = 4  # steps before anything is timed: eager, watched, recorded, replayed
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one thing, timed again and again; `images` of them are dealt with each time, `memory` bytes were needed."""
+
+    seconds: list[float]
+    images: int | None = None
+    memory: int | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.seconds) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return low, high
+
+    def to_dict(self) -> dict[str, Any]:
+        rate = self.images / self.median if self.images else None
+        return {"median": self.median, "quartiles": self.quartiles, "images_per_second": rate, "memory": self.memory,
+                "times": len(self.seconds)}  # fmt: skip
+
+
+class Bench:
+    """Times the parts of thalweg with one network and its data.
+
+    rounds: how often each is timed. steps: how many training steps are timed at once; more on a card, where one is short.
+    """
+
+    def __init__(self, inputs: Inputs, mode: Mode, rounds: int = 15, steps: int | None = None):
+        self.inputs, self.rounds = inputs, rounds
+        self.device = next(inputs.model.parameters()).device
+        self.mode = replace(mode, compile=mode.compiles(self.device, LONG))
+        self.steps = steps or (20 if self.device.type == "cuda" else 1)
+        passes, make = source(inputs.train, self.device)
+        self.batch = make(next(passes()))
+        self.size = inputs.task.losses(inputs.model, self.batch)[1]
+        a = Weights.of(inputs.model)
+        self.curve = Bezier(a.bare(), a.bare())
+
+    def run(self, number: int = 0) -> dict[str, Timing]:
+        """Everything; with several networks at once, if there should be."""
+        with aside(self.device):
+            found = {**self.training(), "data pipeline": self.pipeline(), **self.scanning(), "checkpoint": self.checkpoint()}
+            return found | (self.side_by_side(number) if number > 1 else {})
+
+    def training(self) -> dict[str, Timing]:
+        """Plain, curve and walk steps on one batch, taking turns so that all meet the same machine."""
+        works, memory = {}, {}
+        for name, make in {"plain step": self.plain, "curve step": self.bent, "walk step": self.walked}.items():
+            before = self._memory()
+            works[name] = make()
+            for _ in range(WARM):
+                works[name]()
+            memory[name] = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
+        times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
+        return {name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()}
+
+    def engine(self, motion: Motion, batches: Batches | None = None) -> Engine:
+        motion.probe.module.train()
+        make = (lambda drawn: drawn) if batches is None else source(batches, self.device)[1]
+        optimizer = make_optimizer(motion.vectors, MOMENTUM, None)
+        return Engine(motion, self.inputs.task, optimizer, DECAY, None, self.mode, 0, make)
+
+    def plain(self) -> Callable[[], object]:
+        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
+        return lambda: engine.step(self.batch, RATE)
+
+    def bent(self) -> Callable[[], object]:
+        engine = self.engine(Bends(Probe(self.inputs.model, self.curve.start, self.mode), self.curve))
+        return lambda: engine.step(self.batch, RATE)
+
+    def walked(self) -> Callable[[], object]:
+        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
+        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None)
+        observer.begin(engine, 1)
+        return lambda: observer.after_step(1, RATE, engine.step(self.batch, RATE))
+
+    def pipeline(self) -> Timing:
+        """One pass over the training data, per batch."""
+        passes, make = source(self.inputs.train, self.device)
+        replay = Replay(make, nn.Identity(), self.device, self.mode.records(self.device))
+        times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, rounds=min(self.rounds, 5))
+        return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
+
+    def epoch(self, epochs: int = 5) -> Timing:
+        """Whole epochs of training, per step, as `fit` runs them; the first two, in which steps are recorded, do not count."""
+        ends: list[float] = []
+
+        class Clock(Observer):
+            def after_epoch(self, epoch: int) -> None:
+                ends.append(time.perf_counter())
+
+        settings = Settings(epochs, RATE, MOMENTUM, DECAY, None, None, None, 0, self.mode, False)
+        motion = Network(Probe(self.inputs.model, None, self.mode))
+        train(motion, self.inputs.task, self.inputs.train, settings, "bench", Clock())
+        steps = count(self.inputs.train)
+        return Timing([(b - a) / steps for a, b in pairwise(ends[1:])], self.size)
+
+    def scanning(self) -> dict[str, Timing]:
+        """A point of a scan, and the forward passes in it alone."""
+        probe = Probe(self.inputs.model, None, self.mode)
+        refresh = self.inputs.refresh if any(batch_norms(probe.module)) else None
+        at = Measurer(probe, self.inputs.task, self.inputs.data, refresh, DECAY, self.mode)
+        alone = _Forwards(probe, at, self.inputs.task, self.mode)
+        points = iter(range(10**6))
+        works: dict[str, Callable[[], object]] = {
+            "scan point": lambda: at(self.curve.point(next(points) % 61 / 60)),
+            "its forward passes": alone,
+        }
+        for work in works.values() if self.device.type == "cuda" else ():
+            _repeat(work, 2)  # in which the last of all forms of batches is recorded
+        times = self.alternate(works, rounds=min(self.rounds, 5))
+        return {name: Timing(seconds) for name, seconds in times.items()}
+
+    def side_by_side(self, number: int = 3) -> dict[str, Timing]:
+        """Steps of several networks at once, and of the same networks one after another, per step of one."""
+        steps = max(self.steps, WARM)
+        jobs = [partial(self._turns, self.plain(), steps) for _ in range(number)]
+        for job in jobs:
+            together(job)
+        together(*jobs)
+        works = {f"{number} together": lambda: together(*jobs), "one by one": lambda: [together(job) for job in jobs]}
+        times = self.alternate(works)
+        return {name: Timing([t / steps / number for t in seconds], self.size) for name, seconds in times.items()}
+
+    def _turns(self, step: Callable[[], object], times: int) -> None:
+        with aside(self.device):
+            for _ in range(times):
+                step()
+                turn()
+
+    def checkpoint(self) -> Timing:
+        """Saving all that a plain training needs to go on."""
+        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
+        engine.step(self.batch, RATE)
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(Path(folder))
+            return Timing(self.alternate({"save": lambda: run.save(engine.state(), {})}, rounds=min(self.rounds, 7))["save"])
+
+    def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
+        """Seconds of each, in turn, in both orders; the first round does not count, and none is begun after half a minute."""
+        found: dict[str, list[float]] = {name: [] for name in works}
+        begun = time.perf_counter()
+        for number in range((rounds or self.rounds) + 1):
+            if number > 1 and time.perf_counter() - begun > PATIENCE:
+                break
+            for name in list(works)[:: 1 if number % 2 else -1]:
+                self._wait()
+                start = time.perf_counter()
+                works[name]()
+                self._wait()
+                found[name].append(time.perf_counter() - start)
+        return {name: seconds[1:] for name, seconds in found.items()}
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _memory(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+
+class _Forwards:
+    """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing measured."""
+
+    def __init__(self, probe: Probe, at: Measurer, task: Task, mode: Mode):
+        self.module = probe.module
+        self.parts = []
+        pool = torch.cuda.graph_pool_handle() if mode.records(probe.device) else None
+        refreshed = [] if at.statistics is None or not at.statistics.layers else [(True, at.statistics.batches)]
+        for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
+            passes, make = source(batches, probe.device)
+
+            def work(drawn: Any, make: Callable[[Any], Any] = make) -> None:
+                with mode.casting(probe.device):
+                    (task.predictions if task.predict is not None else task.losses)(self.module, make(drawn))
+
+            self.parts.append((learning, passes, Replay(work, self.module, probe.device, mode.records(probe.device), pool)))
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            for learning, passes, replay in self.parts:
+                self.module.eval()
+                for _, layer in batch_norms(self.module):
+                    layer.training = learning
+                for drawn in passes():
+                    replay(drawn)
+        self.module.eval()
+
+
+def table(timings: dict[str, Timing]) -> str:
+    """
+    >>> print(table({"plain step": Timing([0.1, 0.1, 0.1, 0.1], 128, 5_000_000)}))
+                median ms      quartiles ms  images / s  memory MB
+    --------------------------------------------------------------
+    plain step     100.00  100.00 to 100.00       1,280          5
+    """
+    rows = []
+    for name, timing in timings.items():
+        low, high = (f"{1e3 * value:.2f}" for value in timing.quartiles)
+        rate = f"{timing.images / timing.median:,.0f}" if timing.images else "-"
+        memory = "-" if timing.memory is None else f"{timing.memory / 1e6:,.0f}"
+        rows.append([name, f"{1e3 * timing.median:.2f}", f"{low} to {high}", rate, memory])
+    return text.grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
+
+
+def ratios(timings: dict[str, Timing]) -> dict[str, float]:
+    """What each costs in terms of what it could cost at the least.
+
+    >>> ratios({"plain step": Timing([2.0, 2.0, 2.2]), "curve step": Timing([2.1, 2.2, 2.3])})
+    {'curve step / plain step': 1.1}
+    """
+    together = next((name for name in timings if name.endswith("together")), "")
+    pairs = [("curve step", "plain step"), ("walk step", "plain step"), ("scan point", "its forward passes")]
+    found = [pair for pair in [*pairs, (together, "one by one")] if set(pair) <= set(timings)]
+    return {f"{one} / {two}": timings[one].median / timings[two].median for one, two in found}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {**versions(), "device": name, "threads": torch.get_num_threads(), "date": time.strftime("%Y-%m-%d")}
+
+
+def _repeat(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
+
+
+def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
+    """A network on images of CIFAR's size, and on a card of their number, drawn at random: for timing, not for learning."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    share = 1 if device == "cuda" else 50
+
+    def batches(images: int, **settings: Any) -> DeviceBatches:
+        pixels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
+        return DeviceBatches(
+            pixels, torch.randint(10, (images,)), 128, mean=(0.5,) * 3, std=(0.25,) * 3, device=device, **settings
+        )
+
+    train = batches(50_000 // share, shuffle=True, crop=4, flip=True)
+    data = {"train": train.clean(), "test": batches(10_000 // share)}
+    return {"model": make(), "task": classification(), "train": train, "refresh": train.clean(), "data": data}
+
+
+def vgg16(seed: int) -> dict[str, Any]:
+    """A task factory for `thalweg bench`."""
+    return _images(models.vgg16)
+
+
+def preresnet164(seed: int) -> dict[str, Any]:
+    """A task factory for `thalweg bench`."""
+    return _images(models.preresnet)
+
+
+def wrn28_10(seed: int) -> dict[str, Any]:
+    """A task factory for `thalweg bench`."""
+    return _images(models.wrn28_10)

@@ -1,0 +1,43 @@
+"""bench."""
+
+from typing import Annotated
+
+import typer
+
+from .options import Compile, Device, Graph, Out, Precision, Seed, Task, done, plain
+
+
+def bench(
+    out: Out,
+    task: Task = "thalweg.bench:vgg16",
+    rounds: Annotated[int, typer.Option(min=2, help="How often each thing is timed.")] = 15,
+    together: Annotated[int, typer.Option(help="Also train so many networks at once, on a GPU; 0 for none.")] = 3,
+    seed: Seed = 0,
+    device: Device = None,
+    precision: Precision = "fp32",
+    compile: Compile = None,
+    graph: Graph = None,
+) -> None:
+    """Time the parts of thalweg with your network on this machine: steps, a scanned point, the data, a checkpoint.
+
+    Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are networks of
+    the paper on images drawn at random.
+    """
+    settings = plain(locals())
+    from ..bench import Bench, machine, ratios, table
+    from ..inputs import load_inputs
+    from ..modes import Mode
+    from ..store.files import save_json
+    from ..store.runs import start_run
+
+    inputs = load_inputs(task, seed, device)
+    timer = Bench(inputs, Mode(precision, compile, graph), rounds)
+    start_run(out, "bench", settings)
+    timings = timer.run(together if timer.device.type == "cuda" else 0)
+    here = machine(timer.device)
+    about = {"machine": here, "task": task, "mode": vars(timer.mode), "batch": timer.size}
+    found = {"timings": {name: timing.to_dict() for name, timing in timings.items()}, "ratios": ratios(timings)}
+    save_json(out / "bench.json", "bench", {**about, **found})
+    typer.echo(f"{task} on {here['device']}, batches of {timer.size}, {timer.mode}\n{table(timings)}")
+    typer.echo("\n".join(f"{name}: {value:.3f}" for name, value in ratios(timings).items()))
+    done(out, None)

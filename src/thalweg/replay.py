@@ -1,0 +1,220 @@
+"""Work on a CUDA card that is recorded once and replayed from then on, where that gives the same results."""
+
+import gc
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .batches import mapped
+from .modes import say_slower
+
+FORMS = 8  # different shapes of batches that are recorded; further ones run as they are
+SYNCHRONIZED = "called a synchronizing CUDA operation"
+place = threading.local()  # `place.number` tells runs apart that take turns
+
+
+class Replay:
+    """Calls `work(batch)`; from the third time a batch of one form comes, by replaying a CUDA graph of it.
+
+    The first time it runs as it is, the second time it is watched for anything that a recording would freeze: waiting for
+    the card, random numbers drawn on the CPU, attributes of the network that change. If there is any, that is said once
+    and nothing is recorded.
+
+    work: reads the batch and tensors at fixed addresses, and writes such tensors; what it returns is given as copies.
+    module: the network inside, whose attributes are watched.
+    pool: memory that it shares with others, of which only one runs at a time.
+    settle: called after each recording, before it is replayed.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        module: nn.Module,
+        device: torch.device,
+        wanted: bool,
+        pool: Any = None,
+        settle: Callable[[], None] = lambda: None,
+    ):
+        self.work, self.module, self.device, self.active, self.settle = work, module, device, wanted, settle
+        self.forms: dict[str, _Form] = {}
+        if wanted:
+            self.pool = pool or torch.cuda.graph_pool_handle()
+            self._refuse_hooks()
+
+    def __call__(self, batch: Any) -> Any:
+        if not self.active:
+            return self.work(batch)
+        form = self.forms.get(key := form_of(batch))
+        if form is None:
+            if len(self.forms) < FORMS:
+                self.forms[key] = _Form()
+            return self.work(batch)
+        if form.graph is not None:
+            return form.replay(batch)
+        if not form.watched:
+            form.watched = True
+            return self._watched(batch)
+        return form.replay(batch) if self._record(form, batch) else self.work(batch)
+
+    def refuse(self, reason: str) -> None:
+        self.active = False
+        say_slower("steps run one operation at a time instead of as one recorded graph", reason)
+
+    def _refuse_hooks(self) -> None:
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for name, part in self.module.named_modules():
+            if any(getattr(part, kind) for kind in kinds):
+                return self.refuse(f"the network has hooks (on '{name}'), which would run only while it is recorded")
+
+    def _watched(self, batch: Any) -> Any:
+        before = _host_state(self.module)
+        level = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = self.work(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode(level)
+        waits = [warning for warning in heard if SYNCHRONIZED in str(warning.message)]
+        changed = _difference(before, _host_state(self.module))
+        if waits:
+            self.refuse(f"something in it waits for the card ({waits[0].filename}, line {waits[0].lineno})")
+        elif changed is not None:
+            self.refuse(changed)
+        return result
+
+    def _record(self, form: "_Form", batch: Any) -> bool:
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        untouched = generator.clone_state()
+        try:
+            with _no_collection():
+                form.record(self.work, batch, self.pool)
+            self.settle()
+        except Exception as error:  # whatever it is, the step can still run as it is
+            form.graph = None
+            generator.graphsafe_set_state(untouched)  # a broken recording leaves the other in the middle of one
+            self.refuse(f"recording failed ({str(error).splitlines()[0]})")
+        return form.graph is not None
+
+
+class _Form:
+    """Batches of one form: a batch at fixed addresses, and the graph that reads it."""
+
+    watched = False
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def record(self, work: Callable[[Any], Any], batch: Any, pool: Any) -> None:
+        self.batch = mapped(batch, torch.clone)
+        self.inputs = list(_tensors(self.batch))
+        torch.cuda.synchronize()
+        torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only while recording
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            self.result = work(self.batch)
+        finally:
+            graph.capture_end()
+            torch.clear_autocast_cache()
+        self.graph = graph
+
+    def replay(self, batch: Any) -> Any:
+        assert self.graph is not None
+        for fixed, tensor in zip(self.inputs, _tensors(batch), strict=True):
+            fixed.copy_(tensor, non_blocking=True)
+        self.graph.replay()
+        return mapped(self.result, torch.clone)
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """Work on a stream of its own, one for each run that takes turns, since the default stream cannot be recorded."""
+    if device.type != "cuda":
+        yield
+        return
+    stream, current = _stream(device, getattr(place, "number", 0)), torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage freed in the middle of a recording would break it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    found: list[Tensor] = []
+    mapped(batch, found.append)
+    return iter(found)
+
+
+def form_of(batch: Any) -> str:
+    """What must be the same for one recording to serve two batches."""
+
+    def described(item: Any) -> str:
+        return f"{item.dtype} {tuple(item.shape)} {item.stride()}" if isinstance(item, Tensor) else f"{type(item)} {id(item)}"
+
+    return repr(mapped(batch, described))
+
+
+def _host_state(module: nn.Module) -> dict[str, Any]:
+    """What lives on the host and a recording would freeze: random states, and attributes of the network."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": random.getstate(),
+        "numpy": (np.asarray(keys).tobytes(), position),
+    }
+    for name, part in module.named_modules():
+        for key, value in {**vars(part), **part._buffers}.items():
+            size = len(value) if isinstance(value, list | dict | set) and not key.startswith("_") else None
+            state[f"{name}.{key}".removeprefix(".")] = value if _is_plain(value) else _Same(value, size)
+    return state
+
+
+class _Same:
+    """Equal only to the same object, of the same size; it holds the object, so that no other can take its place."""
+
+    def __init__(self, value: Any, size: int | None):
+        self.value, self.size = value, size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value and self.size == other.size
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, int | float | str | None)
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    for name in ("torch", "random", "numpy"):
+        if before.pop(name) != after.pop(name):
+            return "it draws random numbers on the CPU in every step, and a recording would always use the same"
+    changed = next((name for name in after if name not in before or before[name] != after[name]), None)
+    return None if changed is None else f"its attribute '{changed}' changes in every step, and a recording would not see it"

@@ -1,0 +1,329 @@
+"""On a CUDA card: recorded, compiled and reduced-precision steps against plain ones. Run with `pytest -m gpu`."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.modes import Mode
+from thalweg.replay import aside
+from thalweg.training.connect import ArclengthBends, Bends
+from thalweg.training.engine import Engine, Network, make_optimizer
+from thalweg.weightspace.probe import Probe
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
+EAGER = Mode(graph=False, compile=False)
+CUDA = torch.device("cuda", 0)
+MODES = {
+    "recorded": Mode(graph=True, compile=False),
+    "compiled": Mode(graph=True, compile=True),
+    "bf16": Mode("bf16", graph=True, compile=False),
+    "bf16 compiled": Mode("bf16", graph=True, compile=True),
+}
+TOLERANCE = {"recorded": 1e-5, "compiled": 1e-3, "bf16": 2e-2, "bf16 compiled": 2e-2}
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+NETWORKS = {"vgg16": tw.models.vgg16, "preresnet": lambda: tw.models.preresnet(20), "mlp": mlp}
+
+
+def network(name, dropout=False, seed=0):
+    torch.manual_seed(seed)
+    module = NETWORKS[name]()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout) and not dropout:
+            part.p = 0.0
+    return module.cuda()
+
+
+def patterns(count, batch=128, seed=0, strength=0.3):
+    """Images of ten classes that can be told apart, but not at once."""
+    g = torch.Generator().manual_seed(seed)
+    means = nn.functional.interpolate(torch.randn(10, 3, 4, 4, generator=g), size=32)
+    labels = [torch.randint(10, (batch,), generator=g) for _ in range(count)]
+    return [(strength * means[y] + torch.randn(batch, 3, 32, 32, generator=g), y) for y in labels]
+
+
+def motion(kind, name, mode):
+    module = network(name)
+    if kind == "plain":
+        return Network(Probe(module, None, mode))
+    a, b = (tw.Weights.of(network(name, seed=seed)).bare() for seed in (0, 1))
+    return (Bends if kind == "curve" else ArclengthBends)(Probe(module, a, mode), tw.Bezier(a, b), 3)
+
+
+def gradient(kind, name, mode):
+    """The gradient of the fifth step, at a rate of 0: what a momentum that was cleared before it holds after it. All labels are
+    one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any precision."""
+    moving = motion(kind, name, mode)
+    moving.probe.module.train()
+    engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 5e-4, None, mode)
+    batches = [(x.cuda(), torch.ones_like(y).cuda()) for x, y in patterns(5)]
+    with aside(CUDA):
+        for k, batch in enumerate(batches):
+            if k == 4:
+                for state in engine.optimizer.state.values():
+                    state["momentum_buffer"].zero_()
+            engine.step(batch, 0.0)
+    assert engine.replay.active == mode.graph
+    assert not mode.graph or all(form.graph is not None for form in engine.replay.forms.values())
+    assert (engine.compiled is not None) == mode.compile
+    memory = [moving.probe.canonical(engine.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
+    return torch.stack(memory)
+
+
+@pytest.mark.parametrize("way", MODES)
+@pytest.mark.parametrize("kind", ["plain", "curve", "arclength"])
+@pytest.mark.parametrize("name", ["vgg16", "preresnet"])
+def test_gradients_are_those_of_an_eager_step(name, kind, way):
+    """Tensor cores round differently in every kernel, so that convolutions are kept from them where 1e-5 is asked for."""
+    if kind == "arclength" and "compiled" in way:
+        pytest.skip("the same as without")
+    mode, before = MODES[way], torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        fast, eager, exact = (gradient(kind, name, m) for m in (mode, replace(EAGER, precision=mode.precision), EAGER))
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    off, beside = (float((fast - other).norm() / other.norm()) for other in (eager, exact))
+    print(f"{name} {kind} {way}: gradient off by {off:.1e} from the eager one, by {beside:.1e} from that in float32")
+    assert off < TOLERANCE[way]
+    assert beside < 10 * TOLERANCE[way]
+    assert exact.norm() > 1e-3
+
+
+@pytest.mark.parametrize("way", MODES)
+@pytest.mark.parametrize(("name", "strength", "lr"), [("mlp", 0.1, 0.002), ("preresnet", 0.2, 0.01)])
+def test_training_goes_the_same_way(name, strength, lr, way):
+    batches, found = patterns(25, strength=strength), []
+    for mode in (EAGER, MODES[way]):
+        trace, moving = [], Network(Probe(network(name), None, mode))
+        moving.probe.module.train()
+        engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 5e-4, None, mode)
+        with aside(CUDA):
+            for step in range(200):
+                trace.append(engine.step(tuple(t.cuda() for t in batches[step % 25]), lr))
+        found.append(float(torch.stack(trace[150:]).mean()))
+    assert 0.1 < found[0] < 2.1  # of 2.3 at the start
+    print(f"{name} {way}: mean loss of steps 150 to 200: {found[0]:.4f} and {found[1]:.4f}")
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_draws_a_new_mask_in_every_replay(compiled):
+    mode = Mode(graph=True, compile=compiled)
+    module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10)).cuda()
+    moving = Network(Probe(module, None, mode))
+    moving.probe.module.train()
+    engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 0.0, None, mode)
+    batch = torch.randn(32, 64, device="cuda"), torch.randint(10, (32,), device="cuda")
+    with aside(CUDA):
+        losses = [float(engine.step(batch, 0.0)) for _ in range(12)]
+    assert engine.replay.active
+    assert len(set(losses[3:])) == 9
+
+
+def test_nothing_waits_for_the_card_in_the_steady_state():
+    mode = Mode("bf16", graph=True, compile=False)
+    train = images(256, 32, shuffle=True, crop=4, flip=True)
+    for moving in (
+        motion("plain", "preresnet", mode),
+        motion("curve", "preresnet", mode),
+        motion("arclength", "preresnet", mode),
+    ):
+        moving.probe.module.train()
+        optimizer = make_optimizer(moving.vectors, 0.9, None)
+        engine = Engine(moving, tw.classification(), optimizer, 5e-4, None, mode, 0, train.make)
+        with aside(CUDA):
+            for drawn in train.draws():
+                engine.step(drawn, 0.01)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                losses = [engine.step(drawn, 0.01) for drawn in train.draws()]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert engine.replay.active
+        assert torch.stack(losses).isfinite().all()
+
+
+class Noisy(nn.Module):
+    """Everything that a recording would freeze, one thing at a time."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.linear, self.what, self.calls, self.last = nn.Linear(4, 3), what, 0, None
+        self.story = []
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.what == "waits":
+            y = y * (1 + float(y.detach().sum()) * 0)
+        if self.what == "random":
+            y = y * random.random()
+        if self.what == "numpy":
+            y = y * float(np.random.rand())
+        if self.what == "torch":
+            y = y * torch.rand(()).item()
+        if self.what == "counts":
+            self.calls += 1
+        if self.what == "keeps":
+            self.last = y.detach()
+        if self.what == "collects":
+            self.story.append(1)
+        return y
+
+
+REASONS = {
+    "waits": r"waits for the card \(.*test_gpu_speed.py, line",
+    "random": "draws random numbers on the CPU",
+    "numpy": "draws random numbers on the CPU",
+    "torch": "draws random numbers on the CPU",
+    "counts": "attribute 'calls' changes",
+    "keeps": "attribute 'last' changes",
+    "collects": "attribute 'story' changes",
+    "hooks": "has hooks",
+}
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(what):
+    g = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(8, 4, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(6)]
+    torch.manual_seed(0)
+    module = Noisy(what).cuda()
+    if what == "hooks":
+        module.linear.register_forward_hook(lambda *_: None)
+    with pytest.warns(tw.Slower, match=REASONS[what]) as heard:
+        found = tw.fit(module, tw.classification(), batches, epochs=4, lr=0.1)
+    assert len(heard) == 1
+    plain = tw.fit(module, tw.classification(), batches, epochs=4, lr=0.1, mode=EAGER)
+    assert torch.allclose(found.vector, plain.vector, rtol=1e-5, atol=1e-7)
+
+
+def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("thalweg.training.engine._compiled", lambda: torch.compile())
+    animal = ZOO["mlp"]
+    with pytest.warns(tw.Slower, match="not compiled: RuntimeError: no such compiler"):
+        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, mode=Mode(compile=True))
+
+
+def test_padding_is_looked_for_and_then_nothing_is_recorded():
+    animal = ZOO["tied_lstm"]
+    with pytest.warns(tw.Slower, match="tasks.py"):
+        tw.fit(animal.module(1).cuda(), tw.language_modelling(), animal.batches(), epochs=3, lr=0.1)
+
+
+def test_a_recording_that_breaks_leaves_the_run_whole():
+    """What the watching cannot see: the loss does something forbidden only while it is recorded."""
+
+    animal = ZOO["dropout"]
+
+    def loss(net, batch):
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return animal.task.loss(net, batch)
+
+    with pytest.warns(tw.Slower, match="recording failed"):
+        found = tw.fit(animal.module(1).cuda(), tw.Task(loss), animal.batches(), epochs=5, lr=0.1)
+    plain = tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=5, lr=0.1, mode=EAGER)
+    assert torch.allclose(found.vector, plain.vector, rtol=1e-9)
+    assert float(torch.rand(1, device="cuda")) >= 0
+
+
+@pytest.mark.parametrize("factory", ["sgd", "adam", "nesterov", "sgd_subclass"])
+def test_any_optimizer_gives_the_eager_result(factory):
+    class Own(torch.optim.SGD):
+        pass
+
+    make = {
+        "sgd": None,
+        "adam": lambda v: torch.optim.Adam(v, lr=0.0),
+        "nesterov": lambda v: torch.optim.SGD(v, lr=0.0, momentum=0.9, nesterov=True, fused=True),
+        "sgd_subclass": lambda v: Own(v, lr=0.0, momentum=0.9, fused=True),
+    }[factory]
+    animal, found = ZOO["conv_bn"], []
+    batches = [(x.float(), y) for x, y in animal.batches()]
+    for mode in (Mode(), EAGER):
+        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "optimizer": make, "mode": mode}
+        found.append(tw.fit(animal.module(1).float().cuda(), animal.task, batches, **settings).vector)
+    assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("bends", [1, 3])
+def test_curves_with_our_kernels_are_those_of_plain_torch(bends, clip):
+    animal, found = ZOO["conv_bn"], []
+    batches = [(x.float(), y) for x, y in animal.batches()]
+    a, b = (tw.Weights.of(animal.module(seed).float().cuda()) for seed in (1, 2))
+    for mode in (Mode(), EAGER):
+        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "mode": mode, "clip": clip}
+        curve = tw.connect(animal.module(1).float().cuda(), tw.Bezier(a, b, bends), animal.task, batches, **settings)
+        found.append(torch.stack([bend.vector for bend in curve.bends]))
+    assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout", "tied_lstm"])
+def test_together_is_one_after_another(name):
+    animal = ZOO[name]
+
+    def job(seed):
+        return tw.fit(animal.module(seed).cuda(), animal.task, animal.batches(), epochs=6, lr=0.05, seed=seed).vector
+
+    state = torch.cuda.get_rng_state()
+    both = tw.together(*(lambda seed=seed: job(seed) for seed in (1, 2, 3)))
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    for seed, vector in zip((1, 2, 3), both, strict=True):
+        assert torch.allclose(vector, job(seed), rtol=1e-9, atol=1e-12)
+
+
+def images(count, batch, **settings):
+    g = torch.Generator().manual_seed(count)
+    pixels, labels = torch.randint(256, (count, 3, 32, 32), generator=g).to(torch.uint8), torch.randint(10, (count,), generator=g)
+    return tw.data.DeviceBatches(pixels, labels, batch, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda", **settings)
+
+
+def test_augmentation_is_drawn_anew_in_recorded_steps():
+    """As close to the eager run as rounding on its way through training allows, and far from one with other crops."""
+    train, start = images(200, 32, shuffle=True, crop=4, flip=True), tw.Weights.of(network("preresnet")).vector
+    same, other = ({"epochs": 3, "lr": 0.01, "seed": seed} for seed in (0, 1))
+    recorded, eager, different = (
+        tw.fit(network("preresnet"), tw.classification(), train, mode=mode, **settings).vector - start
+        for mode, settings in ((Mode(), same), (EAGER, same), (EAGER, other))
+    )
+    assert (recorded - eager).norm() < 0.05 * eager.norm()
+    assert (different - eager).norm() > 0.3 * eager.norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_recorded_scan_is_an_eager_one(precision):
+    a, b = (tw.Weights.of(network("preresnet", seed=seed)) for seed in (0, 1))
+    clean, test, found = images(300, 64), images(150, 64), []
+    for mode in (Mode(precision), EAGER):
+        data = {"train": clean, "test": test}
+        curve = tw.Segment(a, b)
+        scan = tw.scan(network("preresnet"), curve, tw.classification(), data, points=9, refresh=clean, mode=mode)
+        found.append(np.concatenate([scan.values[name][key] for name in data for key in ("loss", "error")]))
+    assert np.allclose(*found, rtol=1e-3 if precision == "fp32" else 3e-2, atol=1e-3 if precision == "fp32" else 2e-2)
+
+
+def test_loaders_copy_beside_the_work():
+    x, y = torch.randn(256, 4), torch.randint(3, (256,))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True)
+    module = nn.Linear(4, 3).cuda()
+    found = [tw.fit(module, tw.classification(), loader, epochs=4, lr=0.1, seed=1, mode=mode).vector for mode in (Mode(), EAGER)]
+    assert torch.allclose(*found, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(
+        found[0].cpu(), tw.fit(module.cpu(), tw.classification(), loader, epochs=4, lr=0.1, seed=1).vector, atol=1e-5
+    )
