@@ -9,10 +9,13 @@ from torch import nn
 from thalweg import models
 
 COUNTS = {
+    (models.conv3fc3, 10): 2_422_634,
+    (models.conv3fc3, 100): 2_512_724,
     (models.vgg16, 10): 15_245_130,
     (models.vgg16, 100): 15_291_300,
     (models.preresnet, 10): 1_703_258,
     (models.preresnet, 100): 1_726_388,
+    (models.preresnet164, 10): 1_703_258,
     (models.wrn28_10, 10): 36_489_290,
     (models.wrn28_10, 100): 36_546_980,
 }
@@ -25,7 +28,98 @@ def test_counts_and_shapes(make, classes):
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, classes)
 
 
-@pytest.mark.parametrize("make", [models.vgg16, models.preresnet, models.wrn28_10])
+def norm_and_convolution(before, after, size):
+    return size * size * before * after + 2 * after
+
+
+def basic(before, width, after):
+    return norm_and_convolution(before, width, 3) + norm_and_convolution(width, after, 3)
+
+
+def bottleneck(before, width, after):
+    return norm_and_convolution(before, width, 1) + norm_and_convolution(width, width, 3) + norm_and_convolution(width, after, 1)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize(
+    ("make", "body", "blocks", "afters"),
+    [(models.resnet158, basic, 26, (16, 32, 64)), (models.resnet_bottleneck164, bottleneck, 18, (64, 128, 256))],
+)
+def test_resnets_have_the_parameters_of_their_layers(make, body, blocks, afters, classes):
+    expected, before = norm_and_convolution(3, 16, 3), 16
+    for width, after in zip((16, 32, 64), afters, strict=True):
+        shortcut = norm_and_convolution(before, after, 1) if before != after else 0
+        expected += body(before, width, after) + shortcut + (blocks - 1) * body(after, width, after)
+        before = after
+    network = make(classes=classes).eval()
+    assert sum(p.numel() for p in network.parameters()) == expected + (before + 1) * classes
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, classes)
+
+
+@pytest.mark.parametrize(("make", "depth"), [(models.resnet158, 158), (models.resnet_bottleneck164, 164)])
+def test_resnets_are_as_deep_as_their_names_say(make, depth):
+    layers = [name for name, part in make().named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    assert len([name for name in layers if "shortcut" not in name]) == depth
+
+
+def test_a_batch_norm_vgg_is_the_plain_one_with_more_layers():
+    plain, normed = models.vgg16(), models.vgg16_bn().eval()
+    norms = [part for part in normed if isinstance(part, nn.BatchNorm2d)]
+    assert len(norms) == 13
+    assert [type(part) for part in normed if part not in norms] == [type(part) for part in plain]
+    added = 2 * sum(part.num_features for part in norms)
+    assert sum(p.numel() for p in normed.parameters()) == sum(p.numel() for p in plain.parameters()) + added
+    assert normed(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_fully_connected_network_takes_images():
+    network = models.fc(classes=7)
+    sizes = [(part.in_features, part.out_features) for part in network if isinstance(part, nn.Linear)]
+    assert sizes == [(784, 1000), (1000, 500), (500, 7)]
+    assert network(torch.randn(2, 1, 28, 28)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("make", [models.fc, models.conv3fc3])
+def test_scaled_weights_scale_the_logits(make):
+    """What the path through the origin in the supplement rests on."""
+    torch.manual_seed(0)
+    network, t = make().double(), 0.5
+    x = torch.rand(4, *((1, 28, 28) if make is models.fc else (3, 32, 32)), dtype=torch.float64)
+    layers = [part for part in network if hasattr(part, "weight")]
+    with torch.no_grad():
+        for layer in layers:
+            layer.bias.uniform_(-0.1, 0.1)  # convolutions start without
+        logits = network(x)
+        for i, layer in enumerate(layers, start=1):
+            layer.weight.mul_(t)
+            layer.bias.mul_(t**i)
+        torch.testing.assert_close(network(x), logits * t ** len(layers))
+
+
+@pytest.mark.parametrize("width", [0.3, 0.5, 0.8, 1])
+def test_the_width_of_conv3fc3(width):
+    units = round(1000 * width)
+    sizes = [(part.in_features, part.out_features) for part in models.conv3fc3(width) if isinstance(part, nn.Linear)]
+    assert sizes == [(1152, units), (units, units), (units, 10)]
+
+
+def test_a_width_that_leaves_nothing():
+    with pytest.raises(ValueError, match="at least one of 1000 hidden units; got 0"):
+        models.conv3fc3(width=0)
+
+
+CONVOLUTIONAL = [
+    models.conv3fc3,
+    models.vgg16,
+    models.vgg16_bn,
+    models.preresnet,
+    models.resnet158,
+    models.resnet_bottleneck164,
+    models.wrn28_10,
+]
+
+
+@pytest.mark.parametrize("make", CONVOLUTIONAL)
 def test_convolutions_start_as_in_the_reference(make):
     torch.manual_seed(0)
     for part in make().modules():

@@ -1,0 +1,80 @@
+"""A recurrent network over words whose state is carried from batch to batch."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+SIZES = {"large": (1500, 0.04, 0.65), "medium": (650, 0.05, 0.5)}  # hidden, init, dropout
+
+
+class Lstm(nn.Module):
+    """LSTM layers over words, with dropout before each and after the last.
+
+    >>> net = Lstm(hidden=8, words=50, batch=4)
+    >>> tokens = torch.zeros(4, 7, dtype=torch.int64)
+    >>> net(tokens, fresh=torch.tensor(1.0)).shape
+    torch.Size([4, 7, 50])
+
+    `net(tokens, fresh)` takes words (batch, time) and gives logits (batch, time, words). It goes on from the state that the
+    batch before left; `fresh` is 1 in the first batch of a pass, which starts from zeros, and 0 in the others. The state is no
+    part of the weights, and no gradient flows through it.
+
+    hidden: the size of a layer, and of the embedding.
+    words: the size of the vocabulary.
+    batch: the number of sequences read side by side, the same in every batch.
+    init: all weights, biases included, start uniformly between -init and init.
+    dropout: the probability of dropping a value.
+    """
+
+    hidden: Tensor
+    cell: Tensor
+
+    def __init__(
+        self, hidden: int, words: int = 10_000, batch: int = 20, layers: int = 2, init: float = 0.05, dropout: float = 0.5
+    ):
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        # not one stack: dropout inside it is cuDNN's, whose random state torch cannot save and restore
+        self.layers = nn.ModuleList(nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden, words)
+        for name in ("hidden", "cell"):
+            self.register_buffer(name, torch.zeros(layers, batch, hidden), persistent=False)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -init, init)
+
+    def forward(self, tokens: Tensor, fresh: Tensor) -> Tensor:
+        self._check(tokens)
+        x = self.dropout(self.embedding(tokens))
+        for layer, *states in zip(self.layers, self.hidden, self.cell, strict=True):
+            # copies, since the states are overwritten before the backward pass reads these
+            before = [state.masked_fill(fresh > 0, 0.0).unsqueeze(0) for state in states]
+            x, after = layer(x, tuple(before))
+            for state, value in zip(states, after, strict=True):
+                state.copy_(value.detach().squeeze(0))  # in place: a recorded step reads and writes fixed addresses
+            x = self.dropout(x)
+        return self.output(x)
+
+    def _check(self, tokens: Tensor) -> None:
+        rows = self.hidden.shape[1]
+        if tokens.ndim != 2 or tokens.shape[0] != rows:
+            raise ValueError(
+                f"tokens must be (batch, time) with a batch of {rows}, one row for each state that is carried on; got "
+                f"{tuple(tokens.shape)}: drop the short batch, or make the network with batch={tokens.shape[0]}"
+            )
+
+
+def lstm(size: Literal["large", "medium"] = "large", words: int = 10_000, batch: int = 20) -> Lstm:
+    """The network of the paper for Penn Treebank: two layers, with the sizes of the TensorFlow tutorial of 2018.
+
+    >>> sum(p.numel() for p in lstm("medium").parameters())
+    19780400
+
+    size: 1500 units, init 0.04, dropout 0.65 ("large"), or 650, 0.05, 0.5 ("medium").
+    words, batch: as in `Lstm`, which makes other sizes.
+    """
+    if size not in SIZES:
+        raise ValueError(f"the size must be one of {', '.join(SIZES)}; got {size!r}: use Lstm(hidden=...) for another")
+    hidden, init, dropout = SIZES[size]
+    return Lstm(hidden, words, batch, init=init, dropout=dropout)
