@@ -11,7 +11,7 @@ ROOT = Path(tw.__file__).parent
 BASE = {"errors", "text", "progress", "randomness", "batches", "tasks", "modes", "replay", "turns", "store"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
-    "data": {"errors", "data"},
+    "data": {"errors", "progress", "data"},
     "models": {"models"},
     "weightspace": BASE | {"weightspace"},
     "training": BASE | {"weightspace", "evaluation", "training"},
@@ -19,7 +19,7 @@ ALLOWED = {
     "integrations": BASE | {"weightspace", "training", "integrations"},
     "reporting": BASE | {"evaluation", "reporting"},
 }
-TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs", "bench"}
+TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs", "bench", "paper"}
 
 
 def imported(path: Path):

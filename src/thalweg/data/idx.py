@@ -1,6 +1,5 @@
 """MNIST and its relatives, in the idx files their makers publish."""
 
-import gzip
 from math import prod
 from pathlib import Path
 
@@ -8,37 +7,40 @@ import torch
 from torch import Tensor
 
 from ..errors import ThalwegError
+from .fetch import found
+from .files import Copy
+from .splits import Pair
 
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-
-def mnist(folder: str | Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def mnist(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]:
     """Training and test images (uint8, 1 x 28 x 28) with their labels, of MNIST, Fashion-MNIST or another set of that form.
 
-    folder: where the four `*-ubyte` files lie, packed (.gz) or not.
+    >>> (images, labels), test = mnist("data")  # doctest: +SKIP
+    >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
+    (torch.Size([60000, 1, 28, 28]), [5, 0, 4, 1])
+
+    folder: where the four `*-ubyte` files lie, packed (.gz) or not, or the folder `MNIST/raw` that holds them. Only files in
+        a folder of that name must be those of MNIST itself; elsewhere they may be those of a relative.
+    download: fetch MNIST from its makers if the files are not there.
     """
-    sets = []
-    for images, labels in FILES:
-        pixels, targets = read_idx(_find(Path(folder), images)), read_idx(_find(Path(folder), labels))
-        if len(pixels) != len(targets):
-            raise ThalwegError(f"{folder}: {images} holds {len(pixels)} images and {labels} {len(targets)} labels")
-        sets.append((pixels[:, None], targets.long()))
-    return sets[0], sets[1]
+    copy = found("mnist", folder, download)
+    train_images, train_labels, test_images, test_labels = copy.form.files
+    return _pair(copy, train_images, train_labels), _pair(copy, test_images, test_labels)
 
 
-def read_idx(path: Path) -> Tensor:
+def _pair(copy: Copy, images: str, labels: str) -> Pair:
+    pixels, targets = _array(copy, images), _array(copy, labels)
+    if len(pixels) != len(targets):
+        raise ThalwegError(f"{copy.folder}: {images} holds {len(pixels)} images and {labels} {len(targets)} labels")
+    return pixels[:, None], targets.long()
+
+
+def _array(copy: Copy, name: str) -> Tensor:
     """An array of bytes: two zeros, a type, the number of dimensions, each dimension, then the data."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    content = copy.content(name, check=copy.folder.parts[-2:] == ("MNIST", "raw"))
     dimensions = content[3] if len(content) > 4 and content[:3] == b"\0\0\x08" else 0
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     data = content[4 + 4 * dimensions :]
     if not dimensions or len(data) != prod(shape):
-        raise ThalwegError(f"{path} is not a whole idx file of bytes: fetch it again")
+        raise ThalwegError(f"{copy.path(name)} is not a whole idx file of bytes: fetch it again")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(shape)
-
-
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}.gz", folder / name):
-        if path.is_file():
-            return path
-    raise ThalwegError(f"{folder} must hold {name}.gz, as its makers publish it: fetch it, or name another folder")

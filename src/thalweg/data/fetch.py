@@ -1,0 +1,105 @@
+"""A data set in a folder: found, checked against what its makers publish, and fetched where it is wanted."""
+
+import os
+import posixpath
+import shutil
+import tarfile
+from collections.abc import Iterator
+from hashlib import md5
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+from urllib.request import urlopen
+
+from ..errors import ThalwegError
+from ..progress import Progress
+from .files import Copy, require
+from .sources import SETS, Form
+
+MB = 1_000_000
+PATIENCE = 60  # seconds without an answer
+
+
+def find_data(folder: str | Path | None = None) -> Path:
+    """The folder where data sets lie: the one given, or else the one that the environment variable THALWEG_DATA names.
+
+    >>> find_data("/data").as_posix()
+    '/data'
+    """
+    chosen = folder or os.environ.get("THALWEG_DATA")
+    if not chosen:
+        raise ThalwegError("no folder with data sets is known: name one, or set the environment variable THALWEG_DATA to it")
+    return Path(chosen)
+
+
+def found(name: str, folder: str | Path, download: bool) -> Copy:
+    """The copy of a set in `folder`, in whichever form; where there is none it is fetched, or the error says how to."""
+    folder = Path(folder)
+    copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
+    whole = next((copy for copy in copies if not copy.missing()), None)
+    if whole is not None:
+        return whole
+    form = SETS[name][0]
+    if download:
+        fetch(form, folder)
+        return Copy(form, folder / form.home)
+    best = min([Copy(form, folder / form.home), *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
+    raise ThalwegError(
+        f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not there: "
+        f"{_by_hand(best.form, folder)}, or pass download=True"
+    )
+
+
+def fetch(form: Form, folder: Path) -> None:
+    """Bring the files of one form of a set to their place below `folder`, where they appear when they are whole."""
+    home = folder / form.home
+    for url, expected in form.urls.items():
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=home, prefix=".fetching-") as scratch:
+                path = Path(scratch) / posixpath.basename(url)
+                download(url, expected, path)
+                for whole in _unpack(form, path) if form.archived else [path]:
+                    whole.replace(home / whole.name)
+        except (OSError, HTTPException, tarfile.TarError) as error:
+            raise ThalwegError(f"{url} could not be fetched ({error}): {_by_hand(form, folder)}") from error
+
+
+def download(url: str, expected: str, path: Path) -> None:
+    """Fetch a file that must have the md5 that is expected."""
+    with urlopen(url, timeout=PATIENCE) as answer, open(path, "wb") as file:
+        size = int(answer.headers.get("Content-Length") or 0)
+        digest = _save(answer, file, size, path.name)
+    require(digest == expected, f"what came from {url}", "try again later, or ask its makers")
+
+
+def _save(answer: IO[bytes], file: IO[bytes], size: int, name: str) -> str:
+    digest = md5(usedforsecurity=False)
+    with Progress(f"{name}, MB", -(-size // MB)) as progress:
+        while piece := answer.read(MB):
+            file.write(piece)
+            digest.update(piece)
+            progress.advance()
+    if file.tell() < size:
+        raise OSError(f"it broke off after {file.tell():,} of {size:,} bytes")
+    return digest.hexdigest()
+
+
+def _unpack(form: Form, archive: Path) -> Iterator[Path]:
+    """Only the files of the form, under names of ours: nothing in the archive decides where anything is written."""
+    names = {f"{form.home}/{name}": name for name in form.files}
+    with tarfile.open(archive) as members:
+        for member in members:
+            name = names.get(posixpath.normpath(member.name))
+            content = members.extractfile(member) if name and member.isfile() else None
+            if name and content:
+                path = archive.with_name(name)
+                with open(path, "wb") as file:
+                    shutil.copyfileobj(content, file)
+                yield path
+
+
+def _by_hand(form: Form, folder: Path) -> str:
+    urls = ", ".join(form.urls)
+    return f"unpack {urls} in {folder}" if form.archived else f"put {urls} into {folder / form.home}"
