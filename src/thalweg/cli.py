@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .commands import ensembles, geometry, speed
+from .commands import ensembles, geometry, paper, speed
 from .errors import Diverged, Stopped, ThalwegError
 
 app = typer.Typer(
@@ -91,3 +91,9 @@ for _command in (
     speed.bench,
 ):
     app.command()(_plainly(_command))
+
+_paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")
+_entries: dict[str, Callable[..., None]] = {"list": paper.list_entries, "run": paper.run, "show": paper.show}
+for _name, _function in _entries.items():
+    _paper.command(_name)(_plainly(_function))
+app.add_typer(_paper, name="paper")

@@ -1,6 +1,6 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,29 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
     ax.set_ylabel(f"{score}{' (%)' if score in PERCENT else ''}")
     ax.grid(alpha=0.3)
     ax.legend()
+    return ax
+
+
+def lines(
+    series: "Mapping[str, tuple[Sequence[float], Sequence[float]]]",
+    x: str,
+    y: str,
+    ax: "Axes | None" = None,
+    levels: "Mapping[str, float] | None" = None,
+) -> "Axes":
+    """Curves by name over a common axis, and horizontal lines for what does not depend on it.
+
+    series: name -> places and values. x, y: what the axes are called, with units. levels: name -> value of a dashed line.
+    """
+    ax = _axes(ax)
+    for (name, (places, values)), (colour, style) in zip(series.items(), _styles(len(series)), strict=True):
+        ax.plot(places, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
+    for (name, value), (colour, _) in zip((levels or {}).items(), _styles(len(levels or {})), strict=True):
+        ax.axhline(value, color=colour, linestyle="--", linewidth=1, label=name)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if len(series) + len(levels or {}) > 1:
+        ax.legend(frameon=False)
     return ax
 
 

@@ -1,0 +1,1 @@
+"""Every table and figure of the paper, one entry each, with the paper's numbers beside ours."""

@@ -1,0 +1,159 @@
+"""How each network of the paper is trained: the paper's settings where it gives them, its reference code's where not."""
+
+from dataclasses import dataclass, replace
+
+from ..errors import ThalwegError
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+GREY = (0.1307,), (0.3081,)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """FGE: after which epochs of the plain run it leaves, how long it walks from each, and between which rates."""
+
+    starts: tuple[int, ...]
+    epochs: int
+    cycle: int
+    lr_max: float
+    lr_min: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One network on one data set.
+
+    dataset, title: what the paper calls them. epochs, lr, weight_decay: of a network, whose epochs are also the budget of an
+    ensemble; curve_epochs, curve_lr: of a curve. cycles: of Snapshot ensembles, whose highest rate is `sse_lr`.
+    colours: mean and standard deviation for normalisation. crop: pixels of padding for random crops; flip: mirror half.
+    """
+
+    data: str
+    model: str
+    dataset: str
+    title: str
+    epochs: int
+    lr: float
+    weight_decay: float
+    curve_epochs: int
+    curve_lr: float
+    walk: Walk | None = None
+    cycles: int = 5
+    sse_lr: float = 0.05
+    colours: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    batch: int = 128
+    crop: int = 4
+    flip: bool = True
+
+    @property
+    def classes(self) -> int:
+        return 100 if self.data == "cifar100" else 10
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}-{self.model}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything: all of it, or just enough to run every line of the code.
+
+    images, tests: how many of each, None for all. points: along a curve. grid: along each side of a plane. members: points of a
+    curve that are ensembled. widths: of the last experiment on width.
+    """
+
+    name: str
+    images: int | None
+    tests: int | None
+    points: int
+    grid: int
+    members: int
+    widths: tuple[float, ...] = (0.3, 0.5, 0.8, 1.0)
+
+    def shrunk(self, recipe: Recipe) -> Recipe:
+        if self.name == "full":
+            return recipe
+        walk = recipe.walk and replace(recipe.walk, starts=(2, 3)[: len(recipe.walk.starts)], epochs=2, cycle=1)
+        return replace(recipe, epochs=4, curve_epochs=2, walk=walk, cycles=2, batch=16)
+
+
+SCALES = {
+    "full": Scale("full", None, None, 121, 21, 50),
+    "smoke": Scale("smoke", 64, 32, 5, 3, 4, (0.3, 1.0)),
+}
+VGG = Walk((120, 156), 22, 2, 1e-2, 5e-4)
+PRERESNET = Walk((125,), 22, 4, 5e-2, 5e-4)
+WIDE = Walk((120, 156), 22, 4, 5e-2, 5e-4)
+
+
+def _both(model: str, title: str, colours: bool, **settings: object) -> list[Recipe]:
+    """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the set's own, not ImageNet's."""
+    own = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+    sets = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+    return [
+        Recipe(data, model, name, title, colours=own[data] if colours else IMAGENET, **settings)  # type: ignore[arg-type]
+        for data, name in sets.items()
+    ]
+
+
+RECIPES = {
+    (recipe.data, recipe.model): recipe
+    for recipe in [
+        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False),
+        *_both("conv3fc3", "3conv3fc", False, epochs=200, lr=0.05, weight_decay=5e-4, curve_epochs=200, curve_lr=0.015),
+        *_both("vgg16", "VGG-16", False, epochs=200, lr=0.05, weight_decay=5e-4, curve_epochs=600, curve_lr=0.015, walk=VGG),
+        *_both(
+            "vgg16_bn",
+            "VGG-16 with batch norm",
+            False,
+            epochs=200,
+            lr=0.05,
+            weight_decay=5e-4,
+            curve_epochs=600,
+            curve_lr=0.015,
+            walk=VGG,
+        ),
+        *_both(
+            "preresnet164",
+            "ResNet-164",
+            True,
+            epochs=150,
+            lr=0.1,
+            weight_decay=3e-4,
+            curve_epochs=200,
+            curve_lr=0.03,
+            walk=PRERESNET,
+            cycles=4,
+            sse_lr=0.1,
+        ),
+        *_both(
+            "wrn28_10",
+            "WRN-28-10",
+            True,
+            epochs=200,
+            lr=0.1,
+            weight_decay=5e-4,
+            curve_epochs=200,
+            curve_lr=0.03,
+            walk=WIDE,
+            sse_lr=0.1,
+        ),
+        *_both("resnet158", "ResNet-158", True, epochs=150, lr=0.1, weight_decay=3e-4, curve_epochs=200, curve_lr=0.03),
+        *_both(
+            "resnet_bottleneck164", "ResNet-164", True, epochs=150, lr=0.1, weight_decay=3e-4, curve_epochs=200, curve_lr=0.03
+        ),
+    ]
+}
+
+
+def find_recipe(data: str, model: str) -> Recipe:
+    """
+    >>> find_recipe("cifar100", "vgg16").curve_epochs
+    600
+    """
+    if (data, model) not in RECIPES:
+        known = ", ".join(f"{model} on {data}" for data, model in RECIPES)
+        raise ThalwegError(f"the paper trains {known}; got {model} on {data}")
+    return RECIPES[data, model]

@@ -1,0 +1,141 @@
+"""The entry ptb: perplexity along the straight line and a Bezier curve between two LSTMs on Penn Treebank."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from ..data import TokenBatches, ptb
+from ..errors import ThalwegError
+from ..evaluation.results import Scan
+from ..evaluation.scan import scan
+from ..models import Lstm, lstm
+from ..randomness import seeded
+from ..reporting import figures
+from ..tasks import language_modelling
+from ..training.connect import connect
+from ..training.fit import fit
+from ..training.schedules import Schedule
+from ..weightspace.curves import Bezier, Curve, Segment
+from ..weightspace.weights import Weights
+from .paths import NETWORKS, Found
+from .recipes import Recipe, Scale
+from .result import Claim, row_of
+from .workshop import Need, Workshop
+
+STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
+NEEDS = [*NETWORKS, Need("bezier", 0)]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A recipe of Zaremba et al.: the rate stays for so many epochs, then is divided by `fall` in each; gradients are clipped."""
+
+    size: str
+    epochs: int
+    stay: int
+    fall: float
+    clip: float
+
+    def schedule(self, steps: int) -> Schedule:
+        return lambda i: STEPS * self.fall ** -max(0, (i - 1) // steps + 1 - self.stay)
+
+
+SIZES = {"lstm-large": Words("large", 55, 14, 1.15, 10.0), "lstm-medium": Words("medium", 39, 6, 1.25, 5.0)}
+RECIPES = {
+    name: Recipe("ptb", name, "PTB", "RNN", words.epochs, STEPS, 0.0, words.epochs, STEPS, batch=20, crop=0, flip=False)
+    for name, words in SIZES.items()
+}
+
+
+class WordShop(Workshop):
+    """A workshop whose networks read words; perplexity is exp of their loss."""
+
+    def __init__(self, folder: Path, recipe: Recipe, scale: Scale, given: Path | None = None, **settings: Any):
+        super().__init__(folder, recipe, scale, given, **settings)
+        self.words = SIZES[recipe.model]
+        self.recipe = replace(self.recipe, batch=recipe.batch)
+        self.task = language_modelling(padding=False)
+        self.make = self._made
+
+    def _made(self) -> nn.Module:
+        if self.scale.name == "smoke":
+            return Lstm(16, words=self.vocabulary, batch=self.recipe.batch)
+        return lstm(self.words.size, words=self.vocabulary, batch=self.recipe.batch)  # type: ignore[arg-type]
+
+    @cached_property
+    def tokens(self) -> dict[str, Tensor]:
+        try:
+            if self.given is None:
+                raise ThalwegError("no folder with data was named: give --data, or set THALWEG_DATA")
+            found = ptb(self.given, download=self.download)
+            return {"train": found.train, "valid": found.valid, "test": found.test}
+        except ThalwegError:
+            if self.scale.name == "full":
+                raise
+            with seeded(0):
+                return {name: torch.randint(50, (20 * STEPS * 2 + 20,)) for name in ("train", "valid", "test")}
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.tokens["train"].max()) + 1
+
+    def _read(self, name: str) -> TokenBatches:
+        few = self.tokens[name] if self.scale.name == "full" else self.tokens[name][: 20 * STEPS * 2 + 20]
+        return TokenBatches(few, self.recipe.batch, STEPS, device=self.device)
+
+    @cached_property
+    def train(self) -> Any:
+        return self._read("train")
+
+    @cached_property
+    def data(self) -> dict[str, TokenBatches]:
+        return {name: self._read(name) for name in ("train", "valid", "test")}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        schedule = self.words.schedule(len(self.train))
+        own = {"momentum": 0.0, "schedule": schedule, "clip": self.words.clip / STEPS}
+        return {"mode": self.mode, "progress": self.progress, **own}
+
+    def network(self, seed: int) -> Weights:
+        run = self.folder / f"network-{seed}"
+        return fit(self.model(seed), self.task, self.train, epochs=self.recipe.epochs, seed=seed, run=run, **self.training)
+
+    def curve(self, kind: str, seed: int = 0) -> Curve:
+        fresh, run = Bezier(self.network(0), self.network(1)), self.folder / f"{kind}-{seed}"
+        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": run}
+        return connect(self.form, fresh, self.task, self.train, **own, **self.training)
+
+    def scan(self, name: str, target: Any, **settings: Any) -> Scan:
+        run, points = self.folder / f"scan-{name}", min(self.scale.points, 31)
+        return scan(self.form, target, self.task, self.data, points=points, run=run, mode=self.mode, progress=self.progress)
+
+
+def perplexity(shop: Workshop, out: Path, seeds: int) -> Found:
+    a, b = shop.networks(2)
+    targets = {"single": [a, b], "segment": Segment(a, b), "bezier": shop.curve("bezier")}
+    scans = {name: shop.scan(name, target) for name, target in targets.items()}
+    rows = []
+    for name, found in scans.items():
+        paper = row_of("ptb", curve=name)
+        row: dict[str, Any] = {"curve": name}
+        for data in ("train", "valid", "test"):
+            values = torch.tensor(found.values[data]["data_loss"]).exp()
+            for key, value in (("min", values.min()), ("max", values.max())):
+                row[f"{data}_{key}"] = float(value)
+                row[f"{data}_{key} (paper)"] = paper.get(f"{data}_{key}")
+        rows.append(row)
+    canvas = Figure(figsize=(10, 4), layout="constrained")
+    for ax, data in zip(canvas.subplots(1, 2), ("train", "test"), strict=True):
+        figures.profile({name.capitalize(): scan for name, scan in scans.items() if scan.t is not None}, data, "data_loss", ax)
+    figures.save(canvas, out / "ptb")
+    worst = {row["curve"]: float(row["test_max"]) for row in rows}
+    on = {"bezier": "the curve", "segment": "the line", "single": "the ends"}
+    text = "test perplexity at most " + ", ".join(f"{worst[name]:.1f} on {place}" for name, place in on.items())
+    says = "the curve keeps the perplexity of the ends, nearly, where the straight line does not"
+    return rows, [Claim(says, worst["bezier"] < 1.1 * worst["single"] and worst["segment"] > 2 * worst["single"], text)]

@@ -1,0 +1,59 @@
+"""The path through the origin of weight space, along which a ReLU network keeps its predictions and loses its confidence."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from ..errors import ThalwegError
+from .modules import named_parameters
+from .weights import Weights, check_agreement
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class OriginPath:
+    """From one network to another through the origin: at s in [0, 1], with t = |1 - 2 s|, layer i has weights W_i t and biases
+    b_i t^i, which multiplies the logits by t^n. The trivial curve of the paper's supplement.
+
+    >>> import torch
+    >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    >>> a, x = Weights.of(network), torch.ones(1, 3).double()
+    >>> logits = network(x)
+    >>> OriginPath(network, a, a).point(0.25).load_into(network)
+    >>> bool(torch.allclose(network(x), 0.5**2 * logits))
+    True
+
+    module: a chain of linear and convolutional layers with ReLU and pooling between them, without normalisation; layers are
+        counted in the order in which it holds them.
+    """
+
+    def __init__(self, module: nn.Module, start: Weights, end: Weights):
+        check_agreement(start, end)
+        self.start, self.end = start, end
+        layers = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
+        odd = next((part for part in layers if not isinstance(part, LAYERS)), None)
+        if odd is not None:
+            raise ThalwegError(
+                "the path through the origin is for chains of linear and convolutional layers with ReLU, without "
+                f"normalisation; this network has a {type(odd).__name__}"
+            )
+        names = {id(parameter): name for name, parameter in named_parameters(module)[0].items()}
+        self.powers = {
+            names[id(parameter)]: 1 if kind == "weight" else number
+            for number, layer in enumerate(layers, start=1)
+            for kind, parameter in layer.named_parameters(recurse=False)
+        }
+
+    def shrink(self, s: float) -> float:
+        """t, by which the weights are multiplied."""
+        return abs(1 - 2 * s)
+
+    def point(self, s: float) -> Weights:
+        """The weights at s; at the origin itself, s = 1/2, nothing is predicted, and it is refused."""
+        if not 0 <= s <= 1 or s == 0.5:
+            raise ThalwegError(f"the path has points for s from 0 to 1 except the origin, 1/2; got {s!r}")
+        end, t = self.start if s < 0.5 else self.end, self.shrink(s)
+        vector = end.vector.clone()
+        for name, piece in end.layout.split(vector).items():
+            piece.mul_(t ** self.powers[name])
+        return replace(end, vector=vector)
