@@ -3,13 +3,16 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..bench import Bench, Timing
 from ..errors import ThalwegError
+from ..inputs import Inputs
+from ..replay import aside
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .recipes import SCALES, find_recipe
@@ -178,7 +181,24 @@ def price(wanted: Wanted) -> str:
     before = len({(shop.folder, need) for shop, need in wanted}) - len(left)
     there = f"{before} trained before" if before else ""
     todo = f"to train: {listed}, {epochs} epochs, {steps} steps" if left else "nothing to train"
-    return "; ".join(part for part in (todo, there) if part)
+    return "; ".join(part for part in (todo, there, _duration(left)) if part)
+
+
+def _duration(left: Wanted) -> str:
+    """Roughly how long that takes here, from a few steps of each network; measuring comes on top."""
+    if not left or left[0][0].scale.name == "smoke":
+        return ""
+    pace = {shop.folder: _seconds_per_step(shop) for shop, _ in left}
+    seconds = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
+    return f"about {seconds / 60:.0f} minutes here" if seconds > 90 else f"about {seconds:.0f} seconds here"
+
+
+def _seconds_per_step(shop: Workshop) -> float:
+    inputs = Inputs(shop.form, shop.task, shop.train, None, {"train": shop.train})
+    timer = Bench(inputs, replace(shop.mode, compile=False), rounds=3)
+    with aside(shop.device):
+        step = timer.plain()
+        return Timing(timer.alternate({"step": lambda: [step() for _ in range(timer.steps)]})["step"]).median / timer.steps
 
 
 def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
