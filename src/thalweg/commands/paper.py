@@ -1,14 +1,17 @@
 """paper list, run, show."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..errors import ThalwegError
+from ..errors import Stopped, ThalwegError
 from .options import Compile, Device, Graph, Quiet, bar
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ..paper.entries import Entry
+    from ..paper.workshop import Workshop
+
 Folder = Annotated[
     Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are kept and found.")
 ]
@@ -23,7 +26,8 @@ def list_entries() -> None:
     from ..paper.entries import ENTRIES
 
     for entry in ENTRIES.values():
-        typer.echo(f"{entry.name:15} {entry.shows} ({entry.where}; by default {entry.model} on {entry.data})")
+        pairs = ", ".join(f"{model} on {data}" for data, model in entry.pairs)
+        typer.echo(f"{entry.name:15} {entry.shows} ({entry.where}; {pairs})")
 
 
 def run(
@@ -35,7 +39,10 @@ def run(
     scale: Annotated[Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")] = "full",
     data: Annotated[Path | None, typer.Option(envvar="THALWEG_DATA", help="The folder that holds the data sets.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch data that are not there from their makers' pages.")] = False,
-    shard: Annotated[str, typer.Option(help="Only part i of n of the runs, as 1/4, to divide them over machines.")] = "1/1",
+    shard: Annotated[
+        str | None,
+        typer.Option(help="Only train, and only part i of n of what is missing, as 1/4: for machines that share the folder."),
+    ] = None,
     device: Device = None,
     precision: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="[default: bf16 on a GPU]", case_sensitive=False, show_default=False)
@@ -52,36 +59,68 @@ def run(
     import torch
 
     from ..modes import Mode
-    from ..paper.entries import ENTRIES, find_entry, open_shop, perform, price
-    from ..paper.workshop import prepare
+    from ..paper.entries import ENTRIES, find_entry, open_shop, price
+    from ..paper.workshop import Workshop
 
     entries = [find_entry(name) for name in (ENTRIES if names == ["all"] else names)]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    mode = Mode(precision or ("bf16" if where.startswith("cuda") else "fp32"), compile, graph)
-    runs = [
-        (entry, (own_data, own_model))
-        for entry in entries
-        for own_data in (data_set or entry.data).split(",")
-        for own_model in (model or entry.model).split(",")
-    ]
-    runs = _part(sorted(runs, key=lambda item: item[1]), shard)
-    shops = {
-        pair: open_shop(out, *pair, scale, given=data, device=where, mode=mode, progress=bar(quiet), download=download)
-        for pair in dict.fromkeys(pair for _, pair in runs)
-    }
-    wanted = [item for entry, pair in runs for item in entry.wanted(shops[pair], seeds)]
-    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {price(wanted)}")
-    prepare(wanted)
-    for entry, pair in runs:
-        shop = shops[pair]
-        typer.echo(f"\n{perform(shop, entry, seeds)}\nwrote {shop.folder / entry.name}")
+    shops: dict[tuple[str, str], Workshop] = {}
+    runs = []
+    for entry in entries:
+        for pair in entry.chosen(data_set, model):
+            usual = "bf16" if where.startswith("cuda") and pair[0] != "ptb" else "fp32"
+            mode = Mode(precision or usual, compile, graph)  # type: ignore[arg-type]
+            common: Any = {"given": data, "device": where, "mode": mode, "progress": bar(quiet), "download": download}
+            shops[pair] = shops.get(pair) or open_shop(out, *pair, scale, **common)
+            runs.append((entry, shops[pair]))
+    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {price(runs, seeds)}")
+    if shard is not None:
+        return _train_part(runs, seeds, shard)
+    _perform(runs, seeds)
     if scale == "smoke":
         typer.echo("at smoke scale nothing is learned, and whether claims hold means nothing")
 
 
+def _perform(runs: "list[tuple[Entry, Workshop]]", seeds: int) -> None:
+    """Train all that is needed, then measure; of several runs one that cannot be does not stop the others."""
+    from ..paper.entries import perform
+    from ..paper.workshop import prepare
+
+    failed = []
+    try:
+        prepare([item for entry, shop in runs for item in entry.wanted(shop, seeds)])
+        for entry, shop in runs:
+            try:
+                typer.echo(f"\n{perform(shop, entry, seeds)}\nwrote {shop.folder / entry.name}")
+            except ThalwegError as error:
+                failed.append(f"{entry.name}: {error}")
+    except Stopped as error:
+        raise Stopped(
+            "stopped; what was trained and measured is kept: give the same command again to go on", error.signal
+        ) from None
+    if failed:
+        raise ThalwegError("; ".join(failed))
+
+
+def _train_part(runs: "list[tuple[Entry, Workshop]]", seeds: int, shard: str) -> None:
+    """What can be trained now, divided; the next stage when all have come to the end of this one."""
+    from ..paper.workshop import missing, prepare
+
+    wanted = list(dict.fromkeys(item for entry, shop in runs for item in entry.wanted(shop, seeds)))
+    left = missing(wanted)
+    first = min((need.stage for _, need in left), default=0)
+    i, n = _shard(shard)
+    own = [item for item in wanted if item[1].stage == first][i - 1 :: n]  # of all, so that every machine divides alike
+    todo = missing(own)
+    prepare(todo)
+    later = any(need.stage > first for _, need in left)
+    then = "more can be trained once all shards are done: give it again" if later else "then run it without --shard"
+    typer.echo(f"trained {len(todo)} of the {len(own)} of this shard; {then}")
+
+
 def show(
+    names: Annotated[list[str] | None, typer.Argument(help="Entries; all that are there if none is named.")] = None,
     out: Folder = Path("thalweg-paper"),
-    names: Annotated[list[str] | None, typer.Option("--entry", help="Only these.")] = None,
 ) -> None:
     """Results that are there, with the paper's numbers beside ours."""
     from ..paper.result import FILE, Result
@@ -94,15 +133,15 @@ def show(
 
 
 def _origin(about: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in about.items() if key != "versions")
+    told = ", ".join(f"{key} {value}" for key, value in about.items() if key not in ("versions", "recipe"))
+    return told + ("; nothing is learned at this scale, and claims mean nothing" if about["scale"] == "smoke" else "")
 
 
-def _part(runs: list[T], shard: str) -> list[T]:
-    """Part i of n, whole stretches, since neighbours share networks."""
+def _shard(shard: str) -> tuple[int, int]:
     try:
         i, n = (int(part) for part in shard.split("/"))
     except ValueError:
         i, n = 0, 0
     if not 1 <= i <= n:
         raise ThalwegError(f"a shard is part i of n, such as 1/4; got '{shard}'")
-    return runs[len(runs) * (i - 1) // n : len(runs) * i // n]
+    return i, n

@@ -1,6 +1,7 @@
 """How each network of the paper is trained: the paper's settings where it gives them, its reference code's where not."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import ThalwegError
 
@@ -25,7 +26,8 @@ class Walk:
 class Recipe:
     """One network on one data set.
 
-    dataset, title: what the paper calls them. epochs, lr, weight_decay: of a network, whose epochs are also the budget of an
+    dataset, title: what they are called; `in_curves`, `in_ensembles`: what the paper's tables call the network, None where it
+    is not in them. epochs, lr, weight_decay: of a network, whose epochs are also the budget of an
     ensemble; curve_epochs, curve_lr: of a curve. cycles: of Snapshot ensembles, whose highest rate is `sse_lr`.
     colours: mean and standard deviation for normalisation. crop: pixels of padding for random crops; flip: mirror half.
     """
@@ -46,6 +48,8 @@ class Recipe:
     batch: int = 128
     crop: int = 4
     flip: bool = True
+    in_curves: str | None = None
+    in_ensembles: str | None = None
 
     @property
     def classes(self) -> int:
@@ -88,45 +92,29 @@ PRERESNET = Walk((125,), 22, 4, 5e-2, 5e-4)
 WIDE = Walk((120, 156), 22, 4, 5e-2, 5e-4)
 
 
-def _both(model: str, title: str, colours: bool, **settings: object) -> list[Recipe]:
+def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:
     """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the set's own, not ImageNet's."""
     own = {"cifar10": CIFAR10, "cifar100": CIFAR100}
     sets = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
     return [
-        Recipe(data, model, name, title, colours=own[data] if colours else IMAGENET, **settings)  # type: ignore[arg-type]
-        for data, name in sets.items()
+        Recipe(data, model, name, title, colours=own[data] if colours else IMAGENET, **settings) for data, name in sets.items()
     ]
 
 
+LIKE_VGG: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 600, "curve_lr": 0.015}
+RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
+PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
-        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False),
-        *_both("conv3fc3", "3conv3fc", False, epochs=200, lr=0.05, weight_decay=5e-4, curve_epochs=200, curve_lr=0.015),
-        *_both("vgg16", "VGG-16", False, epochs=200, lr=0.05, weight_decay=5e-4, curve_epochs=600, curve_lr=0.015, walk=VGG),
+        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False, in_curves="FC"),
+        *_both("conv3fc3", "3conv3fc", False, **PLAIN, in_curves="3conv3fc"),
+        *_both("vgg16", "VGG-16", False, **LIKE_VGG, walk=VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
+        *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG, walk=VGG),
+        *_both("resnet158", "ResNet-158", True, **RESIDUAL, in_curves="ResNet-158"),
+        *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **RESIDUAL, in_curves="ResNet-164"),
         *_both(
-            "vgg16_bn",
-            "VGG-16 with batch norm",
-            False,
-            epochs=200,
-            lr=0.05,
-            weight_decay=5e-4,
-            curve_epochs=600,
-            curve_lr=0.015,
-            walk=VGG,
-        ),
-        *_both(
-            "preresnet164",
-            "ResNet-164",
-            True,
-            epochs=150,
-            lr=0.1,
-            weight_decay=3e-4,
-            curve_epochs=200,
-            curve_lr=0.03,
-            walk=PRERESNET,
-            cycles=4,
-            sse_lr=0.1,
+            "preresnet164", "PreResNet-164", True, **RESIDUAL, walk=PRERESNET, cycles=4, sse_lr=0.1, in_ensembles="ResNet-164"
         ),
         *_both(
             "wrn28_10",
@@ -139,10 +127,8 @@ RECIPES = {
             curve_lr=0.03,
             walk=WIDE,
             sse_lr=0.1,
-        ),
-        *_both("resnet158", "ResNet-158", True, epochs=150, lr=0.1, weight_decay=3e-4, curve_epochs=200, curve_lr=0.03),
-        *_both(
-            "resnet_bottleneck164", "ResNet-164", True, epochs=150, lr=0.1, weight_decay=3e-4, curve_epochs=200, curve_lr=0.03
+            in_curves="WRN-28-10",
+            in_ensembles="WRN-28-10",
         ),
     ]
 }
@@ -155,5 +141,5 @@ def find_recipe(data: str, model: str) -> Recipe:
     """
     if (data, model) not in RECIPES:
         known = ", ".join(f"{model} on {data}" for data, model in RECIPES)
-        raise ThalwegError(f"the paper trains {known}; got {model} on {data}")
+        raise ThalwegError(f"there are recipes for {known}; got {model} on {data}")
     return RECIPES[data, model]

@@ -12,7 +12,7 @@ from .. import text
 from ..store import files
 
 FILE = "result.json"
-PAPERS = " (paper)"  # behind the name of a column of ours: the paper's numbers
+PAPER, CODE = " (paper)", " [code]"  # behind the name of a column of ours: the paper's numbers, and its reference code's
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Claim:
 class Result:
     """Everything one entry found.
 
-    rows: one per line of its table; a column `x` of ours has the paper's beside it as `x (paper)` where it gives one.
+    rows: one per line of its table; a column `x` of ours has the paper's beside it as `x (paper)`, and that of its reference
+        code as `x [code]`, where they give one.
     about: recipe, scale, seeds, seconds, versions, machine, date.
     """
 
@@ -42,15 +43,9 @@ class Result:
     about: dict[str, Any] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Where the paper gives a number it stands behind ours in brackets."""
-        keys = list(dict.fromkeys(key for row in self.rows for key in row if not key.endswith(PAPERS)))
-        known = {key for key in keys if any(row.get(key + PAPERS) is not None for row in self.rows)}
-        header = [key.replace("_", " ") + (PAPERS if key in known else "") for key in keys]
-        return text.grid(header, [[self._cell(row, key) for key in keys] for row in self.rows])
-
-    def _cell(self, row: Mapping[str, Any], key: str) -> str:
-        theirs = row.get(key + PAPERS)
-        return _shown(row.get(key)) + ("" if theirs is None else f" ({_shown(theirs)})")
+        """Behind our numbers the paper's in round brackets, and those of its reference code in square ones."""
+        keys = list(dict.fromkeys(key for row in self.rows for key in row if not key.endswith((PAPER, CODE))))
+        return text.grid(keys, [[_with_others(row, key) for key in keys] for row in self.rows])
 
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])
@@ -98,6 +93,21 @@ def _number(value: str) -> Any:
         return float(value) if value else None
     except ValueError:
         return value
+
+
+def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[str, Any]:
+    """A cell: our value, and those of the paper and of its reference code under `name` in their rows of a table.
+
+    >>> beside("1B", 26.0, "ensembles", "error_1B", dataset="CIFAR-100", model="VGG-16", method="FGE")
+    {'1B': 26.0, '1B (paper)': 25.7, '1B [code]': 25.4}
+    """
+    rows = {PAPER: row_of(table, **wanted), CODE: row_of(f"reference_{table}", **wanted)}
+    return {key: ours, **{key + mark: row[name] for mark, row in rows.items() if row.get(name) is not None}}
+
+
+def _with_others(row: Mapping[str, Any], key: str) -> str:
+    theirs, code = row.get(key + PAPER), row.get(key + CODE)
+    return _shown(row.get(key)) + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code else "")
 
 
 def _shown(value: Any) -> str:

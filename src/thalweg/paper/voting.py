@@ -15,7 +15,7 @@ from ..reporting import figures
 from ..weightspace.curves import PolyChain
 from ..weightspace.weights import Weights
 from .paths import CURVES, Found
-from .result import Claim, figure, row_of
+from .result import Claim, beside, figure
 from .workshop import Need, Workshop
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
@@ -23,10 +23,11 @@ CHAIN = [need for need in CURVES if need.kind != "bezier"]
 
 def voters(shop: Workshop, curve: str, members: int) -> CurveEnsemble:
     """Points of a curve and what they predict together; kept, since several entries ask."""
-    file = shop.folder / f"voters-{curve}-{members}.json"
+    found = shop.curve(curve)
+    file = shop.folder / f"voters-{curve}-{members}-{found.bends[0].digest()[:8]}.json"
     if not file.is_file():
         settings: dict[str, Any] = {"refresh": shop.clean, "points": members, "mode": shop.mode, "progress": shop.progress}
-        measure(shop.form, shop.curve(curve), shop.task, shop.test, **settings).save(file)
+        measure(shop.form, found, shop.task, shop.test, **settings).save(file)
     return CurveEnsemble.load(file)
 
 
@@ -36,26 +37,24 @@ def report(shop: Workshop, members: Sequence[Weights]) -> Report:
 
 def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     found = voters(shop, "polychain", shop.scale.members)
+    pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
     canvas = Figure(figsize=(6, 4), layout="constrained")
-    series = {
-        "phi(0) and phi(t)": (found.t, [100 * e for e in found.pair_error]),
-        "phi(t)": (found.t, [100 * e for e in found.error]),
-    }
-    figures.lines(series, "t", "test error (%)", canvas.subplots())
+    series = {"phi(0) and phi(t)": (found.t, pair), "phi(t)": (found.t, alone)}
+    figures.lines(series, "t", "test error (%)", canvas.subplots(), {"both ends": pair[-1]})
     figures.save(canvas, out / "pair-ensemble")
-    rows = [
-        {"t": t, "error of phi(t)": 100 * e, "error of the pair": 100 * p}
-        for t, e, p in zip(found.t, found.error, found.pair_error, strict=True)
+    rows = [{"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p} for t, e, p in zip(found.t, alone, pair, strict=True)]
+    falls = next((t for t, value in zip(found.t, pair, strict=True) if value < alone[0] - 0.1), 1.0)
+    late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
+    near = figure("two-network ensemble as good as the endpoints' ensemble from t")
+    early = figure("two-network ensemble error starts to fall at t")
+    return rows, [
+        Claim("the ensemble improves soon on the way", falls <= 0.25, f"from t = {falls:.2f}; in the paper from {early:g}"),
+        Claim(
+            f"from t = {near:g} on it is as good as that of both ends, to 0.3 points",
+            max(late) <= pair[-1] + 0.3,
+            f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone",
+        ),
     ]
-    ends, alone = 100 * found.pair_error[-1], 100 * found.error[0]
-    near = next((row["t"] for row in rows if row["error of the pair"] <= ends + 0.1), None)
-    early = min(row["error of the pair"] for row in rows if row["t"] <= 0.5)
-    says = "a point part of the way along the curve makes with the start an ensemble nearly as good as the two ends"
-    text = (
-        f"start {alone:.2f} %, both ends {ends:.2f} %, best pair with t <= 0.5 {early:.2f} %, as good as the ends from t = {near}"
-    )
-    gained = (alone - early) / (alone - ends) if alone > ends else 0.0
-    return rows[:: max(1, len(rows) // 10)], [Claim(says, gained > 0.7, f"{text}; {100 * gained:.0f} % of the gain")]
 
 
 def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -65,7 +64,7 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
         "none": figure("error of the 50-point polychain ensemble (%)"),
         "per point": figure("the same after temperature scaling (%)"),
     }
-    same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "preresnet164"
+    same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "resnet_bottleneck164"
     rows: list[dict[str, Any]] = [
         {
             "ensemble": f"{len(found.t)} points of the chain, scaled by {name}",
@@ -91,31 +90,43 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     figures.save(canvas, out / "curve-ensemble")
     before, after = (100 * found.scores[name]["error"] for name in ("none", "per point"))
     text = f"{before:.2f} and {after:.2f} against {ends:.2f} %; temperatures {found.fitted_on}"
-    return rows, [Claim("the points of one curve together beat its two ends", min(before, after) < ends, text)]
-
-
-def _members(shop: Workshop, method: str, seed: int) -> list[Weights]:
-    makers: dict[str, Any] = {"Ind": lambda s: [shop.network(s)], "SSE": shop.snapshot, "FGE": shop.fge}
-    return list(makers[method](seed))
+    return rows, [
+        Claim("the points of one curve together beat its two ends", min(before, after) < ends, text),
+        Claim("temperature scaling helps them", after < before, f"{before:.2f} to {after:.2f} %"),
+        Claim("they come near to three networks, which have as many weights", after < three + 0.5, f"{after:.2f}, {three:.2f} %"),
+    ]
 
 
 def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
-    rows, means = [], {}
-    for method in ("Ind", "SSE", "FGE"):
-        runs = [_members(shop, method, seed) for seed in range(seeds)]
-        alone = [100 * report(shop, members).scores["error"] for members in runs]
-        paper = row_of("ensembles", dataset=shop.recipe.dataset, model=shop.recipe.title, method=method)
+    rows, means, claims = [], {}, []
+    for method, members in {"Ind": lambda s: [shop.network(s)], "SSE": shop.snapshot, "FGE": shop.fge}.items():
+        runs = [list(members(seed)) for seed in range(seeds)]
+        alone = [100 * report(shop, run).scores["error"] for run in runs]
+        where = {"dataset": shop.recipe.dataset, "model": shop.recipe.in_ensembles, "method": method}
         means[method] = statistics.mean(alone)
-        row: dict[str, Any] = {"method": method, "networks per run": len(runs[0]), "1B": means[method]}
-        row |= {"1B (paper)": paper.get("error_1B"), "± over runs": statistics.stdev(alone) if seeds > 1 else None}
-        row |= {"± (paper)": paper.get("error_1B_std")}
+        row: dict[str, Any] = {"method": method, "networks per run": len(runs[0])}
+        row |= beside("1B (%)", means[method], "ensembles", "error_1B", **where)
+        row |= beside("+-", statistics.stdev(alone) if seeds > 1 else None, "ensembles", "error_1B_std", **where)
+        grown = report(shop, [*chain(*runs[:3])]).growth if seeds > 1 else []
         for k in range(2, min(seeds, 3) + 1):
-            row[f"{k}B"] = 100 * report(shop, [*chain(*runs[:k])]).scores["error"]
-            row[f"{k}B (paper)"] = paper.get(f"error_{k}B")
+            pooled = 100 * grown[k * len(runs[0]) - 1]["error"]
+            row |= beside(f"{k}B (%)", pooled, "ensembles", f"error_{k}B", **where)
         rows.append(row)
+        claims += _near(method, row, 0.4 if seeds > 2 else 0.7)
     order = means["FGE"] < means["SSE"] < means["Ind"]
     text = ", ".join(f"{name} {value:.2f} %" for name, value in means.items())
-    return rows, [Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", order, text)]
+    return rows, [Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", order, text), *claims]
+
+
+def _near(method: str, row: dict[str, Any], margin: float) -> list[Claim]:
+    """Within so many points of the paper, or better; what pools several runs is one run of its kind."""
+    found = []
+    for key, points in (("1B (%)", margin), ("2B (%)", 0.7), ("3B (%)", 0.7)):
+        if row.get(f"{key} (paper)") is not None and key in row:
+            above = row[key] - row[f"{key} (paper)"]
+            says = f"{method} at {key[:2]} is within {points} points of the paper's"
+            found.append(Claim(says, above <= points, f"{above:+.2f}"))
+    return found
 
 
 def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -128,8 +139,8 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
     way = shop.recipe.walk
     assert way is not None
     spent = {
-        "FGE": [way.starts[-1] + (k + 1) / len(walk) * way.epochs * len(way.starts) for k in range(len(walk))],
-        "SSE": [(k + 1) / len(other) * shop.recipe.epochs for k in range(len(other))],
+        "FGE": [max(way.starts) + k * way.epochs + i / part.steps for k, part in enumerate(walk.traces) for i in part.collected],
+        "SSE": [i / part.steps for part in other.traces for i in part.collected],
     }
     errors = {name: [100 * entry["error"] for entry in found.growth] for name, found in growth.items()}
     canvas = Figure(figsize=(6, 4), layout="constrained")
@@ -142,8 +153,8 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
             "method": name,
             "networks": k + 1,
             "epochs": epoch,
-            "error of the ensemble": error,
-            "its last network": 100 * own["error"],
+            "error of the ensemble (%)": error,
+            "its last network (%)": 100 * own["error"],
         }
         for name in growth
         for k, (epoch, error, own) in enumerate(zip(spent[name], errors[name], growth[name].members, strict=True))
@@ -158,9 +169,15 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
     return rows, [*claims, Claim("FGE ends below SSE", better, f"{errors['FGE'][-1]:.2f} and {errors['SSE'][-1]:.2f} %")]
 
 
+def last_walk(shop: Workshop) -> list[Weights]:
+    """The members of FGE from its last start."""
+    walk = shop.fge(0)
+    return list(walk)[-len(walk.traces[-1].collected) :]
+
+
 def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
     independent = report(shop, shop.networks(2))
-    fge, sse = report(shop, shop.fge(0)), report(shop, shop.snapshot(0))
+    fge, sse = report(shop, last_walk(shop)), report(shop, shop.snapshot(0))
     same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "preresnet164"
     apart = {"independent": independent, "FGE": fge, "SSE": sse}
     paper = {
@@ -174,11 +191,11 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
     rows = [
         {
             "networks": name,
-            "disagreement": 100 * found.scores["disagreement"],
-            "disagreement (paper)": paper[name][0] if same else None,
+            "disagreement (%)": 100 * found.scores["disagreement"],
+            "disagreement (%) (paper)": paper[name][0] if same else None,
             "distance": statistics.mean(found.distances),
             "distance (paper)": paper[name][1] if same else None,
-            "error of one": 100 * statistics.mean(entry["error"] for entry in found.members),
+            "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
         }
         for name, found in apart.items()
     ]
@@ -195,9 +212,7 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
 
 
 def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
-    way = shop.recipe.walk
-    assert way is not None
-    members = list(shop.fge(0))[-max(2, len(shop.fge(0)) // len(way.starts)) :]
+    members = last_walk(shop)
     path = PolyChain.through([member.bare().to(shop.device) for member in members])
     per, knots = 8, len(members) - 1
     at = [k / (per * knots) for k in range(per * knots + 1)]
@@ -206,24 +221,30 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     left, right = canvas.subplots(1, 2)
     figures.profile(scan, "train", "loss", left)
     figures.profile(scan, "test", "error", right)
-    figures.save(canvas, out / "fge-path")
     loss, error = scan.values["train"]["loss"], scan.values["test"]["error"]
-    rows: list[dict[str, Any]] = [
-        {
-            "between members": f"{k + 1} and {k + 2}",
-            "train loss at them": float((loss[per * k] + loss[per * (k + 1)]) / 2),
-            "in the middle": float(loss[per * k + per // 2]),
-            "test error at them": 50 * float(error[per * k] + error[per * (k + 1)]),
-            "error in the middle": 100 * float(error[per * k + per // 2]),
-        }
-        for k in range(knots)
-    ]
-    lower = [row["in the middle"] < row["train loss at them"] for row in rows]
-    better = [row["error in the middle"] < row["test error at them"] for row in rows]
-    return rows, [
-        Claim("points between members have a lower train loss than the members", all(lower), f"{sum(lower)} of {knots}"),
-        Claim("and a lower test error", sum(better) > knots / 2, f"{sum(better)} of {knots}"),
-    ]
+    for ax, (data, quantity, factor) in zip((left, right), (("train", "loss", 1), ("test", "error", 100)), strict=True):
+        ax.plot(at[::per], factor * scan.values[data][quantity][::per], "o", color="black", fillstyle="none", label="members")
+    figures.save(canvas, out / "fge-path")
+    scan.save(out / "fge-path.json")
+    rows: list[dict[str, Any]] = []
+    for k in range(knots):
+        here = slice(per * k, per * (k + 1) + 1)
+        row: dict[str, Any] = {"between members": f"{k + 1} and {k + 2}"}
+        for name, values, factor in (("train loss", loss, 1), ("test error (%)", error, 100)):
+            piece = factor * values[here]
+            row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
+        rows.append(row)
+    return rows, [_between(rows, name) for name in ("train loss", "test error (%)")]
+
+
+def _between(rows: list[dict[str, Any]], name: str) -> Claim:
+    gains = [row[f"{name}, better member"] - row[f"{name}, best between"] for row in rows]
+    says = f"between consecutive members there are points with a lower {name} than either"
+    return Claim(
+        says,
+        sum(gain > 0 for gain in gains) > len(gains) / 2,
+        f"{sum(g > 0 for g in gains)} of {len(gains)}, by {statistics.mean(gains):.3g} on average",
+    )
 
 
 NEEDS = {

@@ -18,6 +18,7 @@ from ..evaluation.results import Scan
 from ..evaluation.scan import scan
 from ..modes import Mode
 from ..randomness import seeded
+from ..store.runs import LOG, Run
 from ..tasks import Task, classification
 from ..training.connect import connect
 from ..training.fit import fit
@@ -29,6 +30,7 @@ from ..weightspace.weights import Weights
 from .recipes import Recipe, Scale
 
 READERS: dict[str, Callable[..., Any]] = {"mnist": sets.mnist, "cifar10": sets.cifar10, "cifar100": sets.cifar100}
+STAGES = (0, 1)
 DONE = "finished"  # an empty file in the folder of a run that came to its end
 KINDS: dict[str, type[Curve]] = {"bezier": Bezier, "polychain": PolyChain}
 
@@ -42,6 +44,10 @@ class Need:
 
     kind: str
     seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.seed}"
 
     @property
     def stage(self) -> int:
@@ -70,19 +76,16 @@ class Workshop:
         self.folder = folder / scale.name / recipe.name
         self.device, self.mode, self.progress = torch.device(device), mode or Mode(), progress
         self.task: Task = classification()
-        self.make = make or (lambda: getattr(models, recipe.model)(classes=recipe.classes))
+        self.make = make or partial(_network, recipe.model, recipe.classes, scale.name == "smoke")
+        self._made: dict[Need, Any] = {}
 
     @cached_property
     def images(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Training and test images with their labels, as many as the scale asks for."""
-        try:
-            if self.given is None:
-                raise ThalwegError("no folder with data was named: give --data, or set THALWEG_DATA")
-            train, test = READERS[self.recipe.data](self.given, download=self.download)
-        except ThalwegError:
-            if self.scale.name == "full":
-                raise
+        if self.given is None and self.scale.name == "smoke":
             train, test = (self._drawn(n) for n in (self.scale.images, self.scale.tests))
+        else:
+            train, test = READERS[self.recipe.data](sets.find_data(self.given), download=self.download)
         return _first(train, self.scale.images), _first(test, self.scale.tests)
 
     def _drawn(self, count: int | None) -> tuple[Tensor, Tensor]:
@@ -120,6 +123,18 @@ class Workshop:
         return {"weight_decay": self.recipe.weight_decay, "mode": self.mode, "progress": self.progress}
 
     def network(self, seed: int) -> Weights:
+        return self.fulfil(Need("network", seed))
+
+    def curve(self, kind: str, seed: int = 0) -> Curve:
+        return self.fulfil(Need(kind, seed))
+
+    def fge(self, seed: int) -> Walk:
+        return self.fulfil(Need("fge", seed))
+
+    def snapshot(self, seed: int) -> Walk:
+        return self.fulfil(Need("snapshot", seed))
+
+    def _fit(self, seed: int) -> Weights:
         """A network trained for the whole budget, with the epochs kept at which FGE leaves it."""
         keep = self.recipe.walk.starts if self.recipe.walk else ()
         own: dict[str, Any] = {"epochs": self.recipe.epochs, "lr": self.recipe.lr, "keep": keep, "seed": seed}
@@ -129,14 +144,14 @@ class Workshop:
     def networks(self, count: int) -> list[Weights]:
         return [self.network(seed) for seed in range(count)]
 
-    def curve(self, kind: str, seed: int = 0) -> Curve:
+    def _connect(self, kind: str, seed: int = 0) -> Curve:
         """Between the first two networks; `seed` decides the draws of t and of the data."""
         fresh = KINDS[kind](self.network(0), self.network(1))
         own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "lr": self.recipe.curve_lr, "seed": seed}
         run = self.folder / f"{kind}-{seed}"
         return connect(self.form, fresh, self.task, self.train, run=run, **own, **self.settings)
 
-    def fge(self, seed: int) -> Walk:
+    def _walk(self, seed: int) -> Walk:
         """FGE from the kept epochs of a network."""
         way = self.recipe.walk
         if way is None:
@@ -147,7 +162,7 @@ class Workshop:
         run, watch = self.folder / f"fge-{seed}", {"test": self.test}
         return walk(self.form, self.task, self.train, method, run=run, watch=watch, **own, **self.settings)
 
-    def snapshot(self, seed: int) -> Walk:
+    def _cycle(self, seed: int) -> Walk:
         """Snapshot ensembles over the whole budget, from fresh weights."""
         method = Snapshot(cycles=self.recipe.cycles, lr_max=self.recipe.sse_lr)
         own: dict[str, Any] = {"epochs": self.recipe.epochs, "seed": seed + 2000, "run": self.folder / f"snapshot-{seed}"}
@@ -159,17 +174,36 @@ class Workshop:
         data = {"train": self.clean, "test": self.test}
         return scan(self.form, target, self.task, data, **{"points": self.scale.points, **common, **settings})
 
-    def fulfil(self, need: Need) -> object:
+    def fulfil(self, need: Need) -> Any:
+        """Make it, or find it made; what was found once is kept at hand."""
         makers: Mapping[str, Callable[[int], object]] = {
-            "network": self.network,
-            "snapshot": self.snapshot,
-            "fge": self.fge,
-            **{kind: lambda seed, kind=kind: self.curve(kind, seed) for kind in KINDS},  # type: ignore[misc]
+            "network": self._fit,
+            "snapshot": self._cycle,
+            "fge": self._walk,
+            **{kind: partial(self._connect, kind) for kind in KINDS},
         }
-        return makers[need.kind](need.seed)
+        if need not in self._made:
+            self._made[need] = makers[need.kind](need.seed)
+            (self.folder / need.name / DONE).touch()
+        return self._made[need]
 
     def finished(self, need: Need) -> bool:
-        return (self.folder / f"{need.kind}-{need.seed}" / DONE).is_file()
+        return (self.folder / need.name / DONE).is_file()
+
+    def bytes(self, need: Need) -> int:
+        """What it will take on disk: a network with its kept epochs and their momentum, a curve, or the members of a walk."""
+        way = self.recipe.walk
+        vectors = {
+            "network": 1 + 2 * len(way.starts if way else ()),
+            "snapshot": self.recipe.cycles,
+            "fge": way.epochs // way.cycle * len(way.starts) if way else 0,
+        }
+        return 4 * sum(p.numel() for p in self.form.parameters()) * vectors.get(need.kind, 3)
+
+    def seconds(self, need: Need) -> float:
+        """How long its training took, as its logs tell."""
+        logs = [Run(path.parent).lines(LOG) for path in (self.folder / need.name).rglob(LOG)]
+        return sum(entry["seconds"] for log in logs for entry in log)
 
     def epochs(self, need: Need) -> int:
         if need.kind in KINDS:
@@ -180,8 +214,12 @@ class Workshop:
 
     def wide(self, factor: float) -> "Workshop":
         """The same with conv3fc3 of another width."""
+        if factor == 1 and self.recipe.model == "conv3fc3":
+            return self
+        assert self.train is not None  # so that the copies share it
         other = copy(self)
         other.__dict__.pop("form", None)
+        other._made = {}
         other.folder = self.folder.with_name(f"{self.folder.name}-width-{factor:g}")
         other.make = partial(models.conv3fc3, width=factor, classes=self.recipe.classes)
         return other
@@ -198,12 +236,17 @@ def missing(wanted: Wanted) -> list[tuple[Workshop, Need]]:
 
 def prepare(wanted: Wanted, number: int = 3) -> None:
     """Train everything that is not there yet, what does not depend on each other at once."""
-    for stage in (0, 1):
+    for stage in STAGES:
         here = [(shop, need) for shop, need in missing(wanted) if need.stage == stage]
         if here:
             at_once([partial(shop.fulfil, need) for shop, need in here], here[0][0].device, number)
-        for shop, need in here:
-            (shop.folder / f"{need.kind}-{need.seed}" / DONE).touch()
+
+
+def _network(model: str, classes: int, small: bool) -> nn.Module:
+    """The paper's, or one that runs the same code in no time: with batch norm where the paper's has it."""
+    if not small or model in ("fc", "conv3fc3"):
+        return getattr(models, model)(classes=classes)
+    return models.conv3fc3(width=0.05, classes=classes) if model == "vgg16" else models.preresnet(11, classes=classes)
 
 
 def _first(pair: tuple[Tensor, Tensor], count: int | None) -> tuple[Tensor, Tensor]:

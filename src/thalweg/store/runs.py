@@ -101,8 +101,15 @@ class Run:
         (self.folder / STATE).unlink(missing_ok=True)
 
     @contextmanager
-    def opened(self, command: str, settings: Mapping[str, Any]) -> Iterator["Run"]:
-        """Hold the folder for the length of a run; what it was started with must not have changed."""
+    def opened(self, command: str, settings: Mapping[str, Any], result: str = "") -> Iterator["Run"]:
+        """Hold the folder for the length of a run; what it was started with must not have changed.
+
+        result: the file that a finished run holds, which may then be read by many at once.
+        """
+        if result and (self.folder / result).is_file():
+            self._check(command, json.loads(json.dumps({**self.note, **settings})))
+            yield self
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
             for litter in self.folder.glob(".*.part"):  # of a process that was killed while it wrote
@@ -133,12 +140,12 @@ class Run:
 
 
 @contextmanager
-def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any]) -> Iterator[Run | None]:
+def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str = "") -> Iterator[Run | None]:
     """The run a call was given, held open; None without one."""
     if run is None:
         yield None
         return
-    with (run if isinstance(run, Run) else Run(run)).opened(command, settings) as held:
+    with (run if isinstance(run, Run) else Run(run)).opened(command, settings, result) as held:
         yield held
 
 

@@ -67,7 +67,7 @@ def connect(
     kind = ArclengthBends if loss == "arclength" else Bends
     motion = kind(Probe(module, curve.start.bare(), settings.mode), curve, seed)
     about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
-    with opened(run, "connect", {**settings.describe(batches), **about} if run else {}) as held:
+    with opened(run, "connect", {**settings.describe(batches), **about} if run else {}, CURVE) as held:
         if held is not None and (held.folder / CURVE).is_file():
             return type(curve).load(held.folder / CURVE).to(curve.start.vector.device)
         train(motion, task, batches, settings, f"connecting ({type(curve).__name__})", run=held)

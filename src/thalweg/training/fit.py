@@ -65,7 +65,7 @@ def fit(
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
     motion = Network(Probe(module, None, settings.mode))
     about = {"keep": sorted(keep), "start": Weights.of(module).digest()}
-    with opened(run, "fit", {**settings.describe(batches), **about} if run else {}) as held:
+    with opened(run, "fit", {**settings.describe(batches), **about} if run else {}, WEIGHTS) as held:
         keeper = _Keeper(keep, held)
         if held is not None and (held.folder / WEIGHTS).is_file():
             return replace(Weights.load(held.folder / WEIGHTS).to(motion.probe.device), kept=keeper.read(keep))

@@ -87,7 +87,7 @@ def walk(
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
             settings = replace(whole, seed=seed + number * APART)
             part = None if held is None else held.child(f"start-{number + 1}")
-            with opened(part, "walk", described) as folder:
+            with opened(part, "walk", described, TRACE) as folder:
                 observer = WalkObserver(plan, task, watch or {}, made, folder)
                 if folder is None or not (folder.folder / TRACE).is_file():
                     motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, whole.mode))

@@ -9,6 +9,10 @@ from .modules import named_parameters
 from .weights import Weights, check_agreement
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BETWEEN = (  # what leaves a factor t where it is
+    *(nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Sequential),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+)
 
 
 class OriginPath:
@@ -23,20 +27,20 @@ class OriginPath:
     >>> bool(torch.allclose(network(x), 0.5**2 * logits))
     True
 
-    module: a chain of linear and convolutional layers with ReLU and pooling between them, without normalisation; layers are
-        counted in the order in which it holds them.
+    module: an `nn.Sequential` of linear and convolutional layers with ReLU and pooling between them.
     """
 
     def __init__(self, module: nn.Module, start: Weights, end: Weights):
         check_agreement(start, end)
         self.start, self.end = start, end
-        layers = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
-        odd = next((part for part in layers if not isinstance(part, LAYERS)), None)
-        if odd is not None:
+        odd = next((part for part in module.modules() if not isinstance(part, (*LAYERS, *BETWEEN))), None)
+        if odd is not None or start.layout.frozen:
+            found = f"a {type(odd).__name__}" if odd is not None else f"'{start.layout.frozen[0]}', which is frozen"
             raise ThalwegError(
-                "the path through the origin is for chains of linear and convolutional layers with ReLU, without "
-                f"normalisation; this network has a {type(odd).__name__}"
+                "the path through the origin is for nn.Sequential chains of linear and convolutional layers with ReLU and "
+                f"pooling, all of which move; this network has {found}"
             )
+        layers = [part for part in module.modules() if isinstance(part, LAYERS)]
         names = {id(parameter): name for name, parameter in named_parameters(module)[0].items()}
         self.powers = {
             names[id(parameter)]: 1 if kind == "weight" else number
