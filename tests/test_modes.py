@@ -1,8 +1,11 @@
 """Ways of computing: what they mean, what they refuse, and that the result is the same."""
 
+import os
 import random
+import signal
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +13,10 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg import replay
+from thalweg.batches import source
+from thalweg.errors import Stopped
 from thalweg.training import engine
+from thalweg.weightspace.batchnorm import counted_at_once
 from thalweg.weightspace.probe import Probe
 
 SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
@@ -98,24 +104,133 @@ def test_bf16_is_for_float32():
         tw.fit(animal.module(1), animal.task, animal.batches(), mode=tw.Mode("bf16"), **SETTINGS)
 
 
-def test_gradients_parameter_by_parameter_are_the_flat_one():
-    for name, animal in ZOO.items():
-        probe = Probe(animal.module(1))
-        values, _ = animal.task.losses(probe.module, animal.batches()[0])
+@pytest.mark.parametrize("name", ZOO)
+def test_gradients_parameter_by_parameter_are_the_flat_one(name):
+    animal, found = ZOO[name], []
+    probe = Probe(animal.module(1))
+    for way in (lambda loss: probe.gather(probe.gradients(loss)), probe.backward):
         torch.manual_seed(0)
-        probe.gather(probe.gradients(values.mean()))
-        apart = probe.grad.clone()
-        values, _ = animal.task.losses(probe.module, animal.batches()[0])
-        if name == "dropout":
-            continue  # another mask
-        probe.backward(values.mean())
-        assert torch.allclose(apart, probe.grad, rtol=1e-12)
+        probe.grad.fill_(torch.nan)
+        way(animal.task.losses(probe.module, animal.batches()[0])[0].mean())
+        found.append(probe.grad.clone())
+    assert torch.allclose(*found, rtol=1e-12)
+
+
+class Carrying(nn.Module):
+    """Keeps a state from batch to batch, in place or by putting another there."""
+
+    def __init__(self, rebinds):
+        super().__init__()
+        self.linear, self.rebinds = nn.Linear(4, 3), rebinds
+        self.register_buffer("state", torch.zeros(3), persistent=False)
+
+    def forward(self, x):
+        out = self.linear(x) + self.state
+        state = 0.5 * self.state + out.detach().mean(0)
+        if self.rebinds:
+            self.state = state
+        else:
+            self.state.copy_(state)
+        return out
+
+
+@pytest.mark.parametrize("rebinds", [True, False])
+def test_measuring_leaves_a_carried_state_as_it_was(rebinds):
+    torch.manual_seed(0)
+    module, task = Carrying(rebinds).double(), tw.classification()
+    batches = ZOO["mlp"].batches()
+    method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.05, lr_min=0.005)
+    plain, watched = (
+        tw.walk(module, task, batches, method, epochs=2, watch=watch)[-1].vector for watch in (None, {"x": batches})
+    )
+    assert torch.equal(plain, watched)
+    weights = tw.Weights.of(module)
+    scan = tw.scan(module, [weights] * 3, task, {"a": batches, "b": batches})
+    assert len(set(scan.values["a"]["loss"].tolist() + scan.values["b"]["loss"].tolist())) == 1
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_nothing_remains_of_trying_to_compile(works, monkeypatch):
+    """Neither in the statistics nor in any random state, though a mask was drawn and a forward pass had run."""
+
+    def compiled():
+        def run(*args):
+            loss = engine._mean_loss(*args)
+            random.random()
+            if not works and len(called) == 0:
+                called.append(1)
+                raise AssertionError
+            return loss
+
+        return run
+
+    called: list[int] = []
+    monkeypatch.setattr(engine, "_compiled", compiled)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+    batches = ZOO["mlp"].batches()
+    plain = tw.fit(module, tw.classification(), batches, **SETTINGS)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = tw.fit(module, tw.classification(), batches, mode=tw.Mode(compile=True), **SETTINGS)
+    assert len(heard) == (0 if works else 1)
+    assert torch.equal(plain.vector, found.vector)
+    assert all(torch.equal(value, found.buffers[name]) for name, value in plain.buffers.items())
+
+
+def test_an_optimizers_plain_numbers_survive_a_stop(tmp_path):
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for vector in group["params"]:
+                    count = self.state[vector]["steps"] = self.state[vector].get("steps", 0) + 1
+                    vector.sub_(vector.grad, alpha=group["lr"] / count)
+
+    class Deadly(list):
+        seen = 0
+
+        def __iter__(self):
+            for batch in super().__iter__():
+                self.seen += 1
+                if self.seen == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield batch
+
+    animal = ZOO["mlp"]
+    settings = {**SETTINGS, "optimizer": lambda vectors: Counting(vectors, lr=0.0)}
+    with pytest.raises(Stopped):
+        tw.fit(animal.module(1), animal.task, Deadly(animal.batches()), run=tmp_path, **settings)
+    found = tw.fit(animal.module(1), animal.task, animal.batches(), run=tmp_path, **settings)
+    assert torch.equal(found.vector, tw.fit(animal.module(1), animal.task, animal.batches(), **settings).vector)
+
+
+def test_a_batch_that_matters_is_not_widened():
+    images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.zeros(20, dtype=torch.long)
+    batches = tw.data.DeviceBatches(images, labels, 4)
+    assert batches.widened(10).batch_size == 10
+    assert batches.widened(2) is batches
+    shuffled = tw.data.DeviceBatches(images, labels, 4, shuffle=True)
+    assert shuffled.widened(10) is shuffled
+
+    class Own(tw.data.DeviceBatches):
+        def __iter__(self):
+            return iter([(torch.ones(1), torch.ones(1))])
+
+    passes, make = source(Own(images, labels, 4), torch.device("cpu"))
+    assert torch.equal(make(next(passes()))[0], torch.ones(1))
+
+
+def test_all_layers_are_counted_at_once():
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3).eval())
+    with counted_at_once(module):
+        module(torch.randn(5, 3))
+    assert [int(layer.num_batches_tracked) for layer in module] == [1, 1, 0]
 
 
 class Restless(nn.Module):
     def __init__(self):
         super().__init__()
         self.count, self.last, self.shape, self.seen = 0, torch.zeros(1), (1, 2), []
+        self.draws, self.numbers, self.cell = torch.Generator(), np.random.default_rng(0), torch.zeros(1)
 
     def forward(self, what):
         if what == "count":
@@ -130,11 +245,17 @@ class Restless(nn.Module):
             random.random()
         if what == "torch":
             torch.rand(())
+        if what == "draws":
+            torch.rand((), generator=self.draws)
+        if what == "numbers":
+            self.numbers.random()
+        if what == "cell":
+            self.cell.add_(1)
         if what == "nothing":
             self.shape, self.count = (1, 2), 0
 
 
-@pytest.mark.parametrize("what", ["count", "last", "shape", "seen", "random", "torch", "nothing"])
+@pytest.mark.parametrize("what", ["count", "last", "shape", "seen", "random", "torch", "draws", "numbers", "cell", "nothing"])
 def test_what_a_recording_would_freeze_is_seen(what):
     module = nn.Sequential(Restless())
     before = replay._host_state(module)
@@ -144,6 +265,29 @@ def test_what_a_recording_would_freeze_is_seen(what):
         assert found is None
     else:
         assert ("random numbers" in found) if what in ("random", "torch") else f"'0.{what}' changes" in found
+
+
+def test_functions_and_optimizers_are_watched_too():
+    counted = {"calls": 0}
+
+    class Anneal:
+        weight = 1.0
+
+    anneal, vector, module = Anneal(), torch.zeros(3, requires_grad=True), nn.Identity()
+    optimizer = torch.optim.SGD([vector], lr=0.1)
+
+    def loss(net, batch):
+        return counted["calls"] + anneal.weight
+
+    def changed(change):
+        before = replay._host_state(module, (optimizer, loss))
+        change()
+        return replay._difference(before, replay._host_state(module, (optimizer, loss)))
+
+    assert changed(lambda: None) is None
+    assert "of loss: anneal.weight" in changed(lambda: setattr(anneal, "weight", 0.5))
+    assert "of SGD: steps of vector 0" in changed(lambda: optimizer.state[vector].update(steps=1))
+    assert changed(lambda: optimizer.param_groups[0].update(lr=0.2)) is None
 
 
 def test_one_recording_serves_batches_of_one_form():

@@ -82,6 +82,23 @@ def test_the_callers_random_states_stay():
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
+def test_what_jobs_draw_beside_is_not_the_same_in_all():
+    first, second = tw.together(*[lambda: (float(torch.rand(())), random.random(), float(np.random.rand()))] * 2)
+    assert len({*first, *second}) == 6
+
+
+def test_the_callers_random_states_stay_though_jobs_draw_beside():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    tw.together(*[lambda: torch.rand(5)] * 3)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_the_default_device_reaches_the_jobs():
+    with torch.device("meta"):
+        assert tw.together(lambda: torch.zeros(1).device.type) == ["meta"]
+
+
 def test_the_first_failure_ends_all():
     animal, steps = ZOO["mlp"], []
 

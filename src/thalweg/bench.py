@@ -78,7 +78,7 @@ class Bench:
         self.steps = steps or (20 if self.device.type == "cuda" else 1)
         passes, make = source(inputs.train, self.device)
         self.batch = make(next(passes()))
-        self.size = inputs.task.losses(inputs.model, self.batch)[1]
+        self.size = inputs.task.losses(Probe(inputs.model).module, self.batch)[1]
         a = Weights.of(inputs.model)
         self.curve = Bezier(a.bare(), a.bare())
 

@@ -53,9 +53,12 @@ class Mode:
         return self.compile if self.compile is not None else device.type == "cuda" and steps >= LONG
 
     def records(self, device: torch.device) -> bool:
+        return self.graph is not False and device.type == "cuda"
+
+    def check(self, device: torch.device) -> None:
+        """Say what of it is not possible there."""
         if self.graph and device.type != "cuda":
             say_slower("steps are not recorded", f"that needs a CUDA card, and the network is on {device}")
-        return self.graph is not False and device.type == "cuda"
 
 
 def say_slower(what: str, reason: str) -> None:

@@ -26,11 +26,12 @@ class Progress:
 
     def due(self) -> bool:
         """Whether the next `advance` will be drawn, so that its note is worth making."""
-        return self.visible and time.monotonic() - self.looked >= REFRESH
+        now = time.monotonic()
+        return self.visible and now - self.looked >= REFRESH and now - self.started >= PATIENCE
 
     def advance(self, note: str = "") -> None:
         self.done += 1
-        if not self.due() or time.monotonic() - self.started < PATIENCE:
+        if not self.due():
             return
         self.looked = time.monotonic()
         if self.bar is None:

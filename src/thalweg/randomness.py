@@ -45,26 +45,36 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
 class World:
     """All random states as one of several runs that take turns knows them, the generators that it was seeded with included.
 
-    fresh: on CUDA cards use states of its own, since a recorded graph keeps the one it was recorded with.
+    seed: where it begins, None for where things stand. On CUDA cards it then has states of its own, since a recorded graph keeps
+        the one it was recorded with.
     shared: in what state the first of the runs found each generator that they share.
     """
 
     present: ClassVar["World | None"] = None
 
-    def __init__(self, fresh: bool = True, shared: dict[int, torch.Tensor] | None = None) -> None:
+    def __init__(self, seed: int | None = None, shared: dict[int, tuple[torch.Generator, torch.Tensor]] | None = None) -> None:
         self.generators: list[torch.Generator] = []
         self.shared = {} if shared is None else shared
-        self.cuda = [g.clone_state() if fresh else g.graphsafe_get_state() for g in torch.cuda.default_generators]
+        defaults = torch.cuda.default_generators
+        self.kept: tuple[torch.Tensor, Any, Any, list[torch.Tensor]]
+        self.cuda = [g.graphsafe_get_state() if seed is None else g.clone_state() for g in defaults]
         self.leave()
+        if seed is not None:
+            for own in self.cuda:
+                own.manual_seed(seed)
+            cpu = torch.Generator().manual_seed(seed).get_state()
+            self.kept = cpu, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(), []
 
     def before(self, generator: torch.Generator) -> torch.Tensor:
         """The state to put back when it is no longer used here."""
         inside = any(generator is known for known in self.generators)
-        return generator.get_state() if inside else self.shared.setdefault(id(generator), generator.get_state())
+        return generator.get_state() if inside else self.shared.setdefault(id(generator), (generator, generator.get_state()))[1]
 
     def leave(self) -> None:
         own = [generator.get_state() for generator in self.generators]
         self.kept = torch.get_rng_state(), random.getstate(), np.random.get_state(), own
+        if World.present is self:  # a recording that failed may have put another in its place
+            self.cuda = [generator.graphsafe_get_state() for generator in torch.cuda.default_generators]
 
     def enter(self) -> None:
         World.present = self

@@ -4,8 +4,8 @@ import gc
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .batches import mapped
 from .modes import say_slower
+from .text import first_line
 
 FORMS = 8  # different shapes of batches that are recorded; further ones run as they are
 SYNCHRONIZED = "called a synchronizing CUDA operation"
@@ -32,6 +33,7 @@ class Replay:
     module: the network inside, whose attributes are watched.
     pool: memory that it shares with others, of which only one runs at a time.
     settle: called after each recording, before it is replayed.
+    others: an optimizer and functions that take part, whose state and closures are watched too.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Replay:
         wanted: bool,
         pool: Any = None,
         settle: Callable[[], None] = lambda: None,
+        others: Sequence[Any] = (),
     ):
         self.work, self.module, self.device, self.active, self.settle = work, module, device, wanted, settle
+        self.others, self.pool = others, pool
         self.forms: dict[str, _Form] = {}
         if wanted:
             self.pool = pool or torch.cuda.graph_pool_handle()
@@ -54,8 +58,9 @@ class Replay:
             return self.work(batch)
         form = self.forms.get(key := form_of(batch))
         if form is None:
-            if len(self.forms) < FORMS:
-                self.forms[key] = _Form()
+            if len(self.forms) >= FORMS:
+                self.refuse(f"batches come in more than {FORMS} forms, or with something in them that is always new")
+            self.forms[key] = _Form()
             return self.work(batch)
         if form.graph is not None:
             return form.replay(batch)
@@ -63,6 +68,16 @@ class Replay:
             form.watched = True
             return self._watched(batch)
         return form.replay(batch) if self._record(form, batch) else self.work(batch)
+
+    def forget(self) -> None:
+        """Record anew what comes from now on."""
+        self.forms.clear()
+
+    def close(self) -> None:
+        """Give back what recordings hold."""
+        self.active = False
+        self.forms.clear()
+        self.work, self.settle = _nothing, lambda: None
 
     def refuse(self, reason: str) -> None:
         self.active = False
@@ -75,7 +90,7 @@ class Replay:
                 return self.refuse(f"the network has hooks (on '{name}'), which would run only while it is recorded")
 
     def _watched(self, batch: Any) -> Any:
-        before = _host_state(self.module)
+        before = _host_state(self.module, self.others)
         level = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
@@ -85,7 +100,10 @@ class Replay:
             finally:
                 torch.cuda.set_sync_debug_mode(level)
         waits = [warning for warning in heard if SYNCHRONIZED in str(warning.message)]
-        changed = _difference(before, _host_state(self.module))
+        for other in heard:
+            if other not in waits and "Synchronization debug mode" not in str(other.message):
+                warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+        changed = _difference(before, _host_state(self.module, self.others))
         if waits:
             self.refuse(f"something in it waits for the card ({waits[0].filename}, line {waits[0].lineno})")
         elif changed is not None:
@@ -99,11 +117,25 @@ class Replay:
             with _no_collection():
                 form.record(self.work, batch, self.pool)
             self.settle()
-        except Exception as error:  # whatever it is, the step can still run as it is
+        except BaseException as error:  # whatever it is, the step can still run as it is
             form.graph = None
             generator.graphsafe_set_state(untouched)  # a broken recording leaves the other in the middle of one
-            self.refuse(f"recording failed ({str(error).splitlines()[0]})")
+            _abandon(self.device, self.pool)
+            if not isinstance(error, Exception):
+                raise
+            self.refuse(f"recording failed ({first_line(error)})")
         return form.graph is not None
+
+
+def _nothing(batch: Any) -> None:
+    raise RuntimeError("this was closed")
+
+
+def _abandon(device: torch.device, pool: Any) -> None:
+    """A recording that broke off leaves the allocator waiting for its end."""
+    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):
+            end(device.index or 0, pool)
 
 
 class _Form:
@@ -116,6 +148,7 @@ class _Form:
         self.batch = mapped(batch, torch.clone)
         self.inputs = list(_tensors(self.batch))
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # which is not possible in the middle of a recording
         torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only while recording
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -176,13 +209,17 @@ def form_of(batch: Any) -> str:
     """What must be the same for one recording to serve two batches."""
 
     def described(item: Any) -> str:
-        return f"{item.dtype} {tuple(item.shape)} {item.stride()}" if isinstance(item, Tensor) else f"{type(item)} {id(item)}"
+        if not isinstance(item, Tensor):
+            return f"{type(item)} {id(item)}"
+        plain = item.layout == torch.strided and not item.is_nested
+        return f"{item.dtype} {tuple(item.shape)} {item.stride()}" if plain else f"{item.dtype} {item.layout} {id(item)}"
 
     return repr(mapped(batch, described))
 
 
-def _host_state(module: nn.Module) -> dict[str, Any]:
-    """What lives on the host and a recording would freeze: random states, and attributes of the network."""
+def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]:
+    """What lives on the host and a recording would freeze: random states, attributes of the network, what functions close over,
+    and what an optimizer counts."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -191,9 +228,40 @@ def _host_state(module: nn.Module) -> dict[str, Any]:
     }
     for name, part in module.named_modules():
         for key, value in {**vars(part), **part._buffers}.items():
-            size = len(value) if isinstance(value, list | dict | set) and not key.startswith("_") else None
-            state[f"{name}.{key}".removeprefix(".")] = value if _is_plain(value) else _Same(value, size)
+            state[f"{name}.{key}".removeprefix(".")] = _noted(value, key)
+    for other in others:
+        state |= {f"of {getattr(other, '__name__', type(other).__name__)}: {k}": _noted(v, k) for k, v in _parts(other)}
     return state
+
+
+def _parts(other: Any) -> Iterator[tuple[str, Any]]:
+    """An optimizer's settings and memory, or what a function closes over, and one level into that."""
+    if isinstance(other, torch.optim.Optimizer):
+        for group in other.param_groups:
+            yield from ((key, value) for key, value in group.items() if key not in ("lr", "params"))
+        for k, memory in enumerate(other.state.values()):
+            yield from ((f"{key} of vector {k}", value) for key, value in memory.items())
+        return
+    inside = [("", getattr(other, "__self__", None))]
+    code = getattr(other, "__code__", None)
+    if code is not None and other.__closure__:
+        inside += [(name, cell.cell_contents) for name, cell in zip(code.co_freevars, other.__closure__, strict=True)]
+    for name, value in inside:
+        yield name, value
+        if hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type):
+            yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
+
+
+def _noted(value: Any, key: str) -> Any:
+    if _is_plain(value):
+        return repr(value)
+    if isinstance(value, Tensor) and not value.is_cuda and not value.is_inference():
+        return _Same(value, value._version)
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        return _Same(value, hash(value.get_state().numpy().tobytes()))
+    if isinstance(value, np.random.Generator):
+        return _Same(value, hash(repr(value.bit_generator.state)))
+    return _Same(value, len(value) if isinstance(value, list | dict | set) and not key.startswith("_") else None)
 
 
 class _Same:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -24,9 +25,10 @@ def together(*jobs: Callable[[], T]) -> list[T]:
     >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
     [True, True]
 
-    jobs: calls of `fit`, `connect` or `walk`. They take turns, one training step each, every one with random numbers of its
-        own; on a CUDA card their steps then run side by side. Data that keep a position of their own, such as a DataLoader
-        with persistent workers, must not be shared between them.
+    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They take turns, one training step each, every one with
+        random numbers of its own (what a job draws beside, for a new network say, it should seed itself); on a CUDA card
+        their steps then run side by side. Data that keep a position of their own, such as a DataLoader with persistent
+        workers, must not be shared between them.
 
     The first job that fails ends the others, which can be gone on with if they have a run folder.
     """
@@ -54,29 +56,41 @@ class Turns:
         self.jobs, self.results = jobs, [None] * len(jobs)
         self.awake = [threading.Semaphore(0) for _ in jobs]
         self.left = list(range(len(jobs)))
-        self.over = threading.Semaphore(0)
         self.failure: BaseException | None = None
+        chosen = torch.get_default_device()  # which threads do not inherit
+        self.place = nullcontext() if chosen.type == "cpu" else chosen
 
     def run(self) -> list[Any]:
         device = torch.cuda.current_device() if torch.cuda.is_available() else None  # asking makes the cards' generators
         threads = [threading.Thread(target=self._work, args=(k, device)) for k in range(len(self.jobs))]
-        own, above = World(fresh=False), World.present
-        shared: dict[int, torch.Tensor] = {}
-        self.worlds = [World(shared=shared) for _ in self.jobs]
-        with Interrupts() as self.interrupts:
-            for thread in threads:
-                thread.start()
-            self.awake[0].release()
-            try:
-                self.over.acquire()
-            except KeyboardInterrupt as error:  # the second one; the jobs end at their next turn
-                self.failure = error
-                self.over.acquire()
-        own.enter()
-        World.present = above
+        own, above = World(), World.present
+        shared: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        seeds = torch.randint(
+            2**31, (len(self.jobs),), device="cpu"
+        ).tolist()  # each begins elsewhere, as one after another would
+        self.worlds = [World(seed, shared) for seed in seeds]
+        _settle()
+        try:
+            with Interrupts() as self.interrupts:
+                for thread in threads:
+                    thread.start()
+                self.awake[0].release()
+                self._wait(threads)
+        finally:
+            _settle()
+            own.enter()
+            World.present = above
         if self.failure is not None:
             raise self.failure
         return self.results
+
+    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+        for thread in threads:
+            while thread.is_alive():
+                try:
+                    thread.join()
+                except KeyboardInterrupt as error:  # the second one, or a further; the jobs end at their next turn
+                    self.failure = self.failure or error
 
     def pass_on(self) -> None:
         number = place.number - 1
@@ -95,12 +109,13 @@ class Turns:
     def _work(self, number: int, device: int | None) -> None:
         place.number, place.turns, place.interrupts, place.resumable = number + 1, self, self.interrupts, False
         self.awake[number].acquire()
-        self.worlds[number].enter()
         try:
+            self.worlds[number].enter()
             if device is not None:
                 torch.cuda.set_device(device)
             if self.failure is None:
-                self.results[number] = self.jobs[number]()
+                with self.place:
+                    self.results[number] = self.jobs[number]()
         except BaseException as error:
             self.failure = self.failure or error
         finally:
@@ -108,8 +123,12 @@ class Turns:
             self.left.remove(number)
             if self.left:
                 self.awake[self.left[position % len(self.left)]].release()
-            else:
-                self.over.release()
+
+
+def _settle() -> None:
+    """What was begun on any stream is there for every other."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 class _Ended(BaseException):

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, source
 from ..modes import Mode
 from ..replay import Replay, form_of
 from ..tasks import Task
+from ..weightspace.modules import batch_norms, buffers_kept
 
 WIDE, SMALL = 8192, 128  # examples at once on a card to begin with, and at the least
+_never = count(-1, -1)
 Call = tuple[tuple[Any, ...], Any, list[int]]
 
 
@@ -37,9 +41,12 @@ class Measurement:
                 self._batched(self.width // 2)
 
     def _batched(self, width: int) -> None:
-        """The result does not depend on how examples are batched, so they come as many at once as the card can hold."""
+        """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
         self.width = width
-        self.used = self.batches.widened(width) if hasattr(self.batches, "widened") else self.batches
+        alike = self.task.size is None and not any(
+            isinstance(p, _BatchNorm) and p.running_mean is None for p in self.module.modules()
+        )
+        self.used = self.batches.widened(width) if alike and hasattr(self.batches, "widened") else self.batches
         self.passes, self.make = source(self.used, self.device)
         self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool)
         self.sizes: dict[str, dict[str, int]] = {}
@@ -48,11 +55,12 @@ class Measurement:
         for total in self.totals.values():
             total.zero_()
         counts: dict[str, int] = {}
-        with torch.no_grad():
+        fixed = {id(layer) for _, layer in batch_norms(self.module)}
+        with torch.no_grad(), buffers_kept(self.module, fixed):  # such as the state that a recurrent network carries
             for drawn in self.passes():
                 self.seen: dict[str, int] = {}
                 self.replay(drawn)
-                form = form_of(drawn)
+                form = form_of(drawn) if self.replay.active else ""
                 self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
         return {name: float(self.totals[name]) / size for name, size in counts.items()}
@@ -119,4 +127,5 @@ def _recalled(module: nn.Module, calls: list[Call]) -> Iterator[None]:
 def _versions(asked: tuple[Any, ...], answer: Any) -> list[int]:
     """How often each tensor in sight has been written to."""
     parts = answer if isinstance(answer, tuple | list) else answer.values() if isinstance(answer, Mapping) else [answer]
-    return [item._version for item in (*asked, *parts) if isinstance(item, Tensor)]
+    tensors = [item for item in (*asked, *parts) if isinstance(item, Tensor)]
+    return [next(_never) if item.is_inference() else item._version for item in tensors]  # those of inference mode do not tell

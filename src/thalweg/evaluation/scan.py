@@ -66,6 +66,7 @@ def scan(
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     mode = mode or Mode()
     probe = Probe(module, None, mode)
+    mode.check(probe.device)
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
     at = Measurer(probe, task, data, refresh, weight_decay, mode)

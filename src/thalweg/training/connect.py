@@ -134,6 +134,7 @@ class ArclengthBends(Bends):
         self.grid = torch.tensor(grid, dtype=torch.float64).to(probe.device)
         self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(probe.device)
         self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
+        self.place_on_grid = torch.zeros_like(self.grid[0])
         self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet
 
     def state(self) -> dict[str, Tensor]:
@@ -161,7 +162,8 @@ class ArclengthBends(Bends):
 
     def stand_at(self, index: Tensor) -> None:
         """index: of the grid, as a tensor of one element."""
-        self.t = self.grid[index][0]
+        self.place_on_grid.copy_(self.grid[index][0])
+        self.t = self.place_on_grid
         self.score = self.scores[index][0, 1:-1].to(self.points.dtype)
         super().place(self.table[index][0])
 

@@ -13,12 +13,16 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ThalwegError
 from ..modes import Mode, say_slower
+from ..randomness import capture, reinstate
 from ..replay import Replay, form_of
 from ..tasks import Task
+from ..text import first_line
 from ..weightspace.batchnorm import counted_at_once
+from ..weightspace.modules import buffers_kept
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint
 
+NUMBER = "#"  # behind the name of what an optimizer keeps as a plain number
 OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 
@@ -99,7 +103,8 @@ class Engine:
         self.motion, self.task, self.optimizer, self.make = motion, task, optimizer, make
         self.weight_decay, self.clip, self.mode = weight_decay, clip, mode or Mode()
         module, device = motion.probe.module, motion.probe.device
-        self.replay = Replay(self._work, module, device, self.mode.records(device), settle=self._settle)
+        watched = (optimizer, task.loss, task.predict, make)
+        self.replay = Replay(self._work, module, device, self.mode.records(device), settle=self._settle, others=watched)
         self.compiles = self.mode.compiles(device, steps)
         self.compiled: Callable[..., Tensor] | None = None
         self.first_form = ""
@@ -123,12 +128,16 @@ class Engine:
         """All of a step that happens on the device."""
         probe = self.motion.probe
         self.motion.place(self.controls[1:])
-        loss = self._forward(self.compiled if form_of(drawn) == self.first_form else None, drawn)
+        compiled = self.compiled if self.compiled is not None and form_of(drawn) == self.first_form else None
+        loss = self._forward(compiled, drawn)
         if probe.point.is_cuda and torch.cuda.is_current_stream_capturing():
             self._recorded_update(loss)
         else:
+            before = len(probe.unreached)
             probe.backward(loss)
             self._update(loss.detach())
+            if len(probe.unreached) < before:
+                self.replay.forget()  # recordings know which parameters decay
         return loss.detach()
 
     def _forward(self, compiled: Callable[..., Tensor] | None, drawn: Any) -> Tensor:
@@ -178,19 +187,19 @@ class Engine:
             try:
                 self.compiled = self._tried(drawn)
             except Exception as error:  # the compiler's own, of many kinds
-                say_slower("the network is not compiled", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+                say_slower("the network is not compiled", f"{type(error).__name__}: {first_line(error)}")
 
     def _tried(self, drawn: Any) -> Callable[..., Tensor]:
-        probe = self.motion.probe
-        kept = [(buffer, buffer.clone()) for buffer in probe.module.buffers()]
-        devices = [probe.device.index or 0] if probe.point.is_cuda else []
+        """Once forward and backward, of which nothing may remain, whether it works or not."""
+        probe, randomness = self.motion.probe, capture()
         many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
-        with torch.random.fork_rng(devices), warnings.catch_warnings(), many:
-            warnings.simplefilter("ignore")
-            function = _compiled()
-            probe.gradients(self._forward(function, drawn))
-        for buffer, value in kept:
-            buffer.copy_(value)
+        try:
+            with buffers_kept(probe.module), warnings.catch_warnings(), many:
+                warnings.simplefilter("ignore")
+                function = _compiled()
+                probe.gradients(self._forward(function, drawn))
+        finally:
+            reinstate(*randomness)
         return function
 
     def _fused(self) -> Any:
@@ -200,6 +209,7 @@ class Engine:
         moving = self.motion.block
         if not usual or self.clip is not None or not self.motion.fusible or moving.dtype != torch.float32 or not kernels():
             return None
+        own["fused"], own["foreach"] = True, False  # which takes a rate from the device in steps that are not recorded, too
         momenta = rows(len(moving), moving.shape[1], like=moving) if own["momentum"] else None
         if momenta is not None:
             for vector, momentum in zip(self.motion.vectors, momenta, strict=True):
@@ -243,18 +253,24 @@ class Engine:
 
     def _memory(self, vector: Tensor) -> dict[str, Tensor]:
         """What the optimizer knows of a vector, in the order of the layout."""
-        known = {key: value for key, value in self.optimizer.state[vector].items() if isinstance(value, Tensor)}
+        state = self.optimizer.state[vector].items()
+        known = {key: value for key, value in state if isinstance(value, Tensor)}
+        known |= {key + NUMBER: torch.tensor(value) for key, value in state if isinstance(value, int | float)}
         return {key: self.motion.probe.canonical(v) if v.shape == vector.shape else v.clone() for key, v in known.items()}
 
     def _remember(self, vector: Tensor, memory: Mapping[str, Tensor]) -> None:
         """Into the tensors that are there already, which a kernel may know by their address."""
         known = self.optimizer.state[vector]
         for key, value in memory.items():
+            if key.endswith(NUMBER):
+                known[key.removesuffix(NUMBER)] = value.item()
+                continue
             new = self.motion.probe.native(value) if value.shape == vector.shape else value.clone()
             if isinstance(known.get(key), Tensor):
                 known[key].copy_(new)
             else:
-                known[key] = new.to(vector.device) if self.replay.active else new
+                on = self.replay.active or any(group.get("fused") for group in self.optimizer.param_groups)
+                known[key] = new.to(vector.device) if on else new
 
 
 def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> Tensor:
@@ -278,7 +294,12 @@ def kernels() -> Any:
     """Our own kernels, where there is a compiler for them."""
     try:
         from . import kernels as found
+
+        found.combine(torch.ones(1, 64, device="cuda"), torch.ones(1, device="cuda").double(), torch.empty(64, device="cuda"))
     except ImportError:
+        return None
+    except Exception as error:  # Triton needs a C compiler, and says so in many ways
+        say_slower("curves and updates take more passes", f"our kernels cannot be built ({first_line(error)})")
         return None
     return found
 

@@ -18,7 +18,7 @@ def _combine(points, coefficients, out, size, stride, COUNT: tl.constexpr, BLOCK
     total = tl.zeros((BLOCK,), tl.float32)
     for i in tl.static_range(COUNT):
         c = tl.load(coefficients + i).to(tl.float32)
-        total += c * tl.load(points + i * stride + here, inside)
+        total += c * tl.load(points + i * stride.to(tl.int64) + here, inside)
     tl.store(out + here, total, inside)
 
 
@@ -50,7 +50,7 @@ def _update(
     slope = tl.load(gradient + k, inside) + decay * phi
     lr = tl.load(rates).to(tl.float32)
     for i in tl.static_range(COUNT):
-        there = i * stride + here
+        there = i * stride.to(tl.int64) + here
         step = slope
         if BENT:
             step *= tl.load(rates + 2 + i).to(tl.float32)

@@ -1,5 +1,6 @@
 """The one training loop: epochs, learning rate, seed, progress, and what happens when the loss is not finite."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
@@ -89,6 +90,7 @@ def train(
     run: where to save the state, and from where to go on if there is one already.
     """
     check_task(task)
+    settings.mode.check(motion.probe.device)
     steps = count(batches)
     schedule = settings.rates(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
@@ -102,13 +104,14 @@ def train(
     with (
         seeded(settings.seed, batches),
         aside(motion.probe.device),
+        closing(engine.replay),
         Progress(description, total, settings.progress) as bar,
         Interrupts(run is not None) as interrupts,
     ):
         observer.begin(engine, steps)
         saver = Saver(run, engine, observer, batches, passes)
         bar.done = saver.done
-        lr = 0.0
+        lr = schedule(saver.done) if saver.done else 0.0
         while saver.epoch <= settings.epochs:
             watch = _Watch(motion)
             for batch in saver.rest_of_epoch():

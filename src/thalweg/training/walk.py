@@ -122,7 +122,7 @@ class WalkObserver(Observer):
     def begin(self, engine: Engine, steps: int) -> None:
         self.probe, self.steps = engine.motion.probe, steps
         self.measures = {
-            name: Measurement(self.probe.module, self.task, batches, self.probe.device, engine.mode)
+            name: Measurement(self.probe.module, self.task, batches, self.probe.device, engine.mode, engine.replay.pool)
             for name, batches in self.watch.items()
         }
         self.origin = self.probe.point.clone()

@@ -1,6 +1,6 @@
 """Batch-norm statistics for weights that were never trained."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -13,9 +13,9 @@ from ..batches import Batches, count, source
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..randomness import seeded
-from ..replay import Replay
+from ..replay import Replay, aside
 from ..tasks import Task, split
-from .modules import STATISTICS, batch_norms
+from .modules import STATISTICS, batch_norms, buffers_kept
 from .probe import Probe
 from .weights import Weights
 
@@ -35,14 +35,9 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     task: how the network sees a batch; without one, `(inputs, ..., targets)` or a dict, as in `classification`.
     """
     probe = Probe(module, weights)
-    with seeded(0, batches):
-        recompute(probe, task.loss if task else _plain_forward, batches)
+    with seeded(0, batches), aside(probe.device):
+        Statistics(probe, task.loss if task else _plain_forward, batches, Mode())()
     return probe.weights()
-
-
-def recompute(probe: Probe, forward: Forward, batches: Batches) -> None:
-    """Give a probe the statistics of where it stands."""
-    Statistics(probe, forward, batches, Mode())()
 
 
 class Statistics:
@@ -75,7 +70,7 @@ class Statistics:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # momentum 1 would still let a NaN of another point through
-        with _others_kept(self.probe.module, set(map(id, self.layers))), self._listening(), torch.no_grad():
+        with buffers_kept(self.probe.module, set(map(id, self.layers))), self._listening(), torch.no_grad():
             for drawn in self.passes():
                 try:
                     self.replay(drawn)
@@ -165,19 +160,9 @@ def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
 
 
 @contextmanager
-def _others_kept(module: nn.Module, layers: Collection[int]) -> Iterator[None]:
-    """Only statistics change: buffers that a forward pass happens to write are put back."""
-    others = [(b, b.clone()) for part in module.modules() if id(part) not in layers for b in part.buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        for buffer, value in others:
-            buffer.copy_(value)
-
-
-@contextmanager
 def counted_at_once(module: nn.Module) -> Iterator[None]:
-    """For the length of one forward pass: one operation counts the batch for all layers, instead of one for each."""
+    """For the length of one forward pass: one operation counts the batch for all layers, instead of one for each; a layer that
+    is called twice, or not at all, is counted once too, which nothing depends on where there is a momentum."""
     layers = [layer for _, layer in batch_norms(module) if layer.training and layer.momentum is not None]
     counters = {id(layer): layer.num_batches_tracked for layer in layers}
     for layer in layers:

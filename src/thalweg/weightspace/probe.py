@@ -47,7 +47,7 @@ class Probe:
             _flatten_recurrent(self.module)
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
         self._watchers = {name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)}
-        self._passing = [(buffer, buffer.clone()) for buffer in _passing_buffers(self.module)]
+        self._passing = [(part, name, b, b.clone()) for part, name, b in _passing_buffers(self.module)]
         if weights is not None:
             self.load(weights)
 
@@ -89,7 +89,8 @@ class Probe:
         with torch.no_grad():
             for name, value in given.items():
                 own[name].copy_(value)
-            for buffer, value in self._passing:
+            for part, name, buffer, value in self._passing:
+                part._buffers[name] = buffer
                 buffer.copy_(value)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
@@ -228,13 +229,13 @@ def _leftovers(module: nn.Module) -> Iterator[Tensor]:
         yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
 
 
-def _passing_buffers(module: nn.Module) -> Iterator[Tensor]:
+def _passing_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Buffers that are no part of the weights, such as a recurrent network's carried state."""
     for part in module.modules():
         for name in part._non_persistent_buffers_set:
             buffer = part._buffers.get(name)
             if buffer is not None:
-                yield buffer
+                yield part, name, buffer
 
 
 def _flatten_recurrent(module: nn.Module) -> None:
