@@ -60,14 +60,22 @@ class Replay:
         if form is None:
             if len(self.forms) >= FORMS:
                 self.refuse(f"batches come in more than {FORMS} forms, or with something in them that is always new")
-            self.forms[key] = _Form()
-            return self.work(batch)
+            return self._first(key, batch)
         if form.graph is not None:
             return form.replay(batch)
         if not form.watched:
             form.watched = True
             return self._watched(batch)
         return form.replay(batch) if self._record(form, batch) else self.work(batch)
+
+    def _first(self, key: str, batch: Any) -> Any:
+        """A form that was not seen before; if the network keeps something else for it, older recordings read what is gone."""
+        before = _host_state(self.module)
+        result = self.work(batch)
+        if _difference(before, _host_state(self.module)) is not None:
+            self.forget()
+        self.forms[key] = _Form()
+        return result
 
     def forget(self) -> None:
         """Record anew what comes from now on."""
