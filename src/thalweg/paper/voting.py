@@ -12,7 +12,7 @@ from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble, Report
 from ..reporting import figures
-from ..weightspace.curves import PolyChain
+from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
 from .paths import CURVES, Found
 from .result import Claim, beside, figure
@@ -23,8 +23,8 @@ CHAIN = [need for need in CURVES if need.kind != "bezier"]
 
 def voters(shop: Workshop, curve: str, members: int) -> CurveEnsemble:
     """Points of a curve and what they predict together; kept, since several entries ask."""
-    found = shop.curve(curve)
-    file = shop.folder / f"voters-{curve}-{members}-{found.bends[0].digest()[:8]}.json"
+    found = Segment(*shop.networks(2)) if curve == "segment" else shop.curve(curve)
+    file = shop.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
         settings: dict[str, Any] = {"refresh": shop.clean, "points": members, "mode": shop.mode, "progress": shop.progress}
         measure(shop.form, found, shop.task, shop.test, **settings).save(file)
@@ -39,7 +39,12 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     found = voters(shop, "polychain", shop.scale.members)
     pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
     canvas = Figure(figsize=(6, 4), layout="constrained")
-    series = {"phi(0) and phi(t)": (found.t, pair), "phi(t)": (found.t, alone)}
+    line = voters(shop, "segment", shop.scale.members)
+    series = {
+        "phi(0) and phi(t)": (found.t, pair),
+        "phi(t)": (found.t, alone),
+        "the same on the straight line": (line.t, [100 * value for value in line.pair_error]),
+    }
     figures.lines(series, "t", "test error (%)", canvas.subplots(), {"both ends": pair[-1]})
     figures.save(canvas, out / "pair-ensemble")
     rows = [{"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p} for t, e, p in zip(found.t, alone, pair, strict=True)]
