@@ -9,7 +9,6 @@ passes; three networks at once, also without the compiler; memory. Ratios are of
 
 import argparse
 import json
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,21 +61,7 @@ def figures(name, mode, rounds):
     timer = bench.Bench(inputs, mode, rounds, 20 if name == "vgg16" else 10)
     timings = {}
     with aside(timer.device):
-        works, peak = {}, {}
-        bench._repeat(timer.plain(), 3)  # compiles, so that no peak below includes that
-        for kind, build in {"plain step": timer.plain, "curve step": timer.bent, "walk step": timer.walked}.items():
-            before = timer._memory()
-            start = time.perf_counter()
-            works[kind] = build()
-            for _ in range(8):
-                works[kind]()
-            print(f"{name}: {kind} ready after {time.perf_counter() - start:.0f} s", flush=True)
-            peak[kind] = torch.cuda.max_memory_allocated() - before
-        works["plain step by hand"] = by_hand(make, timer.batch, timer.mode.compile)
-        several = {kind: partial(bench._repeat, work, timer.steps) for kind, work in works.items()}
-        for kind, seconds in timer.alternate(several).items():
-            timings[kind] = bench.Timing([s / timer.steps for s in seconds], timer.size, peak.get(kind))
-        del works, several
+        timings |= timer.training({"plain step by hand": partial(by_hand, make, timer.batch, timer.mode.compile)})
         timings["data pipeline"] = timer.pipeline()
         print(bench.table(timings), flush=True)
         timings |= timer.scanning()
@@ -104,7 +89,7 @@ def figures(name, mode, rounds):
         "scan point / its forward passes": ratio("scan point", "its forward passes"),
         "3 together / one by one, fastest mode": ratio("3 together (fastest mode)", "one by one (fastest mode)"),
         "3 together / one by one, not compiled": ratio("3 together (not compiled)", "one by one (not compiled)"),
-        "memory of a curve, vectors beyond plain": (peak["curve step"] - peak["plain step"]) / vector,
+        "memory of a curve, vectors beyond plain": (timings["curve step"].memory - timings["plain step"].memory) / vector,
     }
     print(f"\n{name}\n{bench.table(timings)}")
     for key, value in ratios.items():

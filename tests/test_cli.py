@@ -127,6 +127,14 @@ def test_fit_and_connect_write_what_python_reads(here):
     assert tw.store.files.load_json(here / "a" / "run.json", "run")["settings"]["epochs"] == 20
 
 
+def test_several_networks_are_those_of_single_runs(here):
+    output = ok("fit", "--task", "mine:circle", "--out", "both", "--runs", "2", "--epochs", "20", "--lr", "0.1")
+    assert "next: thalweg connect both/seed-0 both/seed-1 --task mine:circle" in output
+    for number, name in enumerate(("a", "b")):
+        alone, found = (tw.Weights.load(f"{path}/weights.safetensors").vector for path in (name, f"both/seed-{number}"))
+        assert torch.equal(alone, found)
+
+
 def test_scan_prints_the_summary_and_says_what_is_next(here):
     output = ok("scan", "curve", "--task", "mine:circle", "--out", "scan", "--points", "5", "--weight-decay", "0.01")
     assert "Bezier, length ratio" in output

@@ -129,21 +129,14 @@ def fingerprint(batches: Batches) -> str:
     """A short hash of the number of batches and of the tensors in the first one."""
     sha = hashlib.sha256(str(count(batches)).encode())
     with seeded(0, batches):
-        for tensor in _tensors(next(iter(batches), None)):
+        for tensor in tensors_in(next(iter(batches), None)):
             sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:16]
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for key in batch:
-            yield from _tensors(batch[key])
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            yield from _tensors(item)
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        for f in fields(batch):
-            yield from _tensors(getattr(batch, f.name))
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    """Every tensor in a nest, in its order."""
+    found: list[Any] = []
+    mapped(batch, found.append)
+    return [item for item in found if isinstance(item, torch.Tensor)]

@@ -4,7 +4,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import models, text
-from .batches import Batches, count, source
+from .batches import count, source
 from .data import DeviceBatches
 from .evaluation.scan import Measurer
 from .inputs import Inputs
@@ -88,10 +88,13 @@ class Bench:
             found = {**self.training(), "data pipeline": self.pipeline(), **self.scanning(), "checkpoint": self.checkpoint()}
             return found | (self.side_by_side(number) if number > 1 else {})
 
-    def training(self) -> dict[str, Timing]:
-        """Plain, curve and walk steps on one batch, taking turns so that all meet the same machine."""
+    def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
+        """Plain, curve and walk steps on one batch, and others by name, taking turns so that all meet the same machine."""
+        if self.mode.compile:
+            _repeat(self.plain(), 2)  # so that no peak of memory below includes the compiler's trial
         works, memory = {}, {}
-        for name, make in {"plain step": self.plain, "curve step": self.bent, "walk step": self.walked}.items():
+        steps = {"plain step": self.plain, "curve step": self.bent, "walk step": self.walked, **(others or {})}
+        for name, make in steps.items():
             before = self._memory()
             works[name] = make()
             for _ in range(WARM):
@@ -100,11 +103,10 @@ class Bench:
         times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
         return {name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()}
 
-    def engine(self, motion: Motion, batches: Batches | None = None) -> Engine:
+    def engine(self, motion: Motion) -> Engine:
         motion.probe.module.train()
-        make = (lambda drawn: drawn) if batches is None else source(batches, self.device)[1]
         optimizer = make_optimizer(motion.vectors, MOMENTUM, None)
-        return Engine(motion, self.inputs.task, optimizer, DECAY, None, self.mode, 0, make)
+        return Engine(motion, self.inputs.task, optimizer, DECAY, None, self.mode)
 
     def plain(self) -> Callable[[], object]:
         engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))

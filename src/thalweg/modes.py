@@ -9,7 +9,7 @@ import torch
 
 from .errors import ThalwegError
 
-LONG = 10_000  # steps from which on the half minute that compiling may take is won back
+LONG = 50_000  # steps from which on the time that compiling took, half a minute to two and a half on an H200, is won back
 
 
 class Slower(UserWarning):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import mapped
+from .batches import mapped, tensors_in
 from .modes import say_slower
 from .text import first_line
 
@@ -140,10 +140,10 @@ def _nothing(batch: Any) -> None:
 
 
 def _abandon(device: torch.device, pool: Any) -> None:
-    """A recording that broke off leaves the allocator waiting for its end."""
-    for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-        with suppress(RuntimeError):
-            end(device.index or 0, pool)
+    """A recording that broke off leaves the allocator waiting for its end; one that was ended gives its memory back itself."""
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+        torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 class _Form:
@@ -154,7 +154,7 @@ class _Form:
 
     def record(self, work: Callable[[Any], Any], batch: Any, pool: Any) -> None:
         self.batch = mapped(batch, torch.clone)
-        self.inputs = list(_tensors(self.batch))
+        self.inputs = tensors_in(self.batch)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # which is not possible in the middle of a recording
         torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only while recording
@@ -169,7 +169,7 @@ class _Form:
 
     def replay(self, batch: Any) -> Any:
         assert self.graph is not None
-        for fixed, tensor in zip(self.inputs, _tensors(batch), strict=True):
+        for fixed, tensor in zip(self.inputs, tensors_in(batch), strict=True):
             fixed.copy_(tensor, non_blocking=True)
         self.graph.replay()
         return mapped(self.result, torch.clone)
@@ -205,12 +205,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    found: list[Tensor] = []
-    mapped(batch, found.append)
-    return iter(found)
 
 
 def form_of(batch: Any) -> str:

@@ -77,7 +77,7 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     shop.scale = SCALES["full"]
     assert re.search(r"about \d+ seconds here", price([(entry, shop)], 2))
     wide = open_shop(tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10))
-    assert wide.bytes(Need("network", 0)) == 4 * 36_489_290 * 5
+    assert wide.size_on_disk(Need("network", 0)) == 4 * 36_489_290 * 5
 
 
 def test_fge_leaves_the_plain_run_where_the_paper_says(folder):

@@ -239,7 +239,7 @@ def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
     epochs, steps = sum(shop.epochs(need) for shop, need in left), sum(shop.epochs(n) * len(shop.train) for shop, n in left)
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
     before = len({(shop.folder, need) for shop, need in wanted}) - len(left)
-    disk = sum(shop.bytes(need) for shop, need in left) / 1e9
+    disk = sum(shop.size_on_disk(need) for shop, need in left) / 1e9
     parts = [
         f"to train: {listed}, {epochs} epochs, {steps} steps" if left else "nothing to train",
         f"{before} trained before" if before else "",

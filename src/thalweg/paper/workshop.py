@@ -190,7 +190,7 @@ class Workshop:
     def finished(self, need: Need) -> bool:
         return (self.folder / need.name / DONE).is_file()
 
-    def bytes(self, need: Need) -> int:
+    def size_on_disk(self, need: Need) -> int:
         """What it will take on disk: a network with its kept epochs and their momentum, a curve, or the members of a walk."""
         way = self.recipe.walk
         vectors = {
