@@ -13,7 +13,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
-from thalweg.turns import at_once
+from thalweg.turns import STRIDE, at_once
 
 METHOD = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 
@@ -70,7 +70,7 @@ def test_jobs_take_turns_and_draw_from_their_own_random_numbers():
         tw.fit(ZOO["mlp"].module(1), tw.Task(loss), ZOO["mlp"].batches(), epochs=2, lr=0.1, seed=7)
 
     tw.together(lambda: job(0), lambda: job(1))
-    assert order == [0, 1] * 6
+    assert order == [0] * STRIDE + [1] * STRIDE + [0] * (6 - STRIDE) + [1] * (6 - STRIDE)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 6
 

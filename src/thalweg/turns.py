@@ -12,6 +12,7 @@ from .replay import place
 from .store.runs import Interrupts
 
 T = TypeVar("T")
+STRIDE = 4  # steps of one job before the next has its turn: a change of turn costs more of the host than a short step
 
 
 def together(*jobs: Callable[[], T]) -> list[T]:
@@ -25,7 +26,7 @@ def together(*jobs: Callable[[], T]) -> list[T]:
     >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
     [True, True]
 
-    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They take turns, one training step each, every one with
+    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They take turns, a few training steps each, every one with
         random numbers of its own (what a job draws beside, for a new network say, it should seed itself); on a CUDA card
         their steps then run side by side. Data that keep a position of their own, such as a DataLoader with persistent
         workers, must not be shared between them.
@@ -50,12 +51,13 @@ def turn() -> None:
 
 
 class Turns:
-    """One thread per job, of which one at a time is awake: the next in the circle, after every step."""
+    """One thread per job, of which one at a time is awake: the next in the circle, after every few steps."""
 
     def __init__(self, jobs: tuple[Callable[[], Any], ...]):
         self.jobs, self.results = jobs, [None] * len(jobs)
         self.awake = [threading.Semaphore(0) for _ in jobs]
         self.left = list(range(len(jobs)))
+        self.taken = [0] * len(jobs)
         self.failure: BaseException | None = None
         chosen = torch.get_default_device()  # which threads do not inherit
         self.place = nullcontext() if chosen.type == "cpu" else chosen
@@ -95,7 +97,8 @@ class Turns:
     def pass_on(self) -> None:
         number = place.number - 1
         following = self.left[(self.left.index(number) + 1) % len(self.left)]
-        if following != number:
+        self.taken[number] += 1
+        if following != number and self.taken[number] % STRIDE == 0:
             self.worlds[number].leave()
             self.awake[following].release()
             self.awake[number].acquire()
