@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from . import data, models
     from .errors import Diverged, ThalwegError
     from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
-    from .evaluation.ensemble import Ensemble
+    from .evaluation.ensemble import Ensemble, Report
     from .evaluation.results import Comparison, Scan, Trace
     from .evaluation.scan import scan
     from .modes import Mode, Slower
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .turns import together
     from .weightspace.batchnorm import refresh
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
-    from .weightspace.layout import Layout
     from .weightspace.planes import Plane
     from .weightspace.weights import Weights, average
 
@@ -41,7 +40,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
     "evaluation.curve_ensemble": ("CurveEnsemble", "curve_ensemble"),
-    "evaluation.ensemble": ("Ensemble",),
+    "evaluation.ensemble": ("Ensemble", "Report"),
     "evaluation.results": ("Comparison", "Scan", "Trace"),
     "evaluation.scan": ("scan",),
     "modes": ("Mode", "Slower"),
@@ -56,7 +55,6 @@ _HOMES = {
     "weightspace.batchnorm": ("refresh",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
     "weightspace.planes": ("Plane",),
-    "weightspace.layout": ("Layout",),
     "weightspace.weights": ("Weights", "average"),
 }
 _MODULES = {"data": "data", "figures": "reporting.figures", "models": "models"}
@@ -73,10 +71,10 @@ __all__ = [
     "FGE",
     "Ind",
     "Iterations",
-    "Layout",
     "Mode",
     "Plane",
     "PolyChain",
+    "Report",
     "SWA",
     "Scan",
     "Segment",

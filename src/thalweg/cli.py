@@ -93,7 +93,7 @@ for _command in (
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")
-_entries: dict[str, Callable[..., None]] = {"list": paper.list_entries, "run": paper.run, "show": paper.show}
+_entries: dict[str, Callable[..., None]] = {"list": paper.list_entries, "run": paper.run, "show": paper.show, "draw": paper.draw}
 for _name, _function in _entries.items():
     _paper.command(_name)(_plainly(_function))
 app.add_typer(_paper, name="paper")

@@ -26,8 +26,8 @@ def together(*jobs: Callable[[], T]) -> list[T]:
     >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
     [True, True]
 
-    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They take turns, a few training steps each, every one with
-        random numbers of its own (what a job draws beside, for a new network say, it should seed itself); on a CUDA card
+    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They take turns, a few training steps each, every one
+        with random numbers of its own (what a job draws beside, for a new network say, it should seed itself); on a CUDA card
         their steps then run side by side. Data that keep a position of their own, such as a DataLoader with persistent
         workers, must not be shared between them.
 

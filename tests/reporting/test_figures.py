@@ -131,3 +131,75 @@ def test_a_budget_shows_every_method(tmp_path):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["Ind", "FGE"]
     assert ax.get_ylabel() == "error (%)"
     assert np.allclose(ax.containers[0].lines[0].get_ydata(), [15, 12])
+
+
+def made(tmp_path, name="c.json"):
+    """A curve ensemble that has been through a file; after rescaling it is better, and surer of what is right."""
+    nll, scores = {"none": [1.0, 2.0, 1.0], "per point": [0.9, 1.5, 0.9]}, {"none": {"error": 0.2}, "per point": {"error": 0.1}}
+    bins = {"none": [[0.25, 0.5, 0.8], [0.75, 0.9, 0.95]], "per point": [[1.0, 0.8, 0.8]]}
+    tw.CurveEnsemble([0, 0.5, 1], [1, 1, 1], [0.3, 0.4, 0.3], [0.3, 0.25, 0.2], {}, nll, scores, bins, "x").save(tmp_path / name)
+    return tw.CurveEnsemble.load(tmp_path / name)
+
+
+def test_pairs_with_the_start_are_drawn_against_t(tmp_path):
+    found = made(tmp_path)
+    ax = tw.figures.pair_ensemble({"Segment": found, "Polychain": found}, Figure().subplots())
+    assert [line.get_label() for line in ax.lines] == ["Segment", "Polychain", "both ends"]
+    assert np.allclose(ax.lines[0].get_ydata(), [30, 25, 20])
+    assert np.allclose(ax.lines[2].get_ydata(), 20)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("t", "test error of two networks (%)")
+
+
+def test_a_curve_ensemble_is_drawn_before_and_after_rescaling(tmp_path):
+    left, right = tw.figures.curve_ensemble(made(tmp_path), Figure().subplots(1, 2))
+    assert [line.get_label() for line in left.lines] == [
+        "phi(t)", "ensemble before rescaling", "ensemble after rescaling"]  # fmt: skip
+    assert [float(line.get_ydata()[0]) for line in left.lines] == pytest.approx([30, 20, 10])
+    assert {line.get_linestyle() for line in left.lines[1:]} == {"--", "-."}
+    assert [list(line.get_ydata()) for line in right.lines] == [[1.0, 2.0, 1.0], [0.9, 1.5, 0.9]]
+
+
+def test_reliability_is_accuracy_against_confidence(tmp_path):
+    ax = tw.figures.reliability(made(tmp_path), Figure().subplots())
+    assert [line.get_label() for line in ax.lines] == ["as sure as right", "before rescaling", "after rescaling"]
+    assert np.allclose(np.column_stack(ax.lines[1].get_data()), [[80, 50], [95, 90]])
+    sizes = ax.collections[0].get_sizes()
+    assert sizes[1] > 2 * sizes[0]
+
+
+def report(errors, grown, epochs):
+    members, growth = ([{"error": value} for value in values] for values in (errors, grown))
+    return tw.Report(growth, members, [], [], epochs=epochs)
+
+
+def test_growth_marks_single_networks_and_ensembles_at_every_budget():
+    reports = {"SSE": report([0.3, 0.28], [0.3, 0.25], [10.0, 20.0]), "FGE": report([0.29], [0.29], [9.0])}
+    ax = tw.figures.growth(reports, budget=10, ax=Figure().subplots())
+    crosses, diamonds = ax.lines[0], ax.lines[1]
+    assert (crosses.get_marker(), diamonds.get_marker()) == ("x", "D")
+    assert np.allclose(np.column_stack(crosses.get_data()), [[10, 30], [20, 28]])
+    assert np.allclose(diamonds.get_ydata(), [30, 25])
+    assert [text.get_text() for text in ax.texts] == ["1B ", "2B "]
+    assert ax.get_xlabel() == "epochs"
+    counted = tw.figures.growth({"Ind": report([0.3, 0.28], [0.3, 0.25], None)}, budget=10, ax=Figure().subplots())
+    assert counted.get_xlabel() == "networks"
+    assert list(counted.lines[0].get_xdata()) == [1, 2]
+    assert not counted.texts
+
+
+def test_a_chain_marks_the_networks_it_goes_through(scans):
+    axes = tw.figures.chain(scans["Bezier"], 3, axes=Figure().subplots(1, 2))
+    for ax, (data, quantity, factor) in zip(axes, (("train", "loss", 1), ("test", "error", 100)), strict=True):
+        marks = ax.lines[1]
+        assert list(marks.get_xdata()) == [0, 0.5, 1]
+        assert np.allclose(marks.get_ydata(), factor * scans["Bezier"].values[data][quantity][[0, 4, 8]])
+        assert marks.get_fillstyle() == "none"
+
+
+def test_width_shows_the_worst_loss_and_the_length(scans):
+    pairs = {0.5: (scans["Bezier"], scans["Segment"]), 1.0: (scans["Segment"], scans["Segment"])}
+    left, right = tw.figures.width(pairs, axes=Figure().subplots(1, 2))
+    worst = {name: scans[name].values["train"]["loss"].max() for name in ("Bezier", "Segment")}
+    assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, worst["Bezier"]], [1.0, worst["Segment"]]])
+    assert np.allclose(left.lines[1].get_ydata(), worst["Segment"])
+    assert np.allclose(right.lines[0].get_ydata(), [scans["Bezier"].length_ratio, 1])

@@ -11,6 +11,7 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.weightspace.layout import Layout
 
 TIMES = [0.0, 0.1, 1 / 3, 0.5, 0.77, 1.0]
 
@@ -145,7 +146,7 @@ def test_the_geometry_survives_large_weights_in_float32():
     far = 1e3 + torch.randn(1000)
     a, b = (vector(*far).vector.float() for _ in range(2))
     b = b + 1e-3 * torch.randn(1000)
-    layout = tw.Layout.of(nn.Linear(1000, 1, bias=False))
+    layout = Layout.of(nn.Linear(1000, 1, bias=False))
     line = tw.Segment(tw.Weights(layout, a), tw.Weights(layout, b))
     assert line.length() == pytest.approx(float((b.double() - a.double()).norm()), rel=1e-12)
 

@@ -6,6 +6,7 @@ from torch import nn
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+from thalweg.weightspace.layout import Layout
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -37,7 +38,7 @@ def test_vector_order_does_not_depend_on_memory_format():
 
 
 def test_tied_weights_move_once():
-    layout = tw.Layout.of(ZOO["tied_lstm"].module(0))
+    layout = Layout.of(ZOO["tied_lstm"].module(0))
     assert "output.weight" not in layout.names
     assert dict(layout.aliases) == {"output.weight": "embedding.weight"}
 

@@ -132,6 +132,18 @@ def show(
     typer.echo("\n\n".join(f"{result}\n{_origin(result.about)}" for result in shown))
 
 
+def draw(out: Folder = Path("thalweg-paper")) -> None:
+    """Draw the figures of all results that are there again, from their files alone."""
+    from ..paper.drawing import draw as drawn
+    from ..paper.result import FILE
+
+    folders = sorted(path.parent for path in out.rglob(FILE))
+    if not folders:
+        raise ThalwegError(f"{out} holds no results: make some with `thalweg paper run`")
+    for path in (path for folder in folders for path in drawn(folder)):
+        typer.echo(f"wrote {path}")
+
+
 def _origin(about: dict[str, object]) -> str:
     told = ", ".join(f"{key} {value}" for key, value in about.items() if key not in ("versions", "recipe"))
     return told + ("; nothing is learned at this scale, and claims mean nothing" if about["scale"] == "smoke" else "")

@@ -34,6 +34,7 @@ class CurveEnsemble:
     t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
     temperatures: scaling -> one per point (the mean of both halves where they were cross-fitted).
     nll: scaling -> the test NLL of each point. scores: scaling -> the scores of the ensemble of all points.
+    reliability: scaling -> for each bin of the ensemble's confidence its share of the data, accuracy and mean confidence.
     fitted_on: what the temperatures were fitted on.
 
     The scalings: "none"; "one" temperature for all; "train loss", proportional to it; "inverse train loss", the other
@@ -47,6 +48,7 @@ class CurveEnsemble:
     temperatures: dict[str, list[float]]
     nll: dict[str, list[float]]
     scores: dict[str, dict[str, float]]
+    reliability: dict[str, list[list[float]]]
     fitted_on: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _assemble(
     fitted_on: str,
 ) -> CurveEnsemble:
     alone = [x.softmax(1) for x in logits]
-    temperatures, nll, scores = {}, {}, {}
+    temperatures, nll, scores, reliability = {}, {}, {}, {}
     for scaling in ("none", "one", "train loss", "inverse train loss", "per point"):
         heat = torch.ones(len(labels), len(ts), dtype=torch.float64)
         for fit_logits, fit_labels, where in folds:
@@ -143,9 +145,10 @@ def _assemble(
         temperatures[scaling] = heat.mean(0).tolist()
         nll[scaling] = [metrics.nll(p, labels) for p in scaled]
         scores[scaling] = {name: score(mean, labels) for name, score in metrics.SCORES.items()}
+        reliability[scaling] = metrics.reliability(mean, labels)
     errors = [metrics.error(p, labels) for p in alone]
     pairs = [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, fitted_on)
+    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, reliability, fitted_on)
 
 
 def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:

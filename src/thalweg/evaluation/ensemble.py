@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,16 @@ class Report:
     members: the scores of each member alone.
     pairs: for each pair of members, the share of the data on which they disagree.
     distances: between consecutive members, in weight space.
+    reliability: for each bin of the ensemble's confidence its share of the data, its accuracy, its mean confidence.
+    epochs: how many had been trained when each member was there, where that is known.
     """
 
     growth: list[dict[str, float]]
     members: list[dict[str, float]]
     pairs: list[list[float]]
     distances: list[float]
+    reliability: list[list[float]] = field(default_factory=list)
+    epochs: list[float] | None = None
 
     @property
     def scores(self) -> dict[str, float]:
@@ -126,7 +130,8 @@ class Ensemble:
         for k, entry in enumerate(growth, start=1):
             if pairs:
                 entry["disagreement"] = _mean_pair(pairs, k)
-        return Report(growth, members, pairs, [one.distance(two) for one, two in pairwise(self.members)])
+        distances = [one.distance(two) for one, two in pairwise(self.members)]
+        return Report(growth, members, pairs, distances, metrics.reliability(mean, targets) if pairs else [])
 
     def save(self, folder: str | Path) -> None:
         """One safetensors file per member, and a manifest with their hashes and how each was made."""

@@ -47,7 +47,7 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     )
 
 
-def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[tuple[float, float, float]]:
+def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:
     """For each bin of confidence that is not empty: its share of the data, its accuracy, its mean confidence."""
     confidence, chosen = probabilities.double().max(1)
     right = (chosen == labels).double()
@@ -56,8 +56,8 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list
     counts = torch.bincount(place, minlength=bins)
     sums = [torch.bincount(place, weights=values, minlength=bins) for values in (right, confidence)]
     filled = counts > 0
-    columns = (counts[filled] / len(labels), *(total[filled] / counts[filled] for total in sums))
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    columns = (counts[filled].double() / len(labels), *(total[filled] / counts[filled] for total in sums))
+    return torch.stack(columns, 1).tolist()
 
 
 def disagreement(choices: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from ..inputs import Inputs
 from ..replay import aside
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
+from .drawing import draw
 from .recipes import RECIPES, SCALES, Scale, find_recipe
 from .result import FILE, Claim, Result
 from .workshop import Need, Wanted, Workshop, missing, prepare
@@ -138,7 +139,7 @@ ENTRIES = {
             voting.curve_ensemble,
             BOTTLENECK,
             voting.NEEDS["curve-ensemble"],
-            points=lambda scale: scale.members,
+            points=lambda scale: 2 * scale.points + scale.members,
         ),
         Entry(
             "width",
@@ -172,7 +173,7 @@ ENTRIES = {
             "figure 3",
             voting.fge_trace,
             PREACTIVATED,
-            voting.NEEDS["fge-trace"],
+            each=("network", "snapshot", "fge"),
         ),
         Entry(
             "diversity",
@@ -286,4 +287,5 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
     }
     result = Result(entry.name, f"{shop.recipe.title} on {shop.recipe.dataset}", rows, claims, about)
     result.save(out / FILE)
+    draw(out)
     return result

@@ -28,7 +28,9 @@ class ImageShop(Workshop):
     size, workers = 224, 8
 
     def __init__(self, folder: Path, recipe: Recipe, scale: Scale, given: Path | None = None, **settings: Any):
-        super().__init__(folder, recipe, scale, given, **{"make": self._pretrained, **settings})
+        self.drawn = scale.name == "smoke" and given is None  # then a small network on images drawn at random
+        make = {} if self.drawn else {"make": self._pretrained}
+        super().__init__(folder, recipe, scale, given, **{**make, **settings})
 
     def _pretrained(self) -> nn.Module:
         assert self.train is not None  # say first that there are no images, if there are none
@@ -49,11 +51,11 @@ class ImageShop(Workshop):
 
     @cached_property
     def train(self) -> Any:
-        return self._read("train", train=True)
+        return super().train if self.drawn else self._read("train", train=True)
 
     @cached_property
     def test(self) -> Any:
-        return self._read("val")
+        return super().test if self.drawn else self._read("val")
 
 
 def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Found:

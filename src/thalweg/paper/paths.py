@@ -1,5 +1,6 @@
 """The entries on curves: curves, profile, planes, two-bends, width, trivial, cost."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -8,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 from ..bench import Bench
 from ..evaluation.results import Scan
 from ..inputs import Inputs
 from ..replay import aside
-from ..reporting import figures
 from ..weightspace.curves import Segment
 from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane
@@ -50,7 +49,7 @@ def curves(shop: Workshop, out: Path, seeds: int) -> Found:
         for name, scan in scans.items():
             row |= beside(name, _measured(scan, key), "curves", key, **_row_of_curves(shop, name))
         rows.append(row)
-    _draw_profile(scans, out)
+    keep(scans, out)
     return rows, _low_all_along(shop, scans)
 
 
@@ -101,7 +100,7 @@ def _bars(shop: Workshop, curve: str) -> tuple[float, float]:
 
 def profile(shop: Workshop, out: Path, seeds: int) -> Found:
     scans = scans_of(shop)
-    _draw_profile(scans, out)
+    keep(scans, out)
     rows = [
         {"curve": name, "t": float(t), **{f"{d} {_unit(q)}": _scale(q) * float(scan.values[d][q][k]) for d, q in PANELS}}
         for name, scan in scans.items()
@@ -120,14 +119,10 @@ def _scale(quantity: str) -> float:
     return 100.0 if quantity == "error" else 1.0
 
 
-def _draw_profile(scans: dict[str, Scan], out: Path) -> None:
-    lines = {name.capitalize(): scan for name, scan in scans.items() if scan.t is not None}
-    canvas = Figure(figsize=(10, 7.5), layout="constrained")
-    for ax, (data, quantity) in zip(canvas.subplots(2, 2).flat, PANELS, strict=True):
-        figures.profile(lines, data, quantity, ax)
-    figures.save(canvas, out / "profile")
+def keep(scans: Mapping[str, Scan], out: Path) -> None:
+    """Beside the result, for the figures."""
     for name, scan in scans.items():
-        scan.save(out / f"{name}.json")
+        scan.save(out / f"{name.replace(' ', '-')}.json")
 
 
 def planes(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -141,12 +136,7 @@ def planes(shop: Workshop, out: Path, seeds: int) -> Found:
         scans[name] = shop.scan(f"plane-{name.replace(' ', '-')}", plane, grid=side, draw=drawn)
         loss = scans[name].values["train"]["loss"]
         rows.append({"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())})
-    for data, quantity in (("train", "loss"), ("test", "error")):
-        canvas = Figure(figsize=(14, 4), layout="constrained")
-        figures.surfaces(scans, data, quantity, canvas.subplots(1, 3))
-        figures.save(canvas, out / f"planes-{data}-{quantity}")
-    for name, scan in scans.items():
-        scan.save(out / f"plane-{name.replace(' ', '-')}.json")
+    keep({f"plane {name}": scan for name, scan in scans.items()}, out)
     highest = {kind: float(shop.scan(kind, curve).values["train"]["loss"].max()) for kind, curve in curves.items()}
     between = _between(scans["three optima"])
     says = "the three optima are apart, each in a hollow of its own, and the curves lead around what is between"
@@ -207,14 +197,9 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
             "length ratio": bent.length_ratio,
         }
         rows.append(row)
-    canvas = Figure(figsize=(9, 4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    at = [row["K"] for row in rows]
-    names = ("worst train loss on the curve", "train loss of the ends")
-    figures.lines({name: (at, [row[name] for row in rows]) for name in names}, "width K", "train loss", left)
-    figures.lines({"Bezier": (at, [row["length ratio"] for row in rows])}, "width K", "length ratio", right)
-    figures.save(canvas, out / "width")
-    ratios, gaps = [row["length ratio"] for row in rows], [row[names[0]] - row[names[1]] for row in rows]
+        keep({f"curve-{factor:g}": bent, f"ends-{factor:g}": ends}, out)
+    at, ratios = ([row[key] for row in rows] for key in ("K", "length ratio"))
+    gaps = [row["worst train loss on the curve"] - row["train loss of the ends"] for row in rows]
     return rows, [
         Claim(
             "wider networks are joined by straighter curves",
@@ -240,11 +225,7 @@ def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
         }
         for k, s in enumerate(at)
     ]
-    canvas = Figure(figsize=(9, 4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    figures.lines({"through the origin": (at, [row["train loss"] for row in rows])}, "s", "train loss", left)
-    figures.lines({"through the origin": (at, [row["test error (%)"] for row in rows])}, "s", "test error (%)", right)
-    figures.save(canvas, out / "trivial")
+    keep({"path": replace(scan, t=np.array(at))}, out)
     off, agree = _in_float64(shop, a, b)
     rise = max(row["train loss"] for row in rows) / rows[0]["train loss"]
     exactly = "predictions are kept and logits multiplied by t^n, for t from 0.05 to 1 in float64"

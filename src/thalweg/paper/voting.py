@@ -1,20 +1,20 @@
 """The entries on ensembles: pair-ensemble, curve-ensemble, ensembles, fge-trace, diversity, fge-path."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble, Report
-from ..reporting import figures
+from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
-from .paths import CURVES, Found
+from .drawing import METHODS
+from .paths import CURVES, Found, keep
 from .result import Claim, beside, figure
 from .workshop import Need, Workshop
 
@@ -38,15 +38,8 @@ def report(shop: Workshop, members: Sequence[Weights]) -> Report:
 def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     found = voters(shop, "polychain", shop.scale.members)
     pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
-    canvas = Figure(figsize=(6, 4), layout="constrained")
-    line = voters(shop, "segment", shop.scale.members)
-    series = {
-        "phi(0) and phi(t)": (found.t, pair),
-        "phi(t)": (found.t, alone),
-        "the same on the straight line": (line.t, [100 * value for value in line.pair_error]),
-    }
-    figures.lines(series, "t", "test error (%)", canvas.subplots(), {"both ends": pair[-1]})
-    figures.save(canvas, out / "pair-ensemble")
+    found.save(out / "polychain.json")
+    voters(shop, "segment", shop.scale.members).save(out / "segment.json")
     rows = [{"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p} for t, e, p in zip(found.t, alone, pair, strict=True)]
     falls = next((t for t, value in zip(found.t, pair, strict=True) if value < alone[0] - 0.1), 1.0)
     late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
@@ -87,12 +80,9 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
         {"ensemble": name, "error": value, "error (paper)": figure(key) if same else None}
         for name, (value, key) in others.items()
     ]
-    canvas = Figure(figsize=(10, 4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    levels = {f"ensemble, {name}": 100 * found.scores[name]["error"] for name in ("none", "per point")}
-    figures.lines({"phi(t)": (found.t, [100 * e for e in found.error])}, "t", "test error (%)", left, levels)
-    figures.lines({name: (found.t, found.nll[name]) for name in ("none", "per point")}, "t", "test cross-entropy", right)
-    figures.save(canvas, out / "curve-ensemble")
+    found.save(out / "points.json")
+    along = {"segment": Segment(*shop.networks(2)), "polychain": shop.curve("polychain")}
+    keep({name: shop.scan(name, curve) for name, curve in along.items()}, out)
     before, after = (100 * found.scores[name]["error"] for name in ("none", "per point"))
     text = f"{before:.2f} and {after:.2f} against {ends:.2f} %; temperatures {found.fitted_on}"
     return rows, [
@@ -104,18 +94,17 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
 
 def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
     rows, means, claims = [], {}, []
-    for method, members in {"Ind": lambda s: [shop.network(s)], "SSE": shop.snapshot, "FGE": shop.fge}.items():
-        runs = [list(members(seed)) for seed in range(seeds)]
-        alone = [100 * report(shop, run).scores["error"] for run in runs]
+    for method in METHODS:
+        runs, pool = [list(members) for members, _ in runs_of(shop, method, seeds)], pooled(shop, method, seeds, out)
+        first = 100 * pool.growth[len(runs[0]) - 1]["error"]
+        alone = [first, *(100 * report(shop, run).scores["error"] for run in runs[1:])]
         where = {"dataset": shop.recipe.dataset, "model": shop.recipe.in_ensembles, "method": method}
         means[method] = statistics.mean(alone)
         row: dict[str, Any] = {"method": method, "networks per run": len(runs[0])}
         row |= beside("1B (%)", means[method], "ensembles", "error_1B", **where)
         row |= beside("+-", statistics.stdev(alone) if seeds > 1 else None, "ensembles", "error_1B_std", **where)
-        grown = report(shop, [*chain(*runs[:3])]).growth if seeds > 1 else []
         for k in range(2, min(seeds, 3) + 1):
-            pooled = 100 * grown[k * len(runs[0]) - 1]["error"]
-            row |= beside(f"{k}B (%)", pooled, "ensembles", f"error_{k}B", **where)
+            row |= beside(f"{k}B (%)", 100 * pool.growth[k * len(runs[0]) - 1]["error"], "ensembles", f"error_{k}B", **where)
         rows.append(row)
         claims += _near(method, row, 0.4 if seeds > 2 else 0.7)
     order = means["FGE"] < means["SSE"] < means["Ind"]
@@ -134,25 +123,42 @@ def _near(method: str, row: dict[str, Any], margin: float) -> list[Claim]:
     return found
 
 
-def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
-    walk, other = shop.fge(0), shop.snapshot(0)
-    trace = walk.traces[-1]
-    canvas = Figure(figsize=(7, 8), layout="constrained")
-    figures.trace(trace, "test", "error", canvas.subplots(3, 1, sharex=True))
-    figures.save(canvas, out / "fge-trace")
-    growth = {"FGE": report(shop, walk), "SSE": report(shop, other)}
-    way = shop.recipe.walk
-    assert way is not None
-    spent = {
-        "FGE": [max(way.starts) + k * way.epochs + i / part.steps for k, part in enumerate(walk.traces) for i in part.collected],
-        "SSE": [i / part.steps for part in other.traces for i in part.collected],
+def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
+    """The networks of each run of a method, and how many epochs had been spent when each was there, earlier runs included."""
+    makers: dict[str, Callable[[int], Sequence[Weights]]] = {
+        "Ind": lambda seed: [shop.network(seed)],
+        "SSE": shop.snapshot,
+        "FGE": shop.fge,
     }
+    made = [makers[method](seed) for seed in range(seeds)]
+    return [(run, [seed * shop.recipe.epochs + epoch for epoch in _spent(shop, method, run)]) for seed, run in enumerate(made)]
+
+
+def _spent(shop: Workshop, method: str, run: Sequence[Weights]) -> list[float]:
+    """FGE begins after the last of its starts, and goes from one after another."""
+    if not isinstance(run, Walk):
+        return [shop.recipe.epochs]
+    before = max(shop.recipe.walk.starts) if method == "FGE" and shop.recipe.walk else 0
+    return [before + (k * len(part.lr) + i) / part.steps for k, part in enumerate(run.traces) for i in part.collected]
+
+
+def pooled(shop: Workshop, method: str, seeds: int, out: Path) -> Report:
+    """What the runs of a method make together, network after network; kept, since several entries ask."""
+    runs = runs_of(shop, method, seeds)
+    file = shop.folder / f"pooled-{method}-{seeds}-{runs[-1][0][-1].digest()[:8]}.json"
+    if not file.is_file():
+        found = report(shop, [*chain(*(members for members, _ in runs))])
+        replace(found, epochs=[*chain(*(epochs for _, epochs in runs))]).save(file)
+    found = Report.load(file)
+    found.save(out / f"{method}.json")
+    return found
+
+
+def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
+    trace = shop.fge(0).traces[-1]
+    trace.save(out / "trace.json")
+    growth = {method: pooled(shop, method, seeds, out) for method in ("SSE", "FGE")}
     errors = {name: [100 * entry["error"] for entry in found.growth] for name, found in growth.items()}
-    canvas = Figure(figsize=(6, 4), layout="constrained")
-    figures.lines(
-        {name: (spent[name], errors[name]) for name in growth}, "epochs spent", "error of the ensemble (%)", canvas.subplots()
-    )
-    figures.save(canvas, out / "fge-growth")
     rows = [
         {
             "method": name,
@@ -161,8 +167,8 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
             "error of the ensemble (%)": error,
             "its last network (%)": 100 * own["error"],
         }
-        for name in growth
-        for k, (epoch, error, own) in enumerate(zip(spent[name], errors[name], growth[name].members, strict=True))
+        for name, found in growth.items()
+        for k, (epoch, error, own) in enumerate(zip(found.epochs or [], errors[name], found.members, strict=True))
     ]
     low = [value for at, value in zip(trace.watched_at, trace.watched["test"]["error"], strict=True) if at in trace.collected]
     high = [
@@ -222,15 +228,8 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     per, knots = 8, len(members) - 1
     at = [k / (per * knots) for k in range(per * knots + 1)]
     scan = shop.scan("fge-path", path, points=at)
-    canvas = Figure(figsize=(10, 4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    figures.profile(scan, "train", "loss", left)
-    figures.profile(scan, "test", "error", right)
     loss, error = scan.values["train"]["loss"], scan.values["test"]["error"]
-    for ax, (data, quantity, factor) in zip((left, right), (("train", "loss", 1), ("test", "error", 100)), strict=True):
-        ax.plot(at[::per], factor * scan.values[data][quantity][::per], "o", color="black", fillstyle="none", label="members")
-    figures.save(canvas, out / "fge-path")
-    scan.save(out / "fge-path.json")
+    keep({"fge-path": scan}, out)
     rows: list[dict[str, Any]] = []
     for k in range(knots):
         here = slice(per * k, per * (k + 1) + 1)
@@ -255,7 +254,6 @@ def _between(rows: list[dict[str, Any]], name: str) -> Claim:
 NEEDS = {
     "pair-ensemble": CHAIN,
     "curve-ensemble": [*CHAIN, Need("network", 2)],
-    "fge-trace": [Need("network", 0), Need("snapshot", 0), Need("fge", 0)],
     "diversity": [Need("network", 0), Need("network", 1), Need("snapshot", 0), Need("fge", 0)],
     "fge-path": [Need("network", 0), Need("fge", 0)],
 }

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ..data import TokenBatches, find_data, ptb
@@ -14,14 +13,13 @@ from ..evaluation.results import Scan
 from ..evaluation.scan import scan
 from ..models import Lstm, lstm
 from ..randomness import seeded
-from ..reporting import figures
 from ..tasks import language_modelling
 from ..training.connect import connect
 from ..training.fit import fit
 from ..training.schedules import Schedule
 from ..weightspace.curves import Bezier, Curve, Segment
 from ..weightspace.weights import Weights
-from .paths import NETWORKS, Found
+from .paths import NETWORKS, Found, keep
 from .recipes import Recipe, Scale
 from .result import Claim, row_of
 from .workshop import Need, Workshop
@@ -124,10 +122,7 @@ def perplexity(shop: Workshop, out: Path, seeds: int) -> Found:
                 row[f"{data}_{key}"] = float(value)
                 row[f"{data}_{key} (paper)"] = paper.get(f"{data}_{key}")
         rows.append(row)
-    canvas = Figure(figsize=(10, 4), layout="constrained")
-    for ax, data in zip(canvas.subplots(1, 2), ("train", "test"), strict=True):
-        figures.profile({name.capitalize(): scan for name, scan in scans.items() if scan.t is not None}, data, "data_loss", ax)
-    figures.save(canvas, out / "ptb")
+    keep(scans, out)
     worst = {row["curve"]: float(row["test_max"]) for row in rows}
     on = {"bezier": "the curve", "segment": "the line", "single": "the ends"}
     text = "test perplexity at most " + ", ".join(f"{worst[name]:.1f} on {place}" for name, place in on.items())

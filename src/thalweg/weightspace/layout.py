@@ -17,8 +17,7 @@ from .modules import named_parameters, named_statistics
 class Layout:
     """What a network's weights are called, how they are shaped, and the order in which they lie in one vector.
 
-    >>> import thalweg as tw
-    >>> layout = tw.Layout.of(nn.Linear(3, 2))
+    >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.names, layout.shapes, layout.size
     (('weight', 'bias'), ((2, 3), (2,)), 8)
 

@@ -1,0 +1,122 @@
+"""The paper's figures, each from the files in the folder of its entry alone."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ..evaluation.curve_ensemble import CurveEnsemble
+from ..evaluation.ensemble import Report
+from ..evaluation.results import Scan, Trace
+from ..reporting import figures
+from .result import FILE, Result
+
+CURVES = ("segment", "bezier", "polychain")
+PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))
+METHODS = ("Ind", "SSE", "FGE")
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw what belongs to the result in `folder`, as PNG and PDF; nothing where the paper has only numbers."""
+    result = Result.load(folder / FILE)
+    drawn = DRAWERS.get(result.entry, lambda *_: {})(folder, result)
+    return [path for name, canvas in drawn.items() for path in figures.save(canvas, folder / name)]
+
+
+def _canvas(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def scans_in(folder: Path, names: tuple[str, ...] = CURVES) -> dict[str, Scan]:
+    """The scans that are there, by the names they get in a legend."""
+    return {name.capitalize(): Scan.load(file) for name in names if (file := folder / f"{name}.json").is_file()}
+
+
+def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas, scans = _canvas(10, 7.5), scans_in(folder)
+    for ax, (data, quantity) in zip(canvas.subplots(2, 2).flat, PANELS, strict=True):
+        figures.profile(scans, data, quantity, ax)
+    return {"profile": canvas}
+
+
+def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
+    names = {"three optima": "plane-three-optima", "Bezier": "plane-bezier", "Polychain": "plane-polychain"}
+    scans = {name: Scan.load(folder / f"{file}.json") for name, file in names.items()}
+    found = {}
+    for data, quantity in (("train", "loss"), ("test", "error")):
+        found[f"planes-{data}-{quantity}"] = canvas = _canvas(14, 4.4)
+        figures.surfaces(scans, data, quantity, canvas.subplots(1, 3))
+    return found
+
+
+def _pair_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(6.4, 4.4)
+    named = {name.capitalize(): CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}
+    figures.pair_ensemble(named, canvas.subplots())
+    return {"pair-ensemble": canvas}
+
+
+def _curve_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas, sure, found = _canvas(10, 7.5), _canvas(5, 5), CurveEnsemble.load(folder / "points.json")
+    (top, beside), below = canvas.subplots(2, 2)
+    figures.profile(scans_in(folder), "train", "error", top)
+    figures.profile(scans_in(folder), "train", "loss", beside)
+    figures.curve_ensemble(found, below)
+    figures.reliability(found, sure.subplots())
+    return {"curve-ensemble": canvas, "reliability": sure}
+
+
+def _width(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(10, 4.2)
+    scans = {row["K"]: [Scan.load(folder / f"{part}-{row['K']:g}.json") for part in ("curve", "ends")] for row in result.rows}
+    figures.width({k: (curve, ends) for k, (curve, ends) in scans.items()}, "train", canvas.subplots(1, 2))
+    return {"width": canvas}
+
+
+def _trivial(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas, scan = _canvas(10, 4.2), Scan.load(folder / "path.json")
+    for ax, (data, quantity) in zip(canvas.subplots(1, 2), (("train", "data_loss"), ("test", "error")), strict=True):
+        figures.profile(scan, data, quantity, ax).set_xlabel("s, of which t = |1 - 2s|")
+    return {"trivial": canvas}
+
+
+def _growth(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(7, 4.8)
+    reports = {name: Report.load(file) for name in METHODS if (file := folder / f"{name}.json").is_file()}
+    figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=canvas.subplots())
+    return {"growth": canvas}
+
+
+def _trace(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(7, 8)
+    figures.trace(Trace.load(folder / "trace.json"), "test", "error", canvas.subplots(3, 1, sharex=True))
+    return {"fge-trace": canvas, **_growth(folder, result)}
+
+
+def _path(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(10, 4.2)
+    figures.chain(Scan.load(folder / "fge-path.json"), len(result.rows) + 1, axes=canvas.subplots(1, 2))
+    return {"fge-path": canvas}
+
+
+def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
+    canvas = _canvas(10, 4.2)
+    for ax, data in zip(canvas.subplots(1, 2), ("train", "test"), strict=True):
+        figures.profile(scans_in(folder), data, "data_loss", ax)
+    return {"ptb": canvas}
+
+
+DRAWERS: dict[str, Callable[[Path, Result], Mapping[str, Any]]] = {
+    "curves": _profile,
+    "profile": _profile,
+    "planes": _planes,
+    "pair-ensemble": _pair_ensemble,
+    "curve-ensemble": _curve_ensemble,
+    "width": _width,
+    "trivial": _trivial,
+    "ensembles": _growth,
+    "fge-trace": _trace,
+    "fge-path": _path,
+    "ptb": _words,
+}

@@ -1,0 +1,42 @@
+"""What all figures share: lines that can be told apart without colours, and axes of their own where none are given."""
+
+from typing import TYPE_CHECKING, Any
+
+from ..evaluation.results import PERCENT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
+
+
+def styles(count: int) -> list[tuple[str, Any]]:
+    """A colour and a dash for each of so many lines."""
+    return [STYLES[i % len(STYLES)] for i in range(count)]
+
+
+def one(ax: "Axes | None") -> "Axes":
+    return ax if ax is not None else several(None, 1, 1)[0]
+
+
+def several(axes: Any, rows: int, columns: int, **settings: Any) -> Any:
+    """The axes given, or new ones in a figure of a fitting size, in reading order."""
+    if axes is not None:
+        return axes
+    import matplotlib.pyplot as plt
+
+    size = (7 if columns == 1 else 4.8 * columns, (4.4 if rows == 1 else 3) * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)[1].ravel()
+
+
+def titled(name: str) -> str:
+    """
+    >>> titled("error"), titled("data_loss")
+    ('error (%)', 'data loss')
+    """
+    return name.replace("_", " ") + (" (%)" if name in PERCENT else "")
+
+
+def factor(name: str) -> int:
+    """Shares are drawn in percent."""
+    return 100 if name in PERCENT else 1

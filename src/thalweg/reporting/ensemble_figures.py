@@ -1,0 +1,136 @@
+"""Figures of walks and ensembles; `figures` holds them all."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ThalwegError
+from ..evaluation.curve_ensemble import CurveEnsemble
+from ..evaluation.ensemble import Report
+from ..evaluation.results import Comparison, Trace
+from .axes import STYLES, factor, one, several, styles, titled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))  # for single networks and ensembles, told apart in grey
+SCALED = {"none": "before rescaling", "per point": "after rescaling"}  # a curve ensemble's scalings, and how figures call them
+
+
+def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
+    """The test error of phi(0) and phi(t) together against t, along one or several curves; level: both ends together.
+
+    found: of one curve, or of several by name.
+    """
+    ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
+    for (name, each), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
+        ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
+    last = next(reversed(named.values()))
+    ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
+    return _finish(ax, "t", "test error of two networks (%)", limits=(0, 1))
+
+
+def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
+    """Along a curve: the test error with that of the ensemble of its points as levels, and the test cross-entropy; both before
+    and after temperature scaling."""
+    left, right = several(axes, 1, 2)
+    left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
+    for (scaling, name), (colour, style) in zip(SCALED.items(), styles(len(SCALED) + 1)[1:], strict=True):
+        left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
+        right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
+    _finish(left, "t", "test error (%)", limits=(0, 1))
+    _finish(right, "t", "test cross-entropy", limits=(0, 1))
+    return left, right
+
+
+def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None) -> "Axes":
+    """How often a prediction is right against how sure it is; on the diagonal it is as sure as it is right.
+
+    found: a curve ensemble, drawn before and after temperature scaling, or name -> bins as `Report.reliability` holds them.
+    """
+    if isinstance(found, CurveEnsemble):
+        found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
+    ax = one(ax)
+    ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="as sure as right")
+    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), styles(len(found)), strict=False):
+        share, accuracy, confidence = 100 * np.array(bins).T
+        ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, label=name)
+        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker)
+    ax.set_aspect("equal")
+    return _finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
+
+
+def growth(reports: Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None) -> "Axes":
+    """A score of ensembles against the epochs spent on them: crosses for single networks, diamonds for all up to then.
+
+    reports: by the name of the method; those without `epochs` are drawn against the number of networks.
+    budget: epochs of one budget, of which every multiple is marked.
+    """
+    ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
+    for (name, report), (cross, diamond, fill), (colour, style) in zip(
+        reports.items(), cycle(MARKS), styles(len(reports)), strict=False
+    ):
+        at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
+        alone, pooled = ([factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth))
+        ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
+        drawn = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
+        ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
+    if timed and budget:
+        spent = max(max(report.epochs or [0]) for report in reports.values())
+        for k in range(1, round(spent / budget) + 1):
+            ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
+            ax.annotate(f"{k}B ", (k * budget, 0.01), xycoords=("data", "axes fraction"), ha="right", va="bottom")
+    return _finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
+
+
+def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
+    """Learning rate, a watched quantity and the distance from the start along a walk, collected networks marked.
+
+    data, quantity: what of the watched data to show; the error, or else the loss, of the last set if not given.
+    """
+    axes = several(axes, 3, 1, sharex=True)
+    iterations = np.arange(1, len(trace.lr) + 1)
+    collected = np.array(trace.collected, dtype=int)
+    panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
+    panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("train loss", iterations, trace.loss))
+    for ax, (label, at, values) in zip(axes, panels, strict=True):
+        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1)
+        ax.plot(collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected")
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+    axes[0].legend()
+    axes[-1].set_xlabel("epoch")
+    return axes
+
+
+def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str, np.ndarray, np.ndarray]:
+    name = list(trace.watched)[-1] if data is None else data
+    quantity = quantity or ("error" if "error" in trace.watched.get(name, {}) else "data_loss")
+    if quantity not in trace.watched.get(name, {}):
+        there = {key: sorted(entry) for key, entry in trace.watched.items()}
+        raise ThalwegError(f"the trace has no '{quantity}' on '{name}'; it has {there}")
+    return f"{name} {titled(quantity)}", np.array(trace.watched_at), factor(quantity) * np.array(trace.watched[name][quantity])
+
+
+def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = None) -> "Axes":
+    """A score of each method against the budget; bars show the standard deviation over runs."""
+    ax, entries = one(ax), comparison.entries
+    shifts = np.linspace(-0.06, 0.06, len(entries))
+    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styles(len(entries)), strict=False):
+        pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
+        at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
+        ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)
+    ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
+    return _finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
+
+
+def _finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None) -> "Axes":
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if limits is not None:
+        ax.set_xlim(*limits)
+    ax.grid(alpha=0.3)
+    ax.legend()
+    return ax
