@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, models
+    from . import crew, data, models
     from .errors import Diverged, ThalwegError
     from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
     from .evaluation.ensemble import Ensemble, Report
@@ -57,7 +57,7 @@ _HOMES = {
     "weightspace.planes": ("Plane",),
     "weightspace.weights": ("Weights", "average"),
 }
-_MODULES = {"data": "data", "figures": "reporting.figures", "models": "models"}
+_MODULES = {"crew": "crew", "data": "data", "figures": "reporting.figures", "models": "models"}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -89,6 +89,7 @@ __all__ = [
     "classification",
     "compare",
     "connect",
+    "crew",
     "curve_ensemble",
     "data",
     "figures",

@@ -1,10 +1,13 @@
 """The command line."""
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +25,9 @@ app = typer.Typer(
     help="Find low-loss curves between trained networks, measure and draw what lies along and around them, and ensemble them.",
     epilog="Start with `thalweg demo`. Every command writes one new folder and says at its end what it wrote.",
 )
+
+
+SHARED = ("fit", "connect", "scan", "plane", "walk", "ensemble", "compare")
 
 
 def main() -> None:
@@ -53,7 +59,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            (_with_others if int(os.environ.get("WORLD_SIZE", "1")) > 1 else _alone)(command, kwargs)
         except Stopped as error:
             _fail(str(error), 128 + error.signal)
         except KeyboardInterrupt:
@@ -64,6 +70,30 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             _fail(str(error), 2)
 
     return wrapped
+
+
+def _alone(command: Callable[..., None], settings: dict[str, Any]) -> None:
+    command(**settings)
+
+
+def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None:
+    """As one of the processes that torchrun started; all but the first write nothing that stays, and only one complains."""
+    from .crew import join
+
+    with join() as crew, ExitStack() as stack:
+        if not crew.first:
+            settings |= {"out": Path(stack.enter_context(TemporaryDirectory())), "quiet": True}
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        try:
+            if command.__name__ not in SHARED:
+                raise ThalwegError(f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone")
+            command(**settings)
+        except (Stopped, ThalwegError, OSError) as error:
+            if crew.first if isinstance(error, Stopped) else crew.tells():
+                raise
+            raise typer.Exit(2) from error
 
 
 def _keep(error: Diverged, out: Path | None) -> str:

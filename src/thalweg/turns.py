@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .crew import Crew
 from .randomness import World
 from .replay import place
 from .store.runs import Interrupts
@@ -38,7 +39,7 @@ def together(*jobs: Callable[[], T]) -> list[T]:
 
 def at_once(jobs: Sequence[Callable[[], T]], device: torch.device, number: int = 3) -> list[T]:
     """`together`, so many at a time, on a card; one after another elsewhere, where nothing would be gained."""
-    if device.type != "cuda":
+    if device.type != "cuda" or Crew.present.size > 1:
         return [job() for job in jobs]
     return [result for start in range(0, len(jobs), number) for result in together(*jobs[start : start + number])]
 

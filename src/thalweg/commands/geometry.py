@@ -125,6 +125,9 @@ def connect(
         Literal["uniform", "arclength"],
         typer.Option(help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."),
     ] = "uniform",
+    same_t: Annotated[
+        bool, typer.Option("--same-t", help="Under torchrun: one t for all processes in a step, not one each.")
+    ] = False,
     epochs: Epochs = 60,
     lr: Rate = 0.05,
     momentum: Momentum = 0.9,
@@ -155,7 +158,7 @@ def connect(
     fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet), "same_t": same_t}
     found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")

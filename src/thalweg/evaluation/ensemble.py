@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import text
 from ..batches import Batches, count, moved
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
@@ -176,17 +177,25 @@ class Ensemble:
         """Probabilities and targets of one member after another."""
         check_task(task)
         first: Tensor | None = None
-        with Progress("predicting", count(batches) * len(self), progress) as bar:
-            for number, member in enumerate(self.members, start=1):
-                self._probe.load(member)
-                self._probe.module.eval()
-                values, targets = _predictions(self._probe, task, batches, bar)
+        crew = Crew.present
+        with Progress("predicting", count(batches) * len(self), progress if crew.first else False) as bar:
+            rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
+            found = chain.from_iterable(crew.all(self._one(task, batches, bar, members[crew.rank :][:1])) for members in rounds)
+            for number, (values, targets) in enumerate((pair for pair in found if pair is not None), start=1):
                 if not bool(values.isfinite().all()):
                     raise ThalwegError(f"member {number} predicts NaN or infinity: it has diverged; leave it out")
                 if first is not None and not torch.equal(first, targets):
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
                 first = targets
                 yield values, targets
+
+    def _one(self, task: Task, batches: Batches, bar: Progress, own: Sequence[Weights]) -> tuple[Tensor, Tensor] | None:
+        """What this process's member of a round predicts, if it has one."""
+        for member in own:
+            self._probe.load(member)
+            self._probe.module.eval()
+            return _predictions(self._probe, task, batches, bar)
+        return None
 
 
 def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:

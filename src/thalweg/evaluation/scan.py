@@ -1,7 +1,7 @@
 """Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ..batches import Batches, count, fingerprint
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..store.runs import POINTS, Interrupts, Run, opened
+from ..store.runs import POINTS, Interrupts, Run, opened, versions
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
@@ -70,21 +71,27 @@ def scan(
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
     at = Measurer(probe, task, data, refresh, weight_decay, mode)
-    about = _description(target, where, data, refresh, weight_decay) if run else {}
+    crew = Crew.present
+    about = _description(target, where, data, refresh, weight_decay) if run or crew.size > 1 else {}
+    if crew.size > 1:
+        crew.agree({**versions(), **about})
     with (
         opened(run, "scan", about) as held,
         aside(probe.device),
-        Progress(f"scanning {where['name']}", len(makers), progress) as bar,
-        Interrupts(held is not None) as interrupts,
+        Progress(f"scanning {where['name']}", len(makers), progress if crew.first else False) as bar,
+        Interrupts(crew.first_does(lambda: held is not None)) as interrupts,
     ):
-        measured: list[Any] = held.lines(POINTS) if held is not None else []
+        measured: list[Any] = crew.first_does(lambda: held.lines(POINTS) if held is not None else [])
         bar.done = len(measured)
-        for make in makers[len(measured) :]:
-            measured.append(at(make()))
-            bar.advance()
-            if held is not None:
-                held.append(POINTS, measured[-1])
-                interrupts.grant(held.folder, f"point {len(measured)} of {len(makers)}")
+        for start in range(len(measured), len(makers), crew.size):
+            own = makers[start + crew.rank : start + crew.rank + 1]
+            for point in chain(*crew.all([at(make()) for make in own])):
+                measured.append(point)
+                bar.advance()
+                if held is not None:
+                    held.append(POINTS, point)
+            if crew.any(interrupts.asked is not None)[0] and interrupts.wanted:
+                interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
         whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
         stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..crew import Crew
 from ..errors import Stopped, ThalwegError
 from ..replay import place
 from . import files
@@ -141,8 +142,8 @@ class Run:
 
 @contextmanager
 def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str = "") -> Iterator[Run | None]:
-    """The run a call was given, held open; None without one."""
-    if run is None:
+    """The run a call was given, held open; None without one, and in all but the first of several processes."""
+    if run is None or not Crew.present.first:
         yield None
         return
     with (run if isinstance(run, Run) else Run(run)).opened(command, settings, result) as held:
@@ -150,7 +151,7 @@ def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, 
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop, to be granted after the step; a second one stops at once."""
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop, to be granted after the step; a second of the kind stops at once."""
 
     def __init__(self, wanted: bool = True) -> None:
         self.wanted = wanted
@@ -174,14 +175,16 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked is not None:
+        if self._asked == number:  # torchrun sends another kind to those who heard the first
             raise KeyboardInterrupt
-        self._asked = number
+        self._asked = self._asked or number
 
-    def grant(self, folder: Path, what: str) -> None:
-        if self.asked is not None:
-            name = signal.Signals(self.asked).name
-            raise Stopped(f"stopped by {name} after {what}; all of it is saved in {folder}: go on with --resume", self.asked)
+    def grant(self, run: Run | None, what: str) -> None:
+        """End the run; where another process was asked to, as if by SIGTERM."""
+        number = self.asked or signal.SIGTERM
+        name = signal.Signals(number).name
+        kept = f"all of it is saved in {run.folder}: " if run is not None else ""
+        raise Stopped(f"stopped by {name} after {what}; {kept}go on with --resume", number)
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> Path:

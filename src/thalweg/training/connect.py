@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..store.runs import CURVE, Run, opened
@@ -39,6 +40,7 @@ def connect(
     clip: float | None = None,
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
+    same_t: bool = False,
     mode: Mode | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
@@ -57,6 +59,7 @@ def connect(
     module: any network of the ends' kind; only its form matters, and the device it is on.
     curve: where to start; its bends lie on the straight line at first.
     loss: "uniform", the mean over t, loss (2) of the paper, or "arclength", the mean over the curve's length, loss (1).
+    same_t: where several processes train it together (`crew.join`), one t for all of them in a step, not one each.
     weight_decay: acts at the point phi(t) of the curve.
     The other arguments are those of `fit`.
     """
@@ -66,10 +69,12 @@ def connect(
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     kind = ArclengthBends if loss == "arclength" else Bends
     motion = kind(Probe(module, curve.start.bare(), settings.mode), curve, seed)
+    motion.shared = same_t or Crew.present.size == 1
     about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
     with opened(run, "connect", {**settings.describe(batches), **about} if run else {}, CURVE) as held:
-        if held is not None and (held.folder / CURVE).is_file():
-            return type(curve).load(held.folder / CURVE).to(curve.start.vector.device)
+        if Crew.present.first_does(lambda: held is not None and (held.folder / CURVE).is_file()):
+            made = Crew.present.first_does(lambda: type(curve).load(held.folder / CURVE))  # type: ignore[union-attr]
+            return made.to(curve.start.vector.device)
         train(motion, task, batches, settings, f"connecting ({type(curve).__name__})", run=held)
         found = motion.snapshot()
         if held is not None:
@@ -89,7 +94,11 @@ class Bends(Motion):
         self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
 
     def uniform(self) -> float:
-        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        """One for each process that stands elsewhere, so that all know where the others' come from."""
+        each = 1 if self.shared else Crew.present.size
+        return [float(torch.rand((), generator=self.generator, dtype=torch.float64)) for _ in range(each)][
+            Crew.present.rank % each
+        ]
 
     def draw(self) -> Sequence[float]:
         self.t = self.uniform()

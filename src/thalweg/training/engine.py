@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode, say_slower
 from ..randomness import capture, reinstate
@@ -21,6 +22,7 @@ from ..weightspace.batchnorm import counted_at_once
 from ..weightspace.modules import buffers_kept
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint
+from .exchange import Exchange
 
 NUMBER = "#"  # behind the name of what an optimizer keeps as a plain number
 OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
@@ -37,6 +39,7 @@ class Motion(ABC):
     gradient: Tensor  # of the same shape
     controls = 0  # how many numbers a step needs from the host
     fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
+    shared = True  # whether all processes of a run stand at the same point
     t: float | Tensor | None = None
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
@@ -104,18 +107,23 @@ class Engine:
         self.weight_decay, self.clip, self.mode = weight_decay, clip, mode or Mode()
         module, device = motion.probe.module, motion.probe.device
         watched = (optimizer, task.loss, task.predict, make)
-        self.replay = Replay(self._work, module, device, self.mode.records(device), settle=self._settle, others=watched)
+        records = self.mode.records(device) and Crew.present.size == 1
+        self.replay = Replay(self._work, module, device, records, settle=self._settle, others=watched)
         self.compiles = self.mode.compiles(device, steps)
-        self.compiled: Callable[..., Tensor] | None = None
+        self.compiled: Callable[..., tuple[Tensor, int]] | None = None
         self.first_form = ""
         self.controls = torch.zeros(1 + motion.controls, dtype=torch.float64, device=device)
         self.rate: float | Tensor = torch.zeros((), device=device) if self.replay.active else 0.0
         self.fused = self._fused() if self.replay.active else None
         if self.replay.active:
             _make_recordable(optimizer)
+        self.number, self.counts = 0, True
+        gradient = motion.probe.grad if motion.shared else motion.gradient
+        self.exchange = Exchange(Crew.present, motion.probe, gradient) if Crew.present.size > 1 else None
 
-    def step(self, drawn: Any, lr: float) -> Tensor:
-        """The mean loss of the batch, before the update."""
+    def step(self, drawn: Any, lr: float, counts: bool = True) -> Tensor:
+        """The mean loss of the batch, before the update; of all processes, among which this one's part may not count."""
+        self.counts = counts
         if self.compiles:
             self._compile(drawn)
         numbers = torch.tensor([lr, *self.motion.draw()], dtype=torch.float64)
@@ -135,15 +143,16 @@ class Engine:
         else:
             before = len(probe.unreached)
             probe.backward(loss)
-            self._update(loss.detach())
+            loss = self._update(loss.detach())
             if len(probe.unreached) < before:
                 self.replay.forget()  # recordings know which parameters decay
         return loss.detach()
 
-    def _forward(self, compiled: Callable[..., Tensor] | None, drawn: Any) -> Tensor:
+    def _forward(self, compiled: Callable[..., tuple[Tensor, int]] | None, drawn: Any) -> Tensor:
         module = self.motion.probe.module
         with self.mode.casting(self.controls.device), counted_at_once(module) if self.replay.active else nullcontext():
-            return (compiled or _mean_loss)(self.task, module, self.make, drawn)
+            loss, self.number = (compiled or _mean_loss)(self.task, module, self.make, drawn)
+        return loss
 
     def _recorded_update(self, loss: Tensor) -> None:
         """Without `.grad`, whose bookkeeping belongs to another stream; if possible in one pass over all that moves."""
@@ -160,8 +169,11 @@ class Engine:
         if self.fused is not None:
             self.fused.settle()
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor) -> Tensor:
+        """The loss of all processes; those that stand at one point exchange what they found there, others what follows."""
         probe = self.motion.probe
+        if self.exchange is not None and self.motion.shared:
+            loss = self.exchange(loss, self.number * self.counts)
         if self.clip is not None:
             norm = torch.linalg.vector_norm(probe.grad)
             probe.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
@@ -169,6 +181,8 @@ class Engine:
             for stretch in probe.decayed:
                 probe.grad[stretch].add_(probe.point[stretch], alpha=self.weight_decay)
         self.motion.hand_on(loss, self.weight_decay)
+        if self.exchange is not None and not self.motion.shared:
+            loss = self.exchange(loss, self.number * self.counts)
         for vector, grad in zip(self.motion.vectors, self.motion.grads, strict=True):
             vector.grad = grad  # again in each step: some optimizers take it away
         if isinstance(self.rate, Tensor):
@@ -176,6 +190,7 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
         self.optimizer.step()
+        return loss
 
     def _compile(self, drawn: Any) -> None:
         """The second time batches of the first form come, try on one of them whether they can be compiled."""
@@ -189,7 +204,7 @@ class Engine:
             except Exception as error:  # the compiler's own, of many kinds
                 say_slower("the network is not compiled", f"{type(error).__name__}: {first_line(error)}")
 
-    def _tried(self, drawn: Any) -> Callable[..., Tensor]:
+    def _tried(self, drawn: Any) -> Callable[..., tuple[Tensor, int]]:
         """Once forward and backward, of which nothing may remain, whether it works or not."""
         probe, randomness = self.motion.probe, capture()
         many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
@@ -273,13 +288,13 @@ class Engine:
                 known[key] = new.to(vector.device) if on else new
 
 
-def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> Tensor:
-    values, _ = task.losses(module, make(drawn))
-    return values.mean()
+def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
+    values, number = task.losses(module, make(drawn))
+    return values.mean(), number
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled() -> Callable[..., tuple[Tensor, int]]:
     """One for all, so that a network of a kind that was compiled before need not be again."""
     return torch.compile(_mean_loss, dynamic=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..batches import Batches
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..store.runs import WEIGHTS, Run, opened
@@ -66,9 +67,10 @@ def fit(
     motion = Network(Probe(module, None, settings.mode))
     about = {"keep": sorted(keep), "start": Weights.of(module).digest()}
     with opened(run, "fit", {**settings.describe(batches), **about} if run else {}, WEIGHTS) as held:
-        keeper = _Keeper(keep, held)
-        if held is not None and (held.folder / WEIGHTS).is_file():
-            return replace(Weights.load(held.folder / WEIGHTS).to(motion.probe.device), kept=keeper.read(keep))
+        keeper, crew = _Keeper(keep, held), Crew.present
+        if crew.first_does(lambda: held is not None and (held.folder / WEIGHTS).is_file()):
+            found = crew.first_does(lambda: Weights.load(held.folder / WEIGHTS))  # type: ignore[union-attr]
+            return replace(found.to(motion.probe.device), kept=keeper.read(keep))
         train(motion, task, batches, settings, "training", keeper, run=held)
         trained = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": seed})
         if held is not None:
@@ -97,5 +99,8 @@ class _Keeper(Observer):
         self.kept = self.read(about["kept"])
 
     def read(self, epochs: Collection[int]) -> dict[int, Checkpoint]:
-        assert self.run is not None
-        return {epoch: Checkpoint.load(self.run.folder / f"kept-{epoch}.safetensors") for epoch in sorted(epochs)}
+        def file(epoch: int) -> Path:
+            assert self.run is not None
+            return self.run.folder / f"kept-{epoch}.safetensors"
+
+        return Crew.present.first_does(lambda: {epoch: Checkpoint.load(file(epoch)) for epoch in sorted(epochs)})

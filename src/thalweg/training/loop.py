@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches, count, fingerprint, source
+from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..store.runs import Interrupts, Run
+from ..store.runs import Interrupts, Run, versions
 from ..tasks import Task, check_task
 from ..turns import turn
 from ..weightspace.modules import batch_norms
@@ -91,7 +93,10 @@ def train(
     """
     check_task(task)
     settings.mode.check(motion.probe.device)
-    steps = count(batches)
+    steps, crew = count(batches), Crew.present
+    if crew.size > 1:
+        _check_whole(batches)
+        crew.agree({**versions(), **settings.describe(batches), "the start": _digests(motion.snapshot())})
     schedule = settings.rates(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = source(batches, motion.probe.device)
@@ -105,8 +110,8 @@ def train(
         seeded(settings.seed, batches),
         aside(motion.probe.device),
         closing(engine.replay),
-        Progress(description, total, settings.progress) as bar,
-        Interrupts(run is not None) as interrupts,
+        Progress(description, total, settings.progress if crew.first else False) as bar,
+        Interrupts(crew.first_does(lambda: run is not None)) as interrupts,
     ):
         observer.begin(engine, steps)
         saver = Saver(run, engine, observer, batches, passes)
@@ -116,7 +121,9 @@ def train(
             watch = _Watch(motion)
             for batch in saver.rest_of_epoch():
                 lr = schedule(saver.done + 1)
-                loss = engine.step(batch, lr)
+                part, counts = crew.share(batch)
+                with crew.apart(settings.seed, saver.done):
+                    loss = engine.step(part, lr, counts)
                 saver.count(loss)
                 watch.see(saver.done, loss, lr)
                 observer.after_step(saver.done, lr, loss)
@@ -130,6 +137,19 @@ def train(
             motion.probe.check()
             observer.after_epoch(saver.epoch)
             saver.after_epoch(lr)
+
+
+def _check_whole(batches: Batches) -> None:
+    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
+        raise ThalwegError(
+            "every process takes its part of every batch by itself, but this loader has a DistributedSampler and gives each "
+            "of them other batches: leave the sampler out"
+        )
+
+
+def _digests(where: Any) -> list[str]:
+    """Of a network, or of every point of a curve."""
+    return [point.digest() for point in getattr(where, "points", [where])]
 
 
 class _Watch:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches
+from ..crew import Crew
 from ..randomness import capture, reinstate
 from ..store.runs import LOG, Interrupts, Run
 from .engine import Engine
 
+TALK = 16  # steps after which several processes ask each other whether to save or to stop
 RandomState = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -52,8 +54,8 @@ class Saver:
         self.clock = time.monotonic()
         self.beginning: RandomState = ({}, {})
         self.present: RandomState = ({}, {})
-        state = run.load() if run is not None else None
-        if run is not None and state is not None:
+        state = Crew.present.first_does(lambda: run.load() if run is not None else None)
+        if state is not None:
             self._restore(*state)
         if run is not None:
             told = run.lines(LOG)
@@ -79,9 +81,14 @@ class Saver:
             self.losses.append(loss)
 
     def after_step(self, interrupts: Interrupts) -> None:
-        if self.run is not None and (interrupts.asked is not None or self.run.due(None)):
+        """Save if it is time, or if somebody wants to stop; several processes ask each other every so many steps."""
+        if Crew.present.size > 1 and self.done % TALK:
+            return
+        stop, due = Crew.present.any(interrupts.asked is not None, self.run is not None and self.run.due(None))
+        if self.run is not None and (stop or due):
             self._save()
-            interrupts.grant(self.run.folder, f"step {self.done}, in epoch {self.epoch}")
+        if stop and interrupts.wanted:
+            interrupts.grant(self.run, f"step {self.done}, in epoch {self.epoch}")
 
     def after_epoch(self, lr: float) -> None:
         ended = self.epoch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
+from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..evaluation.measure import Measurement
 from ..evaluation.results import Trace
@@ -89,7 +90,7 @@ def walk(
             part = None if held is None else held.child(f"start-{number + 1}")
             with opened(part, "walk", described, TRACE) as folder:
                 observer = WalkObserver(plan, task, watch or {}, made, folder)
-                if folder is None or not (folder.folder / TRACE).is_file():
+                if Crew.present.first_does(lambda: folder is None or not (folder.folder / TRACE).is_file()):
                     motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, whole.mode))
                     state = here if isinstance(here, Checkpoint) else None
                     try:
@@ -97,7 +98,7 @@ def walk(
                     except Diverged as error:
                         error.members = [*pooled, *observer.members]
                         raise
-                members, trace = observer.end()
+                members, trace = Crew.present.first_does(observer.end)
             pooled.extend(members)
             pooled.traces.append(trace)
     return pooled
@@ -158,7 +159,7 @@ class WalkObserver(Observer):
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
         for key, value in about.items():
             setattr(self, key, value)
-        self.members = [Weights.load(self._file(i)) for i in self.collected]
+        self.members = Crew.present.first_does(lambda: [Weights.load(self._file(i)) for i in self.collected])
 
     def _file(self, i: int) -> Path:
         assert self.run is not None

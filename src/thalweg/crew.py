@@ -1,0 +1,153 @@
+"""Several processes that do one run together, started by torchrun: which one this is, its share, and what all exchange."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from .batches import mapped, tensors_in
+from .errors import ThalwegError
+from .randomness import seeded
+
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=10)  # for a process that neither answers nor ends
+APART = 1_000_003  # between the random numbers of two steps, and of two processes
+TOLD = "thalweg has told what went wrong"
+
+
+class Parted(ThalwegError):
+    """Another process of the run has ended."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The processes of a run: `rank` is this one's number, from 0, and `size` how many there are."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    present: ClassVar["Crew"]
+
+    @property
+    def first(self) -> bool:
+        """The one that reads and writes run folders, and speaks."""
+        return self.rank == 0
+
+    def share(self, batch: Any) -> tuple[Any, bool]:
+        """This process's part of a batch; where there are too few examples, one of them, and False: it does not count."""
+        if self.size == 1:
+            return batch, True
+        length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
+        if not length:
+            raise ThalwegError(f"a batch is divided along the first dimension of its tensors; {type(batch).__name__} has none")
+        low, high = (length * rank // self.size for rank in (self.rank, self.rank + 1))
+        some = slice(low, high) if high > low else slice(0, 1)
+        return mapped(batch, lambda item: _cut(item, length, some)), high > low
+
+    def first_does(self, work: Callable[[], T]) -> T:
+        """Done by the first process; what comes of it is everybody's."""
+        if self.size == 1:
+            return work()
+        box = [work() if self.first else None]
+        _meeting(lambda: dist.broadcast_object_list(box, src=0))
+        return box[0]  # type: ignore[return-value]
+
+    def all(self, item: T) -> list[T]:
+        """Everybody's, in the order of ranks."""
+        if self.size == 1:
+            return [item]
+        found: list[Any] = [None] * self.size
+        _meeting(lambda: dist.all_gather_object(found, item))
+        return found
+
+    def add(self, message: Tensor) -> None:
+        """In place, everybody's together."""
+        _meeting(lambda: dist.all_reduce(message))
+
+    def any(self, *flags: bool) -> list[bool]:
+        """For each flag, whether somebody raised it."""
+        return [any(column) for column in zip(*self.all(flags), strict=True)]
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """All must have the same; what differs is named."""
+        each = self.all(dict(facts))
+        for rank, other in enumerate(each):
+            for name, value in each[0].items():
+                if other.get(name) != value:
+                    message = f"{name} is {value!r} in process 0 and {other.get(name)!r} in process {rank}"
+                    raise ThalwegError(f"the processes of a run must agree, but {message}: start them all alike")
+
+    def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
+        """For a step: random numbers of this process alone, whichever came before."""
+        return nullcontext() if self.size == 1 else seeded(((seed * APART + step) * APART + self.rank + 1) % 2**63)
+
+    def tells(self) -> bool:
+        """Whether this process is the one to say what went wrong: the first that asks."""
+        try:
+            return self.store is None or self.store.add(TOLD, 1) == 1
+        except RuntimeError:  # the store went with the process that kept it
+            return True
+
+
+Crew.present = Crew()
+
+
+@contextmanager
+def join() -> Iterator[Crew]:
+    """Take part in the run that torchrun started; every call inside is made by all its processes. Alone it changes nothing.
+
+    >>> with join() as crew:
+    ...     crew.rank, crew.size
+    (0, 1)
+
+    Batches given to `fit`, `connect` and `walk` are everybody's: each process takes its part of every batch. Points of a scan
+    and members of an ensemble are divided. Only the first process keeps a run folder.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
+        yield Crew.present
+        return
+    own = not dist.is_initialized()
+    store = _begin() if own else None
+    above, Crew.present = Crew.present, Crew(dist.get_rank(), dist.get_world_size(), store)
+    try:
+        yield Crew.present
+    finally:
+        Crew.present = above
+        if own:
+            dist.destroy_process_group()
+
+
+def _begin() -> Any:
+    """Each process sees one card, if there are any."""
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and torch.cuda.device_count():
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("LOCAL_RANK", "0")
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        raise ThalwegError(f"the processes of this run cannot reach each other: {error}") from error
+    return store
+
+
+def _cut(item: Any, length: int, some: slice) -> Any:
+    if not isinstance(item, Tensor):
+        raise ThalwegError(f"a batch is divided along the first dimension of its tensors; a {type(item).__name__} cannot be")
+    return item[some] if item.ndim and len(item) == length else item
+
+
+def _meeting(exchange: Callable[[], object]) -> None:
+    try:
+        exchange()
+    except RuntimeError as error:
+        text = str(error).splitlines()[0][:200]
+        raise Parted(
+            f"another process of this run has ended or does not answer ({text}); what was saved last is kept: go on with --resume"
+        ) from error

@@ -1,0 +1,109 @@
+"""What every process of a test runs: under torchrun, or alone. Each writes what it found into the folder it is given."""
+
+import sys
+from pathlib import Path
+
+import torch
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.training.connect import Bends
+
+NAMES = ["mlp", "transformer_dict", "tied_lstm", "frozen", "two_inputs"]
+
+
+def settings(animal, **more):
+    return {"epochs": -(-50 // len(animal.batches())), "lr": 0.05, "weight_decay": 0.01, "progress": False, **more}
+
+
+def together(crew):
+    """What must not depend on the number of processes."""
+    found = {}
+    for name in NAMES:
+        animal = ZOO[name]
+        module, (a, b), batches = animal.module(1), animal.ends(), animal.batches()
+        for loss in ("uniform", "arclength"):
+            curve = tw.connect(module, tw.Bezier(a, b, 2), animal.task, batches, loss=loss, same_t=True, **settings(animal))
+            found[f"{name} {loss}"] = torch.stack([bend.vector for bend in curve.bends])
+        found[f"{name} clipped"] = tw.fit(module, animal.task, batches, clip=0.1, **settings(animal)).vector
+        scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=7, progress=False)
+        found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
+    animal = ZOO["mlp"]
+    method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
+    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False)
+    found["walk"] = torch.stack([member.vector for member in members])
+    scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
+    found["ensemble"] = torch.tensor(list(scores.values()))
+    return found
+
+
+def apart(crew):
+    """What belongs to one process, and what all must share nevertheless."""
+    normal, dropping = ZOO["conv_bn"], ZOO["dropout"]
+    even = normal.batches()[:2]  # batch norm cannot learn from the single example that half of the last one may be
+    trained = tw.fit(normal.module(1), normal.task, even, **settings(normal))
+    found = {"statistics": torch.cat([buffer.double().reshape(-1) for buffer in trained.buffers.values()])}
+    found["dropout"] = tw.fit(dropping.module(1), dropping.task, dropping.batches(), **settings(dropping)).vector
+    return found | one_step(crew)
+
+
+def one_step(crew):
+    """A step along a curve with one t for each process, and where each of them stood."""
+    animal, stood = ZOO["mlp"], []
+    before = Bends.draw
+
+    def noted(self):
+        numbers = before(self)
+        stood.append(self.t)
+        return numbers
+
+    Bends.draw = noted
+    batch = animal.batches()[:1]
+    a, b = animal.ends()
+    curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0)
+    return {"t": torch.tensor(stood, dtype=torch.float64), "bend": curve.bends[0].vector}
+
+
+def disagreements(crew):
+    """Messages of runs that the processes started differently."""
+    animal, said = ZOO["mlp"], {}
+    version = tw.__version__
+
+    def fit(**more):
+        return tw.fit(
+            more.pop("module", animal.module(1)), animal.task, more.pop("batches", animal.batches()), **settings(animal, **more)
+        )
+
+    def other_version():
+        tw.__version__ = version if crew.first else "0.0.0"
+        try:
+            return fit()
+        finally:
+            tw.__version__ = version
+
+    x, y = animal.batches()[0]
+    cases = {
+        "settings": lambda: fit(weight_decay=0.01 * (1 + crew.rank)),
+        "data": lambda: fit(batches=[(x + crew.rank, y)]),
+        "start": lambda: fit(module=animal.module(crew.rank)),
+        "version": other_version,
+        "scan": lambda: tw.scan(animal.module(1), list(animal.ends()), animal.task, {"x": [(x + crew.rank, y)]}),
+        "rank 1": lambda: crew.first_does(lambda: 1),
+    }
+    for name, case in cases.items():
+        try:
+            case()
+        except tw.ThalwegError as error:
+            said[name] = str(error)
+    return said
+
+
+def main():
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    with tw.crew.join() as crew:
+        found = {"together": together, "apart": apart, "disagreements": disagreements}[what](crew)
+        torch.save(found, folder / f"{what}-{crew.size}-{crew.rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Several processes do what one does; where they cannot, they end, and say why."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.crew import Crew
+from thalweg.training.loop import _check_whole
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+
+
+def torchrun(number, *arguments):
+    alone = [sys.executable, *arguments]
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number), *arguments]
+    return alone if number == 1 else several
+
+
+def found(what, number, folder):
+    """What the processes wrote, in the order of their ranks."""
+    command = torchrun(number, str(HERE / "crew_worker.py"), what, str(folder))
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{what}-{number}-{rank}.pt") for rank in range(number)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return found("together", 1, tmp_path_factory.mktemp("alone"))[0]
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_the_number_of_processes_does_not_matter(number, alone, tmp_path):
+    for each in found("together", number, tmp_path):
+        assert each.keys() == alone.keys()
+        for name, values in alone.items():
+            assert torch.allclose(each[name], values, rtol=0, atol=0 if "scan" in name else 1e-10), name
+            assert (values != 0).any()
+
+
+def test_each_process_has_its_own_t_and_masks_and_all_stay_the_same(tmp_path):
+    first, second = found("apart", 2, tmp_path)
+    for name in ("statistics", "dropout", "bend"):
+        assert torch.equal(first[name], second[name]), name
+    t = [float(each["t"]) for each in (first, second)]
+    assert t[0] != t[1]
+    animal = ZOO["mlp"]
+    a, b = animal.ends()
+    [batch] = animal.batches()[:1]
+    half, gradient = len(batch[1]) // 2, 0
+    curve = tw.Bezier(a, b)
+    for rank, here in enumerate(t):
+        part = tuple(tensor[:half] if rank == 0 else tensor[half:] for tensor in batch)
+        module = animal.module(1)
+        curve.point(here).load_into(module)
+        animal.task.losses(module, part)[0].mean().backward()
+        flat = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+        gradient = gradient + len(part[1]) / len(batch[1]) * 2 * here * (1 - here) * flat
+    assert torch.allclose(first["bend"], curve.bends[0].vector - 0.1 * gradient, rtol=0, atol=1e-14)
+
+
+def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
+    first, second = found("disagreements", 2, tmp_path)
+    assert first == second
+    expected = {
+        "settings": "weight_decay is 0.01 in process 0 and 0.02 in process 1",
+        "data": "data is '",
+        "start": "the start is",
+        "version": "thalweg is '0.1.0' in process 0 and '0.0.0' in process 1",
+        "scan": "data is {'x': '",
+    }
+    assert set(first) == set(expected)
+    for name, message in expected.items():
+        assert f"the processes of a run must agree, but {message}" in first[name]
+
+
+TASK = """
+import os, time
+import torch, thalweg as tw
+
+open(f"pid-{os.environ.get('RANK', 0)}", "w").write(str(os.getpid()))
+torch.manual_seed(0)
+x = torch.rand(64, 2, dtype=torch.float64)
+train = list(zip(x.split(16), (x.sum(1) > 1).long().split(16)))
+
+
+def slow(net, batch):
+    time.sleep(float(os.environ.get("SLOW", "0")))
+    return tw.classification().loss(net, batch)
+
+
+def task(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+    return dict(model=model, task=tw.Task(slow, tw.classification().predict), train=train, data={"train": train})
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1, None])
+def test_a_process_that_dies_ends_the_run_which_can_be_gone_on_with(victim, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    for seed in (0, 1):
+        tw.Weights.of(_model(seed)).save(tmp_path / f"{seed}.safetensors")
+    options = ["--task", "mine:task", "--epochs", "40", "--checkpoint-every", "1", "--same-t", "--quiet"]
+    command = ["-m", "thalweg", "connect", "0.safetensors", "1.safetensors", *options]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+
+    def run(number, out, *more):
+        line = torchrun(number, *command, "--out", out, *more)
+        return subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    slowly = {**environment, "SLOW": "0.02"}
+    running = subprocess.Popen(
+        torchrun(2, *command, "--out", "curve"),
+        env=slowly,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    _wait_for(tmp_path / "curve" / "state.safetensors")
+    if victim is None:
+        running.terminate()  # torchrun tells all
+    else:
+        os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
+    began = time.monotonic()
+    _, errors = running.communicate(timeout=60)
+    assert time.monotonic() - began < 45
+    assert running.returncode != 0
+    said = "stopped by SIGTERM after step " if victim is None else "another process of this run has"
+    assert re.findall(f"^thalweg: ({said}|.*)", errors, re.M) == [said]
+    assert not (tmp_path / "curve" / "curve.safetensors").exists()
+    again = run(1 if victim else 2, "curve", "--resume")
+    assert again.returncode == 0, again.stderr
+    whole = run(1, "whole")
+    assert whole.returncode == 0, whole.stderr
+    ends = [tw.Curve.load(tmp_path / name / "curve.safetensors").bends[0] for name in ("curve", "whole")]
+    assert ends[0].distance(ends[1]) < 1e-12
+
+
+def _model(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+
+
+def _wait_for(path):
+    for _ in range(600):
+        if path.is_file():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} was never written")
+
+
+def test_batches_are_divided_along_their_first_dimension():
+    batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "other": torch.zeros(7)}
+    parts = [Crew(rank, 3).share(batch) for rank in range(3)]
+    assert [part["y"].tolist() for part, _ in parts] == [[0], [1, 2], [3, 4]]
+    assert torch.equal(torch.cat([part["x"] for part, _ in parts]), batch["x"])
+    assert all(counts and part["other"].shape == (7,) and part["scale"] == 3 for part, counts in parts)
+    assert Crew().share(batch)[0] is batch
+
+
+def test_too_few_examples_leave_some_without():
+    parts = [Crew(rank, 4).share((torch.arange(2),)) for rank in range(4)]
+    assert [counts for _, counts in parts] == [False, True, False, True]
+    assert [part[0].tolist() for part, counts in parts if counts] == [[0], [1]]
+    assert all(len(part[0]) == 1 for part, _ in parts)
+
+
+@pytest.mark.parametrize("batch", [{"ids": ["a"]}, (torch.tensor(1.0),)])
+def test_what_cannot_be_divided_is_refused(batch):
+    with pytest.raises(tw.ThalwegError, match="divided along the first dimension"):
+        Crew(0, 2).share(batch)
+
+
+def test_loaders_that_divide_the_data_themselves_are_refused():
+    data = torch.utils.data.TensorDataset(torch.rand(8, 2))
+    sampler = torch.utils.data.distributed.DistributedSampler(data, 2, 0)
+    loader = torch.utils.data.DataLoader(data, sampler=sampler)
+    with pytest.raises(tw.ThalwegError, match="leave the sampler out"):
+        _check_whole(loader)
+
+
+def test_every_process_draws_its_own_numbers_in_a_step_and_all_go_on_as_one():
+    drawn, after = [], []
+    for rank in (0, 1, 1):
+        torch.manual_seed(0)
+        with Crew(rank, 2).apart(7, 3):
+            drawn.append(float(torch.rand(())))
+        after.append(float(torch.rand(())))
+    assert drawn[0] != drawn[1] == drawn[2]
+    assert len(set(after)) == 1
