@@ -1,5 +1,6 @@
 """The result files inside folders: found, checked, and named."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +33,14 @@ class Found:
 
 def find(folders: Sequence[str | Path]) -> list[Found]:
     """Every JSON file of ours in the folders and in those inside them; a damaged one is an error that names it."""
-    roots = [_existing(Path(folder)) for folder in folders]
+    roots = [_existing(Path(folder)).resolve() for folder in folders]
+    bases = roots if len(roots) == 1 else [root.parent for root in roots]
+    common = Path(os.path.commonpath(bases))
     found: dict[Path, Found] = {}
-    for root in roots:
-        base = root.resolve() if len(roots) == 1 else root.resolve().parent
+    for root, base in zip(roots, bases, strict=True):
         for path in _json_files(root):
-            kind = files.json_kind(path)
-            if kind is not None and path.resolve() not in found:
-                found[path.resolve()] = Found(path, *_named(path.resolve(), base), kind, files.load_json(path, kind))
+            if path not in found and (kind := files.json_kind(path)) is not None:
+                found[path] = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
     return list(found.values())
 
 
@@ -55,8 +56,13 @@ def _json_files(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _named(path: Path, base: Path) -> tuple[str, str]:
+def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
+    """Group and label; what was named on its own is called by where it lies among the others."""
     around = base / path.parent.relative_to(base).parent
     named = path.parent if path.stem in USUAL else path.with_suffix("")
-    label, group = named.relative_to(around).as_posix(), around.relative_to(base).as_posix()
-    return group.removeprefix("."), base.name if label == "." else label
+    label = base.relative_to(common) / named.relative_to(around)
+    return _plain(around.relative_to(base)), _plain(label) or base.name
+
+
+def _plain(path: Path) -> str:
+    return path.as_posix().removeprefix(".")
