@@ -110,12 +110,12 @@ function drawPlane() {
   const gaps = values.flat().filter((value) => !isNumber(value)).length;
   const words = range
     ? `${sentence(label)} from ${withUnit(range[0], quantity)} to ${withUnit(range[1], quantity)} on ${grid[0].length} x ${grid.length} points`
-    : `${sentence(label)} is nowhere finite`;
+    : `${sentence(label)} is nowhere finite.`;
   find("#surface").hidden = !range;
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
   const paths = Object.keys(state.plane.paths);
   const spots = paths.length ? " The filled spot is the curve at t." : " No curve is drawn in this plane.";
-  find("#plane-text").textContent = `${words}. White spots: the three networks that span the plane.${spots}${holes}`;
+  find("#plane-text").textContent = range ? `${words}. White spots: the three networks that span the plane.${spots}${holes}` : words;
   find("#surface-text").textContent = `${words}, seen as a surface; height and colour are on the scale of the map.${holes}`;
   const file = [[state.plane.label, () => state.plane.csv]];
   offer(find("#plane .files"), file);

@@ -45,13 +45,22 @@ class Surface {
     this.paint();
   }
 
+  /** Make the surface fill the canvas as it is turned now. */
+  fit(width, height) {
+    Object.assign(this, { zoom: 1, centre: [0, 0] });
+    const seen = this.grid.flatMap((row, v) => row.map((value, u) => this.project(u, v, isNumber(value) ? this.scale.share(value) : 0)));
+    const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
+    this.zoom = Math.min((width - 30) / (right - left), (height - 30) / (bottom - top));
+    this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
+  }
+
   /** From steps of the grid and a height between 0 and 1 to the screen, with the distance from the eye last. */
   project(u, v, height) {
     const longest = Math.max(1, this.flat);
     const x = (u / (this.grid[0].length - 1) - 0.5) / longest;
     const y = ((v / (this.grid.length - 1) - 0.5) * this.flat) / longest;
     const [cos, sin] = [Math.cos(this.turn), Math.sin(this.turn)];
-    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, 0.42 * (height - 0.4)];
+    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, 0.42 * height];
     const depth = away * Math.cos(this.tilt) - up * Math.sin(this.tilt);
     const rise = away * Math.sin(this.tilt) + up * Math.cos(this.tilt);
     return [this.centre[0] + this.zoom * across, this.centre[1] - this.zoom * rise, depth];
@@ -64,8 +73,7 @@ class Surface {
     const sharp = Math.min(window.devicePixelRatio || 1, 2);
     Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
     this.canvas.style.height = `${height}px`;
-    this.centre = [width / 2, height / 2];
-    this.zoom = Math.min(0.85 * width, 1.15 * height);
+    this.fit(width, height);
     const context = this.canvas.getContext("2d");
     context.scale(sharp, sharp);
     context.lineJoin = "round";
