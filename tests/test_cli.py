@@ -284,7 +284,7 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare"])
+@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"])
 def test_every_option_is_explained(command):
     import typer.main
 

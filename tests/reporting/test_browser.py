@@ -311,3 +311,13 @@ def test_folders_are_chosen(browser, tmp_path):
     assert np.allclose(tab.run(SPOTS.format("#profile")), [[0.5, curve(height=2.0).values["train"]["loss"][60]]])
     assert np.allclose(tab.run(SPOTS.format("#plane")), [bezier(0.5)])
     assert tab.troubles() == []
+
+
+def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path):
+    for name in ("one", "two"):
+        curve().save(tmp_path / name / "scan.json")
+    plane().save(tmp_path / "plane" / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
+    assert [row[-1] for row in table(tab, "#numbers table")[1:]] == [NONE, NONE]
+    assert tab.troubles() == []

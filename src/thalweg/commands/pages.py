@@ -9,7 +9,7 @@ import typer
 def page(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders that commands have written, or folders that hold such folders."),
+        typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page; one that is there is replaced.")] = Path(
         "page.html"

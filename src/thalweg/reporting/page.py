@@ -16,7 +16,7 @@ from ..store.files import write as write_whole
 from .contents import READERS, content
 from .folders import find
 
-SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "ensembles", "main")
+SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
 
 
 def write(path: str | Path, runs: Sequence[str | Path]) -> Path:

@@ -22,7 +22,17 @@ function chart(host, { series, x, y, textId, range, whole }) {
   const across = (value) => margin.left + ((value - left) / (right - left || 1)) * (width - margin.left - margin.right);
   const up = (value) => height - margin.bottom - ((value - low) / (high - low)) * (height - margin.top - margin.bottom);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": textId });
-  frame(svg, { width, height, margin, across, up, x, y, marks, places: ticks(left, right, width / 70).filter((tick) => !whole || Number.isInteger(tick)) });
+  frame(svg, {
+    width,
+    height,
+    margin,
+    across,
+    up,
+    x,
+    y,
+    marks,
+    places: ticks(left, right, width / 70).filter((tick) => !whole || Number.isInteger(tick)),
+  });
   series.forEach((item) => svg.append(...lineParts(item, across, up)));
   host.replaceChildren(...(series.length > 1 ? [legend(series)] : []), svg);
   return { svg, across, up, margin, height };
@@ -45,14 +55,17 @@ function frame(svg, { width, height, margin, across, up, x, y, marks, places }) 
   }
   const middle = (margin.top + bottom) / 2;
   svg.append(draw("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom }));
-  svg.append(draw("text", { class: "label", x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, x));
+  svg.append(
+    draw("text", { class: "label", x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, x),
+  );
   svg.append(draw("text", { class: "label", "text-anchor": "middle", transform: `translate(13 ${middle}) rotate(-90)` }, y));
 }
 
 function lineParts(item, across, up) {
   const parts = [];
   const points = item.x.map((value, i) => [value, item.y[i]]);
-  if (item.line !== false) parts.push(draw("path", { d: trail(points, across, up), fill: "none", "stroke-width": 2, ...item.style }));
+  if (item.line !== false)
+    parts.push(draw("path", { d: trail(points, across, up), fill: "none", "stroke-width": 2, ...item.style }));
   const alone = points.filter(([, value], i) => isNumber(value) && (item.mark || isLonely(item.y, i)));
   for (const [at, value] of alone) parts.push(mark(item.mark ?? "dot", across(at), up(value), item.style.stroke));
   return parts;
@@ -74,7 +87,13 @@ function trail(points, across, up) {
 
 function mark(kind, x, y, colour) {
   const fill = kind === "cross" ? "none" : colour;
-  return draw("path", { d: MARKS[kind], transform: `translate(${x.toFixed(2)} ${y.toFixed(2)})`, fill, stroke: colour, "stroke-width": 2 });
+  return draw("path", {
+    d: MARKS[kind],
+    transform: `translate(${x.toFixed(2)} ${y.toFixed(2)})`,
+    fill,
+    stroke: colour,
+    "stroke-width": 2,
+  });
 }
 
 function legend(series) {

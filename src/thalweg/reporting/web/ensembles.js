@@ -5,17 +5,27 @@ function showEnsembles() {
   const show = () => {
     const scores = Object.keys(state.report.members[0]);
     state.score = scores.includes(state.score) ? state.score : scores[0];
-    choose(find("#scores"), "score", scores.map((name) => [name, titled(name)]), state.score, (name) => {
-      state.score = name;
-      showGrowth(state.report, name);
-    });
+    choose(
+      find("#scores"),
+      "score",
+      scores.map((name) => [name, titled(name)]),
+      state.score,
+      (name) => {
+        state.score = name;
+        showGrowth(state.report, name);
+      },
+    );
     showGrowth(state.report, state.score);
     showMatrix(state.report);
   };
-  select(find("#reports"), PAGE.reports.map((report) => report.label), (index) => {
-    state.report = PAGE.reports[index];
-    show();
-  });
+  select(
+    find("#reports"),
+    PAGE.reports.map((report) => report.label),
+    (index) => {
+      state.report = PAGE.reports[index];
+      show();
+    },
+  );
   show();
   redraws.push(() => showGrowth(state.report, state.score));
 }
@@ -23,12 +33,32 @@ function showEnsembles() {
 function showGrowth(report, score) {
   const counts = report.members.map((_, i) => i + 1);
   const series = [
-    { name: "member alone", x: counts, y: report.members.map((own) => scaled(own[score], score)), line: false, mark: "cross", style: styleOf(1) },
-    { name: "ensemble up to it", x: counts, y: report.growth.map((all) => scaled(all[score], score)), mark: "diamond", style: styleOf(0) },
+    {
+      name: "member alone",
+      x: counts,
+      y: report.members.map((own) => scaled(own[score], score)),
+      line: false,
+      mark: "cross",
+      style: styleOf(1),
+    },
+    {
+      name: "ensemble up to it",
+      x: counts,
+      y: report.growth.map((all) => scaled(all[score], score)),
+      mark: "diamond",
+      style: styleOf(0),
+    },
   ];
   const on = report.data ? ` on ${report.data}` : "";
   const range = [0.5, counts.length + 0.5];
-  chart(find("#growth .drawing"), { series, x: "members", y: titled(score, report.data ?? ""), textId: "growth-text", range, whole: true });
+  chart(find("#growth .drawing"), {
+    series,
+    x: "members",
+    y: titled(score, report.data ?? ""),
+    textId: "growth-text",
+    range,
+    whole: true,
+  });
   const [best, last] = [Math.min(...report.members.map((own) => own[score])), report.growth.at(-1)[score]];
   find("#growth-text").textContent =
     `${sentence(titled(score))}${on}: ${withUnit(last, score)} for the ensemble of ${counts.length}, ` +
@@ -40,7 +70,10 @@ function growthRows(report) {
   const names = Object.keys(report.growth[0]);
   const own = Object.keys(report.members[0]);
   const header = ["members", ...names.map((name) => `ensemble_${name}`), ...own.map((name) => `member_${name}`)];
-  return [header, ...report.growth.map((all, i) => [i + 1, ...names.map((n) => all[n]), ...own.map((n) => report.members[i][n])])];
+  return [
+    header,
+    ...report.growth.map((all, i) => [i + 1, ...names.map((n) => all[n]), ...own.map((n) => report.members[i][n])]),
+  ];
 }
 
 function showWalks() {
@@ -59,10 +92,14 @@ function showWalks() {
     });
     showTrace(state.walk, state.walk.series[state.shown]);
   };
-  select(find("#walks"), PAGE.walks.map((walk) => walk.label), (index) => {
-    state.walk = PAGE.walks[index];
-    show();
-  });
+  select(
+    find("#walks"),
+    PAGE.walks.map((walk) => walk.label),
+    (index) => {
+      state.walk = PAGE.walks[index];
+      show();
+    },
+  );
   show();
   redraws.push(() => showTrace(state.walk, state.walk.series[state.shown]));
 }
@@ -74,12 +111,21 @@ function showTrace(walk, item) {
   const kept = walk.collected.map((iteration) => item.at.indexOf(iteration)).filter((index) => index >= 0);
   const series = [
     { name: label, x: epochs, y: values, style: styleOf(0) },
-    { name: "collected", x: kept.map((i) => epochs[i]), y: kept.map((i) => values[i]), line: false, mark: "dot", style: styleOf(1) },
+    {
+      name: "collected",
+      x: kept.map((i) => epochs[i]),
+      y: kept.map((i) => values[i]),
+      line: false,
+      mark: "dot",
+      style: styleOf(1),
+    },
   ];
   chart(find("#trace .drawing"), { series, x: "epoch", y: label, textId: "trace-text" });
   const [low, high] = extent(item.values) ?? [null, null];
   find("#trace-text").textContent =
     `${sentence(label)} between ${withUnit(low, item.quantity)} and ${withUnit(high, item.quantity)} ` +
     `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.`;
-  offer(find("#trace .files"), [[`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, item.values[i]])])]]);
+  offer(find("#trace .files"), [
+    [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, item.values[i]])])],
+  ]);
 }

@@ -1,7 +1,16 @@
-const [LEVELS, DEPTH] = [14, 5];  // as in the printed figures
-const FLATTEST = 90;  // a plane thinner than so many pixels is stretched, or nothing could be seen in it
+const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
+const FLATTEST = 90; // a plane thinner than so many pixels is stretched, or nothing could be seen in it
 const VIRIDIS = [
-  [253, 231, 37], [181, 222, 43], [110, 206, 88], [53, 183, 121], [31, 158, 137], [38, 130, 142], [49, 104, 142], [62, 73, 137], [72, 40, 120], [68, 1, 84],
+  [253, 231, 37],
+  [181, 222, 43],
+  [110, 206, 88],
+  [53, 183, 121],
+  [31, 158, 137],
+  [38, 130, 142],
+  [49, 104, 142],
+  [62, 73, 137],
+  [72, 40, 120],
+  [68, 1, 84],
 ];
 
 /** A colour for a share of the scale: yellow for the lowest, dark for the highest. */
@@ -61,7 +70,12 @@ function contours(grid, levels, width, height) {
   const at = (u, v) => [(u / (grid[0].length - 1)) * width, height - (v / (grid.length - 1)) * height];
   for (let j = 0; j + 1 < grid.length; j++) {
     for (let i = 0; i + 1 < grid[0].length; i++) {
-      const square = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]].map(([u, v]) => [u, v, grid[v][u]]);
+      const square = [
+        [i, j],
+        [i + 1, j],
+        [i + 1, j + 1],
+        [i, j + 1],
+      ].map(([u, v]) => [u, v, grid[v][u]]);
       if (!square.every(([, , value]) => isNumber(value))) continue;
       for (const level of levels) {
         const crossed = crossings(square, level);
@@ -118,8 +132,12 @@ function axes(svg, plane, { left, top, w, h, across, up }) {
   for (const tick of ticks(plane.y[0], plane.y.at(-1), h / 60)) {
     svg.append(draw("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, tickText(tick)));
   }
-  svg.append(draw("text", { class: "label", x: left + w / 2, y: top + h + 36, "text-anchor": "middle" }, "distance in weight space"));
-  svg.append(draw("text", { class: "label", "text-anchor": "middle", transform: `translate(11 ${top + h / 2}) rotate(-90)` }, "distance"));
+  svg.append(
+    draw("text", { class: "label", x: left + w / 2, y: top + h + 36, "text-anchor": "middle" }, "distance in weight space"),
+  );
+  svg.append(
+    draw("text", { class: "label", "text-anchor": "middle", transform: `translate(11 ${top + h / 2}) rotate(-90)` }, "distance"),
+  );
 }
 
 function colourBar(svg, scale, { left, y, w, label }) {
@@ -131,9 +149,17 @@ function colourBar(svg, scale, { left, y, w, label }) {
   const every = w > 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1];
   for (const part of every) {
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
-    svg.append(draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, Number(scale.value(part).toPrecision(3)).toString()));
+    svg.append(
+      draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, Number(scale.value(part).toPrecision(3)).toString()),
+    );
   }
-  svg.append(draw("text", { class: "label", x: left + w / 2, y: y + 39, "text-anchor": "middle" }, `${label}, logarithmic above its lowest value`));
+  svg.append(
+    draw(
+      "text",
+      { class: "label", x: left + w / 2, y: y + 39, "text-anchor": "middle" },
+      `${label}, logarithmic above its lowest value`,
+    ),
+  );
 }
 
 const MAP_DASHES = ["", "8 5", "11 4 3 4", "3 4"];

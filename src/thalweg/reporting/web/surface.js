@@ -3,7 +3,12 @@ const VIEW = { turn: Math.PI - 0.45, tilt: 0.95 };
 /** The plane as a surface that can be turned: squares drawn from the farthest to the nearest. */
 class Surface {
   constructor(host) {
-    this.canvas = make("canvas", { role: "img", tabindex: 0, "aria-labelledby": "surface-text", "aria-describedby": "surface-keys" });
+    this.canvas = make("canvas", {
+      role: "img",
+      tabindex: 0,
+      "aria-labelledby": "surface-text",
+      "aria-describedby": "surface-keys",
+    });
     Object.assign(this, VIEW, { marked: [] });
     host.replaceChildren(this.canvas);
     this.canvas.addEventListener("keydown", (event) => this.key(event));
@@ -48,7 +53,9 @@ class Surface {
   /** Make the surface fill the canvas as it is turned now. */
   fit(width, height) {
     Object.assign(this, { zoom: 1, centre: [0, 0] });
-    const seen = this.grid.flatMap((row, v) => row.map((value, u) => this.project(u, v, isNumber(value) ? this.scale.share(value) : 0)));
+    const seen = this.grid.flatMap((row, v) =>
+      row.map((value, u) => this.project(u, v, isNumber(value) ? this.scale.share(value) : 0)),
+    );
     const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
     this.zoom = Math.min((width - 30) / (right - left), (height - 30) / (bottom - top));
     this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
@@ -85,7 +92,12 @@ class Surface {
   *squares() {
     for (let j = 0; j + 1 < this.grid.length; j++) {
       for (let i = 0; i + 1 < this.grid[0].length; i++) {
-        const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]];
+        const corners = [
+          [i, j],
+          [i + 1, j],
+          [i + 1, j + 1],
+          [i, j + 1],
+        ];
         const values = corners.map(([u, v]) => this.grid[v][u]);
         if (!values.every(isNumber)) continue;
         const shares = values.map(this.scale.share);
@@ -131,7 +143,10 @@ function square(context, points, colour) {
 }
 
 function piece(context, a, b) {
-  for (const [colour, lineWidth] of [["rgba(255, 255, 255, 0.8)", 4.5], ["#000", 2]]) {
+  for (const [colour, lineWidth] of [
+    ["rgba(255, 255, 255, 0.8)", 4.5],
+    ["#000", 2],
+  ]) {
     Object.assign(context, { strokeStyle: colour, lineWidth });
     context.beginPath();
     context.moveTo(a[0], a[1]);

@@ -69,14 +69,29 @@ function showBudget() {
     ...multiples.map((k) => numberColumn(`${k}B`, `${k}B`)),
     numberColumn("1B, spread", "spread"),
   ];
-  const show = (score) => sortable(find("#budget .scroll"), columns, all.filter((row) => row.quantity === score));
+  const show = (score) =>
+    sortable(
+      find("#budget .scroll"),
+      columns,
+      all.filter((row) => row.quantity === score),
+    );
   const scores = [...new Set(all.map((row) => row.quantity))];
-  choose(find("#budget-scores"), "budget-score", scores.map((name) => [name, titled(name)]), scores[0], show);
+  choose(
+    find("#budget-scores"),
+    "budget-score",
+    scores.map((name) => [name, titled(name)]),
+    scores[0],
+    show,
+  );
   show(scores[0]);
   offer(find("#budget .files"), [["budget", () => csvOfTable([wordColumn("score", "quantity"), ...columns], all)]]);
   const budgets = [...new Set(PAGE.comparisons.map((comparison) => comparison.budget))].join(" or ");
   find("#budget .title").after(
-    make("p", { class: "quiet" }, `B is ${budgets} epochs. kB pools the first k runs; 1B is the mean over runs, beside its standard deviation.`),
+    make(
+      "p",
+      { class: "quiet" },
+      `B is ${budgets} epochs. kB pools the first k runs; 1B is the mean over runs, beside its standard deviation.`,
+    ),
   );
 }
 
@@ -90,17 +105,24 @@ function showMatrix(report) {
   const cell = (value, i, j) => {
     if (i === j) return make("td", {}, "–");
     const made = make("td", {}, shown(value, "disagreement"));
-    const share = Math.round(5 + (45 * value) / highest);  // no more, or the number could not be read
+    const share = Math.round(5 + (45 * value) / highest); // no more, or the number could not be read
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
     return made;
   };
   const numbers = pairs.map((_, i) => make("th", { scope: "col" }, String(i + 1)));
   const head = make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "member"), ...numbers));
-  const rows = pairs.map((row, i) => make("tr", {}, make("th", { scope: "row" }, String(i + 1)), ...row.map((v, j) => cell(v, i, j))));
+  const rows = pairs.map((row, i) =>
+    make("tr", {}, make("th", { scope: "row" }, String(i + 1)), ...row.map((v, j) => cell(v, i, j))),
+  );
   figure.querySelector(".scroll").replaceChildren(make("table", { class: "matrix" }, head, make("tbody", {}, ...rows)));
   figure.querySelector("figcaption").textContent =
     `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "error")} on average over pairs.`;
-  offer(figure.querySelector(".files"), [[`${report.label} disagreement`, () => csvOf([["member", ...pairs.map((_, i) => i + 1)], ...pairs.map((row, i) => [i + 1, ...row])])]]);
+  offer(figure.querySelector(".files"), [
+    [
+      `${report.label} disagreement`,
+      () => csvOf([["member", ...pairs.map((_, i) => i + 1)], ...pairs.map((row, i) => [i + 1, ...row])]),
+    ],
+  ]);
 }
 
 function showRuns() {

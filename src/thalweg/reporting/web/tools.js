@@ -55,7 +55,10 @@ function extent(values) {
 /** The place of t between measured points, and whether it is one of them; null outside them. */
 function placeOf(ts, t) {
   if (t < ts[0] || t > ts[ts.length - 1]) return null;
-  const next = Math.max(1, ts.findIndex((value) => value >= t));
+  const next = Math.max(
+    1,
+    ts.findIndex((value) => value >= t),
+  );
   const share = (t - ts[next - 1]) / (ts[next] - ts[next - 1]);
   return { index: next - 1, share, measured: share === 0 || share === 1 };
 }
