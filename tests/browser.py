@@ -3,15 +3,18 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 QUIET = ("background-networking", "component-update", "dev-shm-usage", "gpu", "quic", "sync")
 FLAGS = ("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe")
+PATIENCE = 60  # seconds
 TROUBLE = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 
 
@@ -35,8 +38,11 @@ class Browser:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.call("Browser.close")
-        self.process.wait(20)
+        with suppress(RuntimeError, OSError, subprocess.TimeoutExpired):
+            self.call("Browser.close")
+            self.process.wait(20)
+        self.process.kill()
+        self.process.wait()
         self.incoming.close()
         self.outgoing.close()
 
@@ -55,9 +61,10 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self.rest:
-            part = self.incoming.read(1 << 20)
+            ready, _, _ = select.select([self.incoming], [], [], PATIENCE)
+            part = self.incoming.read(1 << 20) if ready else b""
             if not part:
-                raise RuntimeError("the browser has gone away")
+                raise RuntimeError("the browser has gone away" if ready else f"the browser said nothing for {PATIENCE} s")
             self.rest += part
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)

@@ -34,19 +34,19 @@ function showGrowth(report, score) {
   const counts = report.members.map((_, i) => i + 1);
   const series = [
     {
+      name: "ensemble up to it",
+      x: counts,
+      y: report.growth.map((all) => scaled(all[score], score)),
+      mark: "diamond",
+      style: styleOf(0),
+    },
+    {
       name: "member alone",
       x: counts,
       y: report.members.map((own) => scaled(own[score], score)),
       line: false,
       mark: "cross",
       style: styleOf(1),
-    },
-    {
-      name: "ensemble up to it",
-      x: counts,
-      y: report.growth.map((all) => scaled(all[score], score)),
-      mark: "diamond",
-      style: styleOf(0),
     },
   ];
   const on = report.data ? ` on ${report.data}` : "";
