@@ -1,5 +1,6 @@
 """The command line as a user meets it, with a task of the user's own in the current folder."""
 
+import json
 import os
 import re
 import shutil
@@ -283,7 +284,7 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare"])
+@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"])
 def test_every_option_is_explained(command):
     import typer.main
 
@@ -403,3 +404,20 @@ def test_a_command_that_was_terminated_goes_on(kind, here):
     changed = invoke(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")
     assert changed.exit_code == 2
     assert "weight_decay was 0.0 and is 0.5" in changed.output
+
+
+def test_a_page_of_what_commands_wrote(here):
+    ok("scan", "curve", "--task", "mine:circle", "--out", "shown/scan", "--points", "3")
+    ok("plane", "curve", "--task", "mine:circle", "--out", "shown/plane", "--grid", "3")
+    output = ok("ensemble", "a", "b", "--task", "mine:circle", "--out", "shown/both")
+    assert "next: thalweg page shown/both" in output
+    assert "wrote shown.html" in ok("page", "shown", "-o", "shown.html")
+    text = (here / "shown.html").read_text()
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert shown["planes"][0]["paths"]["Bezier"][60] == list(tw.Scan.load("shown/plane/scan.json").paths["Bezier"][60])
+    assert shown["reports"][0]["data"] == "train"
+    assert [run["label"] for run in shown["runs"]] == ["both", "plane", "scan"]
+    assert shown["notes"] == []
+    (here / "shown" / "scan" / "scan.json").unlink()
+    ok("page", "shown", "-o", "shown.html")
+    assert "scan has no scan.json" in (here / "shown.html").read_text()

@@ -5,6 +5,8 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
+from thalweg.reporting.contents import content
+from thalweg.reporting.folders import find
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def test_the_segment_has_a_barrier_and_the_curves_have_none(demo):
 
 def test_it_says_what_it_wrote_and_wrote_it(demo):
     folder, output = demo
-    for name in ("profile.png", "profile.pdf", "planes.png", "planes.pdf", "bezier.safetensors", "run.json"):
+    for name in ("profile.png", "profile.pdf", "planes.png", "planes.pdf", "bezier.safetensors", "run.json", "page.html"):
         assert str(folder / name) in output
         assert (folder / name).stat().st_size > 0
     assert "Segment" in output
@@ -45,6 +47,16 @@ def test_ensembles_at_one_budget(demo):
     assert list(result.entries) == ["Ind", "Snapshot", "FGE"]
     assert all(entry["epochs"] <= result.budget for entry in result.entries.values())
     assert result.table() in output
+
+
+def test_its_page_has_every_part(demo):
+    folder, output = demo
+    assert f"The page, to open in a browser: {folder / 'page.html'}" in output
+    shown = content(find([folder]))
+    assert [curve["label"] for curve in shown["curves"]] == ["Segment", "Bezier", "PolyChain"]
+    assert [plane["label"] for plane in shown["planes"]] == ["plane-bezier", "plane-polychain", "plane-three-networks"]
+    [report], [comparison] = shown["reports"], shown["comparisons"]
+    assert (report["data"], len(report["members"]), comparison["budget"]) == ("test", 3, 40)
 
 
 def test_it_may_run_again_but_not_over_something_else(demo, tmp_path):

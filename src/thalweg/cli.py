@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .commands import ensembles, geometry, paper, speed
+from .commands import ensembles, geometry, pages, paper, speed
 from .errors import Diverged, Stopped, ThalwegError
 
 app = typer.Typer(
@@ -118,6 +118,7 @@ for _command in (
     ensembles.walk,
     ensembles.ensemble,
     ensembles.compare,
+    pages.page,
     speed.bench,
 ):
     app.command()(_plainly(_command))

@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 
 from .data import DeviceBatches
 from .data import digits as digit_images
+from .evaluation.ensemble import Ensemble
 from .evaluation.results import Scan
 from .evaluation.scan import scan
 from .models import digits_net
 from .randomness import seeded
-from .reporting import figures, tables
+from .reporting import figures, page, tables
 from .tasks import classification
 from .training.compare import Ind, compare
 from .training.connect import connect
@@ -47,7 +48,9 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
     curves = demo.find_curves(networks)
     scans = demo.scan_curves(networks, curves)
     demo.draw_planes(networks, curves)
+    demo.ensemble_networks(networks)
     demo.compare_budgets()
+    say(f"The page, to open in a browser: {page.write(folder / 'page.html', [folder])}")
     return scans
 
 
@@ -105,6 +108,11 @@ class _Demo:
         figure = Figure(figsize=(14, 4), layout="constrained")
         figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
         figures.save(figure, self.folder / "planes")
+
+    def ensemble_networks(self, networks: list[Weights]) -> None:
+        report = Ensemble(self.model, networks).report(self.task, self.data["test"], progress=self.progress)
+        report.save(self.folder / "report.json")
+        self.say(f"The three networks as an ensemble, on the test set:\n{report.table()}\n")
 
     def compare_budgets(self) -> None:
         self.say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")

@@ -119,12 +119,12 @@ def ensemble(
     inputs = load_inputs(task, seed, device)
     name = _chosen(inputs.data, data)
     pooled = Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
-    start_run(out, "ensemble", settings)
+    start_run(out, "ensemble", {**settings, "data": name})
     report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
     report.save(out / "report.json")
     pooled.save(out / MEMBERS)
     typer.echo(f"on '{name}'\n{report.table()}")
-    done(out, None)
+    done(out, f"thalweg page {out} -o page.html")
 
 
 def compare(

@@ -48,12 +48,12 @@ def demo(
     """Networks on handwritten digits: the curves between two of them, the planes around, and ensembles at one budget.
 
     Needs no data and no GPU, and takes about a minute and a half on two cores. The straight line between the networks meets a
-    barrier and the trained curves do not; figures are written as PNG and PDF.
+    barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
     """
     from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
     from ..store.runs import start_run
 
-    start_run(out, "demo", {"fit": FIT, "connect": CONNECT}, again=True)
+    start_run(out, "demo", {"fit": FIT, "connect": CONNECT, "data": "test"}, again=True)
     run(out, progress=bar(quiet))
     plane = f"thalweg plane {out}/bezier.safetensors --task thalweg.demo:digits"
     done(out, f"{plane}{decayed(WEIGHT_DECAY)} --out plane")
@@ -246,7 +246,7 @@ def plane(
     result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, run=run, **rest)
     _write(out, result, "surface", lambda data, quantity, ax: figures.surface(result, data, quantity, ax))
     typer.echo(result.table())
-    done(out, None)
+    done(out, f"thalweg page {out} -o page.html")
 
 
 def _plane(what: list[Path], model: "nn.Module") -> "tuple[Plane, dict[str, Any]]":

@@ -27,7 +27,8 @@ class Scan:
     t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
     length_ratio: the curve's length over the distance of its ends.
     stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
-    corners, paths, marks: of a plane, where its three points, the curves and the weights drawn in it lie.
+    corners, paths, marks: of a plane, where its three points, the curves (at equally spaced t from 0 to 1) and the weights
+        drawn in it lie.
     """
 
     name: str

@@ -101,6 +101,12 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
     return record["content"]
 
 
+def json_kind(path: Path) -> str | None:
+    """Which kind of JSON file of ours this is, or None for somebody else's."""
+    record = _parse(path)
+    return record.get("thalweg") if isinstance(record, dict) else None
+
+
 def check_format(path: Path, found: Any) -> None:
     if str(found) != str(FORMAT):
         raise ThalwegError(f"{path} has format {found}; this thalweg reads format {FORMAT}: use the version that wrote it")

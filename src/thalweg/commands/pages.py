@@ -1,0 +1,24 @@
+"""page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def page(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page; one that is there is replaced.")] = Path(
+        "page.html"
+    ),
+) -> None:
+    """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.
+
+    The file holds everything it shows and asks no network for anything. What the folders lack is told on the page.
+    """
+    from ..reporting.page import write
+
+    typer.echo(f"wrote {write(out, runs)}\nnext: open it in a browser")

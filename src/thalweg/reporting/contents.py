@@ -1,0 +1,168 @@
+"""What a page shows, gathered from result files as plain data."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..evaluation.results import PERCENT, Comparison, Scan, Trace, plain
+from .folders import Found
+
+MISSING = {
+    "summary": "No scan here: make one with `thalweg scan CURVE --task ... --out scan`.",
+    "curves": "No curve has been measured here: do it with `thalweg scan CURVE --task ... --out scan`.",
+    "planes": "No plane here: make one with `thalweg plane CURVE --task ... --out plane`.",
+    "reports": "No ensemble here: make one with `thalweg ensemble FOLDER ... --task ... --out ensemble`.",
+    "comparisons": "No comparison here: make one with `thalweg compare --task ... --out compare`.",
+    "runs": "No run.json here, so settings and origin are not known.",
+}
+RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command leaves once it has finished
+
+
+def content(found: Sequence[Found]) -> dict[str, Any]:
+    """Everything a page shows, as plain data; where there is none of a kind, `missing` has the line that says so."""
+    parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
+    parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
+    read = {kind: [reader(item) for item in parts[kind]] for kind, reader in READERS.items()}
+    scans = _distinct(read["scan"])
+    curves = sorted((scan for scan in scans if scan["kind"] == "curve"), key=lambda scan: scan["name"] != "Segment")
+    planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
+    points = [scan for scan in scans if scan["kind"] == "points"]
+    data = _data_of(parts["run"])
+    return {
+        "percent": PERCENT,
+        "curves": curves,
+        "planes": planes,
+        "summary": [row for scan in [*curves, *points, *planes] for row in scan.pop("summary")],
+        "reports": [{**report, "data": data.get(report["folder"])} for report in read["report"]],
+        "comparisons": read["comparison"],
+        "walks": read["trace"],
+        "runs": read["run"],
+        "notes": [note for item in parts["run"] if (note := _unfinished(item))],
+        "missing": MISSING,
+    }
+
+
+def _scan(item: Found) -> dict[str, Any]:
+    scan = Scan.from_dict(item.content)
+    own = {key: plain(value) for key, value in vars(scan).items() if value is not None}
+    own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
+    with np.errstate(invalid="ignore"):  # a scan may hold infinities
+        summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
+    own["summary"] = [
+        {"data": name, "quantity": quantity, "length_ratio": scan.length_ratio, **numbers}
+        for name, entry in summary.items()
+        for quantity, numbers in entry.items()
+    ]
+    return {**own, "group": item.group, "label": item.label, "csv": scan.to_csv()}
+
+
+def _telling(entry: dict[str, Any], weight_decay: float) -> dict[str, Any]:
+    """Without weight decay both losses are the same."""
+    return {key: value for key, value in entry.items() if key != "data_loss" or weight_decay}
+
+
+def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Curves are called by their kind where that says which one is meant, planes and lists by where they lie."""
+    kinds = Counter((scan["group"], scan["name"]) for scan in scans)
+    for scan in scans:
+        if scan["kind"] == "curve":
+            scan["label"] = scan["name"] if kinds[scan["group"], scan["name"]] == 1 else f"{scan['name']}, {scan['label']}"
+        for row in scan["summary"]:
+            row |= {"group": scan["group"], "label": scan["label"]}
+    return scans
+
+
+def _report(item: Found) -> dict[str, Any]:
+    return {**item.content, "label": item.full_label, "folder": str(item.path.parent)}
+
+
+def _comparison(item: Found) -> dict[str, Any]:
+    result = Comparison(**item.content)
+    rows = []
+    for method, entry in result.entries.items():
+        for name in entry["runs"][0]:
+            scores = {f"{k}B": result.score(method, k, name)[0] for k in result.multiples}
+            own = {"label": item.full_label, "method": method, "quantity": name, "spread": result.score(method, 1, name)[1]}
+            rows.append({**own, "epochs": entry["epochs"], "members": entry["members"], **scores})
+    return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
+
+
+def _trace(item: Found) -> dict[str, Any]:
+    trace = Trace.from_dict(item.content)
+    every = list(range(1, len(trace.lr) + 1))
+    watched = [
+        {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values}
+        for data, entry in trace.watched.items()
+        for quantity, values in entry.items()
+    ]
+    named = (("learning rate", trace.lr), ("train loss", trace.loss), ("distance from the start", trace.distance))
+    own = [{"data": "", "quantity": name, "at": every, "values": values.tolist()} for name, values in named]
+    return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": [*watched, *own]}
+
+
+def _once(items: Sequence[Found]) -> list[Found]:
+    """A walk keeps its trace where it ran and where it ended."""
+    return [item for i, item in enumerate(items) if item.content not in [before.content for before in items[:i]]]
+
+
+def _whole(runs: Sequence[Found]) -> list[Found]:
+    """Runs that are not a part of a walk or a comparison."""
+    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare")}
+    return [run for run in runs if not above & {*run.path.parent.parents}]
+
+
+def _run(item: Found) -> dict[str, Any]:
+    record = item.content
+    times = " to ".join(_time(record[key]) for key in ("started", "finished") if key in record)
+    facts = {"command": record["command"], "time": times, "arguments": " ".join(record["argv"])}
+    facts |= _flat(record["versions"]) | _flat(record["code"] or {}, "code ") | _flat(record["settings"])
+    return {"label": item.full_label, "title": f"{record['command']}, {_time(record['started'])}", "facts": list(facts.items())}
+
+
+def _time(stamp: str) -> str:
+    return stamp[:16].replace("T", " ")
+
+
+def _flat(entry: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Settings inside settings in one line each."""
+    facts = {}
+    for key, value in entry.items():
+        inner = _flat(value, f"{before}{key} ") if isinstance(value, dict) else {f"{before}{key}": _brief(value)}
+        facts.update(inner)
+    return facts
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 8:
+        return f"{_brief(value[:2])}, ..., {_brief(value[-1])} ({len(value)} values)"
+    if isinstance(value, list):
+        return ", ".join(map(_brief, value))
+    if value is None or isinstance(value, bool):
+        return {None: "not given", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _data_of(runs: Iterable[Found]) -> dict[str, str]:
+    """Folder -> the data set on which its run measured."""
+    named = {str(item.path.parent): item.content["settings"].get("data") for item in runs}
+    return {folder: name for folder, name in named.items() if isinstance(name, str)}
+
+
+def _unfinished(item: Found) -> str:
+    """A line on a command whose result is not there."""
+    result = RESULTS.get(item.content["command"])
+    by_command = "task" in item.content["settings"]  # in Python results are saved by the caller, anywhere
+    if result is None or not by_command or (item.path.parent / result).is_file():
+        return ""
+    return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."
+
+
+READERS: dict[str, Callable[[Found], dict[str, Any]]] = {
+    "scan": _scan,
+    "report": _report,
+    "comparison": _comparison,
+    "trace": _trace,
+    "run": _run,
+}

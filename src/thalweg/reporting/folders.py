@@ -1,0 +1,68 @@
+"""The result files inside folders: found, checked, and named."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ThalwegError
+from ..store import files
+
+USUAL = ("scan", "report", "comparison", "run", "trace", "result")  # names that say nothing the folder does not
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file of ours: where it lies, what kind it is, and what it holds.
+
+    group: the folder around the one it lies in, from where the search began; what lies in one belongs together.
+    label: a short name inside the group.
+    """
+
+    path: Path
+    group: str
+    label: str
+    kind: str
+    content: dict[str, Any]
+
+    @property
+    def full_label(self) -> str:
+        return f"{self.group}/{self.label}" if self.group else self.label
+
+
+def find(folders: Sequence[str | Path]) -> list[Found]:
+    """Every JSON file of ours in the folders and in those inside them; a damaged one is an error that names it."""
+    roots = [_existing(Path(folder)).resolve() for folder in folders]
+    bases = roots if len(roots) == 1 else [root.parent for root in roots]
+    common = Path(os.path.commonpath(bases))
+    found: dict[Path, Found] = {}
+    for root, base in zip(roots, bases, strict=True):
+        for path in _json_files(root):
+            if path not in found and (kind := files.json_kind(path)) is not None:
+                found[path] = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
+    return list(found.values())
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ThalwegError(f"a page is made from folders that thalweg commands have written; {folder} is not a folder")
+    return folder
+
+
+def _json_files(root: Path) -> Iterator[Path]:
+    for path in sorted(root.rglob("*.json")):
+        if not any(part.startswith(".") for part in path.relative_to(root).parts):
+            yield path
+
+
+def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
+    """Group and label; what was named on its own is called by where it lies among the others."""
+    around = base / path.parent.relative_to(base).parent
+    named = path.parent if path.stem in USUAL else path.with_suffix("")
+    label = base.relative_to(common) / named.relative_to(around)
+    return _plain(around.relative_to(base)), _plain(label) or base.name
+
+
+def _plain(path: Path) -> str:
+    return path.as_posix().removeprefix(".")

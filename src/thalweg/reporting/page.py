@@ -1,0 +1,67 @@
+"""The page: everything in some run folders as one HTML file that needs nothing else."""
+
+import html
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from importlib.resources import files as resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from .. import __version__
+from ..errors import ThalwegError
+from ..store.files import write as write_whole
+from .contents import READERS, content
+from .folders import find
+
+SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
+
+
+def write(path: str | Path, runs: Sequence[str | Path]) -> Path:
+    """Write everything that some run folders hold as one HTML file, which opens without a network.
+
+    >>> import tempfile, numpy as np, thalweg as tw
+    >>> folder, t = Path(tempfile.mkdtemp()), np.linspace(0, 1, 5)
+    >>> scan = tw.Scan("Segment", "curve", {"train": {"loss": t * (1 - t)}}, t=t, length=t, length_ratio=1.0)
+    >>> scan.save(folder / "scan.json")
+    >>> write(folder / "page.html", [folder]).name
+    'page.html'
+
+    path: an .html file; one that is there is replaced.
+    runs: folders that commands have written, or folders that hold such folders.
+    """
+    path = Path(path)
+    if path.suffix != ".html":
+        raise ThalwegError(f"a page is a file that ends in .html; got {path}")
+    found = find(runs)
+    if not any(item.kind in READERS for item in found):
+        told = ", ".join(map(str, runs))
+        raise ThalwegError(f"{told} holds no results that a page could show: make some with `thalweg scan` or `thalweg demo`")
+    title = ", ".join(Path(run).resolve().name for run in runs)
+    text = _filled(title, content(found))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path
+
+
+def _filled(title: str, shown: Mapping[str, Any]) -> str:
+    web = resources(__package__) / "web"
+    data = json.dumps(_finite(shown), allow_nan=False, separators=(",", ":"))
+    return Template((web / "page.html").read_text(encoding="utf-8")).substitute(
+        title=html.escape(title),
+        version=__version__,
+        date=time.strftime("%Y-%m-%d"),
+        style=(web / "page.css").read_text(encoding="utf-8"),
+        script="\n".join((web / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
+        data=data.replace("<", "\\u003c"),  # so that no text can end the script element
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null, which figures show as gaps."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,131 @@
+function showEnsembles() {
+  const section = find("#ensemble");
+  if (!PAGE.reports.length) return missing(section, PAGE.missing.reports);
+  const state = { report: PAGE.reports[0], score: null };
+  const show = () => {
+    const scores = Object.keys(state.report.members[0]);
+    state.score = scores.includes(state.score) ? state.score : scores[0];
+    choose(
+      find("#scores"),
+      "score",
+      scores.map((name) => [name, titled(name)]),
+      state.score,
+      (name) => {
+        state.score = name;
+        showGrowth(state.report, name);
+      },
+    );
+    showGrowth(state.report, state.score);
+    showMatrix(state.report);
+  };
+  select(
+    find("#reports"),
+    PAGE.reports.map((report) => report.label),
+    (index) => {
+      state.report = PAGE.reports[index];
+      show();
+    },
+  );
+  show();
+  redraws.push(() => showGrowth(state.report, state.score));
+}
+
+function showGrowth(report, score) {
+  const counts = report.members.map((_, i) => i + 1);
+  const series = [
+    {
+      name: "ensemble up to it",
+      x: counts,
+      y: report.growth.map((all) => scaled(all[score], score)),
+      mark: "diamond",
+      style: styleOf(0),
+    },
+    {
+      name: "member alone",
+      x: counts,
+      y: report.members.map((own) => scaled(own[score], score)),
+      line: false,
+      mark: "cross",
+      style: styleOf(1),
+    },
+  ];
+  const on = report.data ? ` on ${report.data}` : "";
+  const range = [0.5, counts.length + 0.5];
+  chart(find("#growth .drawing"), {
+    series,
+    x: "members",
+    y: titled(score, report.data ?? ""),
+    textId: "growth-text",
+    range,
+    whole: true,
+  });
+  const [best, last] = [Math.min(...report.members.map((own) => own[score])), report.growth.at(-1)[score]];
+  find("#growth-text").textContent =
+    `${sentence(titled(score))}${on}: ${withUnit(last, score)} for the ensemble of ${counts.length}, ` +
+    `${withUnit(best, score)} for its best member alone.`;
+  offer(find("#growth .files"), [[`${report.label} growth`, () => csvOf(growthRows(report))]]);
+}
+
+function growthRows(report) {
+  const names = Object.keys(report.growth[0]);
+  const own = Object.keys(report.members[0]);
+  const header = ["members", ...names.map((name) => `ensemble_${name}`), ...own.map((name) => `member_${name}`)];
+  return [
+    header,
+    ...report.growth.map((all, i) => [i + 1, ...names.map((n) => all[n]), ...own.map((n) => report.members[i][n])]),
+  ];
+}
+
+function showWalks() {
+  const section = find("#walk");
+  if (!PAGE.walks.length) {
+    section.hidden = true;
+    return;
+  }
+  const state = { walk: PAGE.walks[0], shown: 0 };
+  const show = () => {
+    const options = state.walk.series.map((item, index) => [String(index), titled(item.quantity, item.data)]);
+    state.shown = Math.min(state.shown, options.length - 1);
+    choose(find("#followed"), "followed", options, String(state.shown), (index) => {
+      state.shown = Number(index);
+      showTrace(state.walk, state.walk.series[state.shown]);
+    });
+    showTrace(state.walk, state.walk.series[state.shown]);
+  };
+  select(
+    find("#walks"),
+    PAGE.walks.map((walk) => walk.label),
+    (index) => {
+      state.walk = PAGE.walks[index];
+      show();
+    },
+  );
+  show();
+  redraws.push(() => showTrace(state.walk, state.walk.series[state.shown]));
+}
+
+function showTrace(walk, item) {
+  const label = titled(item.quantity, item.data);
+  const values = item.values.map((value) => scaled(value, item.quantity));
+  const epochs = item.at.map((iteration) => iteration / walk.steps);
+  const kept = walk.collected.map((iteration) => item.at.indexOf(iteration)).filter((index) => index >= 0);
+  const series = [
+    { name: label, x: epochs, y: values, style: styleOf(0) },
+    {
+      name: "collected",
+      x: kept.map((i) => epochs[i]),
+      y: kept.map((i) => values[i]),
+      line: false,
+      mark: "dot",
+      style: styleOf(1),
+    },
+  ];
+  chart(find("#trace .drawing"), { series, x: "epoch", y: label, textId: "trace-text" });
+  const [low, high] = extent(item.values) ?? [null, null];
+  find("#trace-text").textContent =
+    `${sentence(label)} between ${withUnit(low, item.quantity)} and ${withUnit(high, item.quantity)} ` +
+    `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.`;
+  offer(find("#trace .files"), [
+    [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, item.values[i]])])],
+  ]);
+}

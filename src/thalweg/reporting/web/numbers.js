@@ -1,0 +1,42 @@
+/** Every number at t: one line per curve. */
+function showNumbers() {
+  const rows = state.curves.map((curve) => {
+    const place = placeOf(curve.t, t());
+    return { curve, place, sign: place && !place.measured ? "≈ " : "", at: placeInPlane(curve) };
+  });
+  const columns = numberColumns();
+  const heads = columns.map((column) => make("th", { scope: "col", class: column.words ? "words" : "" }, column.title));
+  const body = rows.map((row) => lineOf(columns, row));
+  const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
+  find("#numbers .scroll").replaceChildren(table);
+  offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
+}
+
+/** Planes know their curves by name, so only one of that name can be meant. */
+function placeInPlane(curve) {
+  const path = state.plane?.paths[curve.name];
+  const same = state.curves.filter((other) => other.name === curve.name);
+  return path && same.length === 1 ? pointOn(path, t()) : null;
+}
+
+function numberColumns() {
+  const unique = (lists) => [...new Set(lists.flat())];
+  const names = unique(state.curves.map((curve) => Object.keys(curve.values)));
+  const quantities = (data) => unique(state.curves.map((curve) => Object.keys(curve.values[data] ?? {})));
+  const length = (row) => between(row.curve.length, row.place);
+  return [
+    { title: "curve", words: true, value: (row) => row.curve.label },
+    ...names.flatMap((data) => quantities(data).map((quantity) => measuredColumn(data, quantity))),
+    { title: "length so far", value: length, text: (row) => row.sign + rounded(length(row)) },
+    {
+      title: "in the plane",
+      value: (row) => row.at?.join(" "),
+      text: (row) => row.at?.map((v) => v.toFixed(2)).join(", ") ?? "–",
+    },
+  ];
+}
+
+function measuredColumn(data, quantity) {
+  const value = (row) => between(row.curve.values[data]?.[quantity] ?? [], row.place) ?? null;
+  return { title: titled(quantity, data), value, text: (row) => row.sign + shown(value(row), quantity) };
+}

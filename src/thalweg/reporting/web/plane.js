@@ -1,0 +1,189 @@
+const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
+const FLATTEST = 90; // a plane thinner than so many pixels is stretched, or nothing could be seen in it
+const VIRIDIS = [
+  [253, 231, 37],
+  [181, 222, 43],
+  [110, 206, 88],
+  [53, 183, 121],
+  [31, 158, 137],
+  [38, 130, 142],
+  [49, 104, 142],
+  [62, 73, 137],
+  [72, 40, 120],
+  [68, 1, 84],
+];
+
+/** A colour for a share of the scale: yellow for the lowest, dark for the highest. */
+function colourAt(share) {
+  const place = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1);
+  const index = Math.min(Math.floor(place), VIRIDIS.length - 2);
+  return VIRIDIS[index].map((channel, i) => Math.round(channel + (place - index) * (VIRIDIS[index + 1][i] - channel)));
+}
+
+const COLOURS = Array.from({ length: 512 }, (_, i) => colourAt(i / 511));
+
+/** Levels crowd near the lowest value, so that the valley and the barrier both show. */
+function scaleOf(grid) {
+  const found = extent(grid.flat());
+  if (!found) return null;
+  const low = found[0];
+  const high = Math.max(found[1], low + Math.max(1e-6, 1e-6 * Math.abs(low)));
+  const share = (value) => (value <= low ? 0 : Math.max(0, 1 + Math.log((value - low) / (high - low)) / DEPTH));
+  const value = (part) => low + (high - low) * Math.exp(DEPTH * (part - 1));
+  return { low, high, share, value, levels: Array.from({ length: LEVELS }, (_, i) => value(i / (LEVELS - 1))) };
+}
+
+/** The value between four points of the grid, at (u, v) in steps of it; null where one of them is missing. */
+function inside(grid, u, v) {
+  const [i, j] = [Math.min(Math.floor(u), grid[0].length - 2), Math.min(Math.floor(v), grid.length - 2)];
+  const corners = [grid[j][i], grid[j][i + 1], grid[j + 1][i], grid[j + 1][i + 1]];
+  if (!corners.every(isNumber)) return null;
+  const [a, b] = [u - i, v - j];
+  return (1 - b) * ((1 - a) * corners[0] + a * corners[1]) + b * ((1 - a) * corners[2] + a * corners[3]);
+}
+
+function heatMap(canvas, grid, scale) {
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(canvas.width, canvas.height);
+  const [nx, ny] = [grid[0].length, grid.length];
+  for (let row = 0; row < canvas.height; row++) {
+    for (let column = 0; column < canvas.width; column++) {
+      const v = ((canvas.height - row - 0.5) / canvas.height) * (ny - 1);
+      const value = inside(grid, ((column + 0.5) / canvas.width) * (nx - 1), v);
+      if (value !== null) paintPixel(image.data, 4 * (row * canvas.width + column), scale.share(value));
+    }
+  }
+  context.putImageData(image, 0, 0);
+  context.strokeStyle = "rgba(255, 255, 255, 0.6)";
+  context.lineWidth = canvas.width / 700;
+  context.stroke(contours(grid, scale.levels, canvas.width, canvas.height));
+}
+
+function paintPixel(pixels, place, share) {
+  [pixels[place], pixels[place + 1], pixels[place + 2]] = COLOURS[Math.round(511 * Math.min(share, 1))];
+  pixels[place + 3] = 255;
+}
+
+/** Marching squares: in each square of the grid, the pieces along which its sides cross a level. */
+function contours(grid, levels, width, height) {
+  const path = new Path2D();
+  const at = (u, v) => [(u / (grid[0].length - 1)) * width, height - (v / (grid.length - 1)) * height];
+  for (let j = 0; j + 1 < grid.length; j++) {
+    for (let i = 0; i + 1 < grid[0].length; i++) {
+      const square = [
+        [i, j],
+        [i + 1, j],
+        [i + 1, j + 1],
+        [i, j + 1],
+      ].map(([u, v]) => [u, v, grid[v][u]]);
+      if (!square.every(([, , value]) => isNumber(value))) continue;
+      for (const level of levels) {
+        const crossed = crossings(square, level);
+        for (let k = 0; k + 1 < crossed.length; k += 2) {
+          path.moveTo(...at(...crossed[k]));
+          path.lineTo(...at(...crossed[k + 1]));
+        }
+      }
+    }
+  }
+  return path;
+}
+
+function crossings(square, level) {
+  const found = [];
+  square.forEach(([u, v, value], k) => {
+    const [nextU, nextV, next] = square[(k + 1) % 4];
+    if (value < level === next < level) return;
+    const share = (level - value) / (next - value);
+    found.push([u + share * (nextU - u), v + share * (nextV - v)]);
+  });
+  return found;
+}
+
+/** The map of a plane with what is drawn in it; returns where a place of the plane lies in the drawing. */
+function planeMap(host, plane, grid, label) {
+  const scale = scaleOf(grid);
+  if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged."));
+  const width = Math.max(260, host.clientWidth);
+  const [left, top, room] = [46, 8, 92];
+  const [spanX, spanY] = [plane.x, plane.y].map((axis) => axis.at(-1) - axis[0]);
+  const zoom = Math.min((width - left - 12) / spanX, 440 / spanY);
+  const [w, h] = [Math.max(spanX * zoom, FLATTEST), Math.max(spanY * zoom, FLATTEST)];
+  const across = (x) => left + ((x - plane.x[0]) / spanX) * w;
+  const up = (y) => top + h - ((y - plane.y[0]) / spanY) * h;
+  const sharp = Math.min(window.devicePixelRatio || 1, 2);
+  const canvas = make("canvas", { width: Math.round(w * sharp), height: Math.round(h * sharp), "aria-hidden": "true" });
+  Object.assign(canvas.style, { left: `${left}px`, top: `${top}px`, width: `${w}px`, height: `${h}px` });
+  heatMap(canvas, grid, scale);
+  const svg = draw("svg", { width, height: h + top + room, role: "img", "aria-labelledby": "plane-text" });
+  axes(svg, plane, { left, top, w, h, across, up });
+  colourBar(svg, scale, { left, y: top + h + 48, w, label });
+  svg.append(...drawn(plane, across, up));
+  host.replaceChildren(...mapLegend(plane), make("div", { class: "drawing" }, canvas, svg));
+  return { svg, across, up };
+}
+
+function axes(svg, plane, { left, top, w, h, across, up }) {
+  svg.append(draw("rect", { class: "axis", x: left, y: top, width: w, height: h }));
+  for (const tick of ticks(plane.x[0], plane.x.at(-1), w / 80)) {
+    svg.append(draw("line", { class: "axis", x1: across(tick), x2: across(tick), y1: top + h, y2: top + h + 5 }));
+    svg.append(draw("text", { x: across(tick), y: top + h + 18, "text-anchor": "middle" }, tickText(tick)));
+  }
+  for (const tick of ticks(plane.y[0], plane.y.at(-1), h / 60)) {
+    svg.append(draw("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, tickText(tick)));
+  }
+  svg.append(
+    draw("text", { class: "label", x: left + w / 2, y: top + h + 36, "text-anchor": "middle" }, "distance in weight space"),
+  );
+  svg.append(
+    draw("text", { class: "label", "text-anchor": "middle", transform: `translate(11 ${top + h / 2}) rotate(-90)` }, "distance"),
+  );
+}
+
+function colourBar(svg, scale, { left, y, w, label }) {
+  const steps = 120;
+  for (let i = 0; i < steps; i++) {
+    const fill = `rgb(${colourAt((i + 0.5) / steps)})`;
+    svg.append(draw("rect", { x: left + (i * w) / steps, y, width: w / steps + 0.6, height: 10, fill }));
+  }
+  const every = w > 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1];
+  for (const part of every) {
+    const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
+    svg.append(
+      draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, Number(scale.value(part).toPrecision(3)).toString()),
+    );
+  }
+  svg.append(
+    draw(
+      "text",
+      { class: "label", x: left + w / 2, y: y + 39, "text-anchor": "middle" },
+      `${label}, logarithmic above its lowest value`,
+    ),
+  );
+}
+
+const MAP_DASHES = ["", "8 5", "11 4 3 4", "3 4"];
+const MAP_MARKS = ["diamond", "cross", "dot"];
+
+function drawn(plane, across, up) {
+  const parts = [];
+  Object.values(plane.paths).forEach((path, i) => {
+    const d = trail(path, across, up);
+    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, opacity: 0.75 }));
+    parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, "stroke-dasharray": MAP_DASHES[i % 4] }));
+  });
+  Object.values(plane.marks).forEach((places, i) => {
+    for (const [x, y] of places) parts.push(mark(MAP_MARKS[i % 3], across(x), up(y), "#000"));
+  });
+  for (const [x, y] of plane.corners) {
+    parts.push(draw("circle", { cx: across(x), cy: up(y), r: 6, fill: "#fff", stroke: "#000", "stroke-width": 1.5 }));
+  }
+  return parts;
+}
+
+function mapLegend(plane) {
+  const ink = { stroke: "var(--ink)" };
+  const paths = Object.keys(plane.paths).map((name, i) => ({ name, style: { ...ink, "stroke-dasharray": MAP_DASHES[i % 4] } }));
+  const marks = Object.keys(plane.marks).map((name, i) => ({ name, line: false, mark: MAP_MARKS[i % 3], style: ink }));
+  return paths.length + marks.length ? [legend([...paths, ...marks])] : [];
+}

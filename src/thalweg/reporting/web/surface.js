@@ -1,0 +1,164 @@
+const VIEW = { turn: Math.PI - 0.45, tilt: 0.95 };
+
+/** The plane as a surface that can be turned: squares drawn from the farthest to the nearest. */
+class Surface {
+  constructor(host) {
+    this.canvas = make("canvas", {
+      role: "img",
+      tabindex: 0,
+      "aria-labelledby": "surface-text",
+      "aria-describedby": "surface-keys",
+    });
+    Object.assign(this, VIEW, { marked: [] });
+    host.replaceChildren(this.canvas);
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.canvas.setPointerCapture(event.pointerId));
+    this.canvas.addEventListener("pointermove", (event) => {
+      if (event.buttons) this.rotate(0.01 * event.movementX, 0.01 * event.movementY);
+    });
+  }
+
+  show(plane, grid) {
+    this.grid = grid;
+    this.scale = scaleOf(grid);
+    this.paths = Object.values(plane.paths);
+    this.place = ([x, y]) => [
+      ((x - plane.x[0]) / (plane.x.at(-1) - plane.x[0])) * (grid[0].length - 1),
+      ((y - plane.y[0]) / (plane.y.at(-1) - plane.y[0])) * (grid.length - 1),
+    ];
+    const flat = (plane.y.at(-1) - plane.y[0]) / (plane.x.at(-1) - plane.x[0]);
+    this.flat = Math.min(Math.max(flat, 0.25), 4);
+    this.paint();
+  }
+
+  mark(t) {
+    this.marked = (this.paths ?? []).map((path) => this.place(pointOn(path, t)));
+    this.paint();
+  }
+
+  key(event) {
+    const step = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.08], ArrowDown: [0, 0.08] }[event.key];
+    if (event.key === "Home") Object.assign(this, VIEW);
+    if (!step && event.key !== "Home") return;
+    event.preventDefault();
+    this.rotate(...(step ?? [0, 0]));
+  }
+
+  rotate(turn, tilt) {
+    this.turn += turn;
+    this.tilt = Math.min(Math.max(this.tilt + tilt, 0.1), 1.5);
+    this.paint();
+  }
+
+  /** Make the surface fill the canvas as it is turned now. */
+  fit(width, height) {
+    Object.assign(this, { zoom: 1, centre: [0, 0] });
+    const seen = this.grid.flatMap((row, v) =>
+      row.map((value, u) => this.project(u, v, isNumber(value) ? this.scale.share(value) : 0)),
+    );
+    const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
+    this.zoom = Math.min((width - 30) / (right - left), (height - 30) / (bottom - top));
+    this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
+  }
+
+  /** From steps of the grid and a height between 0 and 1 to the screen, with the distance from the eye last. */
+  project(u, v, height) {
+    const longest = Math.max(1, this.flat);
+    const x = (u / (this.grid[0].length - 1) - 0.5) / longest;
+    const y = ((v / (this.grid.length - 1) - 0.5) * this.flat) / longest;
+    const [cos, sin] = [Math.cos(this.turn), Math.sin(this.turn)];
+    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, 0.42 * height];
+    const depth = away * Math.cos(this.tilt) - up * Math.sin(this.tilt);
+    const rise = away * Math.sin(this.tilt) + up * Math.cos(this.tilt);
+    return [this.centre[0] + this.zoom * across, this.centre[1] - this.zoom * rise, depth];
+  }
+
+  paint() {
+    if (!this.scale || !this.canvas.clientWidth) return;
+    const width = this.canvas.clientWidth;
+    const height = Math.round(Math.min(520, Math.max(250, 0.55 * width)));
+    const sharp = Math.min(window.devicePixelRatio || 1, 2);
+    Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
+    this.canvas.style.height = `${height}px`;
+    this.fit(width, height);
+    const context = this.canvas.getContext("2d");
+    context.scale(sharp, sharp);
+    context.lineJoin = "round";
+    const parts = [...this.squares(), ...this.lines(), ...this.spots()];
+    parts.sort((a, b) => b.depth - a.depth).forEach((part) => part.draw(context));
+    this.canvas.dataset.view = `${this.turn.toFixed(3)} ${this.tilt.toFixed(3)}`;
+  }
+
+  *squares() {
+    for (let j = 0; j + 1 < this.grid.length; j++) {
+      for (let i = 0; i + 1 < this.grid[0].length; i++) {
+        const corners = [
+          [i, j],
+          [i + 1, j],
+          [i + 1, j + 1],
+          [i, j + 1],
+        ];
+        const values = corners.map(([u, v]) => this.grid[v][u]);
+        if (!values.every(isNumber)) continue;
+        const shares = values.map(this.scale.share);
+        const points = corners.map(([u, v], k) => this.project(u, v, shares[k]));
+        const colour = `rgb(${colourAt(shares.reduce((a, b) => a + b) / 4)})`;
+        yield { depth: points.reduce((sum, point) => sum + point[2], 0) / 4, draw: (context) => square(context, points, colour) };
+      }
+    }
+  }
+
+  lifted([u, v]) {
+    const value = u < 0 || v < 0 || u > this.grid[0].length - 1 || v > this.grid.length - 1 ? null : inside(this.grid, u, v);
+    return value === null ? null : this.project(u, v, this.scale.share(value) + 0.012);
+  }
+
+  *lines() {
+    for (const path of this.paths) {
+      const points = path.map((place) => this.lifted(this.place(place)));
+      for (let k = 0; k + 1 < points.length; k++) {
+        const [a, b] = [points[k], points[k + 1]];
+        if (a && b) yield { depth: (a[2] + b[2]) / 2 - 0.03, draw: (context) => piece(context, a, b) };
+      }
+    }
+  }
+
+  *spots() {
+    for (const place of this.marked) {
+      const at = this.lifted(place);
+      if (at) yield { depth: -Infinity, draw: (context) => spot(context, at) };
+    }
+  }
+}
+
+function square(context, points, colour) {
+  context.beginPath();
+  points.forEach(([x, y]) => context.lineTo(x, y));
+  context.closePath();
+  context.fillStyle = colour;
+  context.fill();
+  context.strokeStyle = "rgba(0, 0, 0, 0.16)";
+  context.lineWidth = 0.5;
+  context.stroke();
+}
+
+function piece(context, a, b) {
+  for (const [colour, lineWidth] of [
+    ["rgba(255, 255, 255, 0.8)", 4.5],
+    ["#000", 2],
+  ]) {
+    Object.assign(context, { strokeStyle: colour, lineWidth });
+    context.beginPath();
+    context.moveTo(a[0], a[1]);
+    context.lineTo(b[0], b[1]);
+    context.stroke();
+  }
+}
+
+function spot(context, [x, y]) {
+  context.beginPath();
+  context.arc(x, y, 7, 0, 2 * Math.PI);
+  Object.assign(context, { fillStyle: "#e25a00", strokeStyle: "#fff", lineWidth: 2 });
+  context.fill();
+  context.stroke();
+}

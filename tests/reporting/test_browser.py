@@ -1,0 +1,323 @@
+"""The page in a real browser: it draws without a word on the console, asks for nothing, and its parts move together."""
+
+import base64
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser, Tab
+from runs import bezier, curve, plane, report, whole
+
+import thalweg as tw
+from thalweg.reporting import page
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open pages with")
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+HOSTILE = "</script><img src=x onerror=\"document.title='broken'\">" + "long" * 40
+NONE = "\N{EN DASH}"
+SPOTS = "[...document.querySelectorAll('{} .spot')].map((spot) => [+spot.dataset.x, +spot.dataset.y])"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = whole(tmp_path_factory.mktemp("runs"))
+    page.write(made / "page.html", [made])
+    return made
+
+
+@pytest.fixture
+def tab(browser, folder):
+    return Tab(browser, folder / "page.html")
+
+
+def check(tab, path):
+    """What holds for every page."""
+    assert tab.troubles() == []
+    assert tab.requests() == [path.resolve().as_uri()]
+    assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    images = "[...document.querySelectorAll('[role=img]')].filter((image) => !image.closest('[hidden]'))"
+    told = "(image) => document.getElementById(image.getAttribute('aria-labelledby')).textContent.length > 20"
+    assert tab.run(f"{images}.every({told})")
+
+
+def table(tab, host):
+    """Heads and rows, as shown."""
+    cells = "[...row.children].map((cell) => cell.textContent.trim())"
+    return tab.run(f"[...document.querySelectorAll('{host} tr')].map((row) => {cells})")
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_draws_quietly_and_fits(browser, folder, width, scheme):
+    start = time.perf_counter()
+    tab = Tab(browser, folder / "page.html", width, scheme)
+    assert time.perf_counter() - start < 5
+    check(tab, folder / "page.html")
+    assert tab.run("document.querySelectorAll('svg[role=img], canvas[role=img]').length") == 5
+    paper = tab.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (min(paper) > 200) if scheme == "light" else (max(paper) < 60)
+    tab.screenshot(SCREENSHOTS / f"page-{width}-{scheme}.png")
+
+
+def test_the_slider_moves_profile_plane_and_numbers(tab, folder):
+    scans = [tw.Scan.load(folder / name / "scan.json") for name in ("line", "scan")]
+    tab.run("document.getElementById('t').focus()")
+    for keys, place in ((["Home"], 0), (["End"], 120), (["Home"] + ["ArrowRight"] * 31, 31)):
+        for key in keys:
+            tab.key(key)
+        t = place / 120
+        assert tab.run("document.querySelector('#slider output').textContent") == f"t = {t:.3f}"
+        assert tab.run("document.getElementById('t').getAttribute('aria-valuetext')") == f"t = {t:.3f}"
+        expected = [(t, np.interp(t, scan.t, scan.values["train"]["loss"])) for scan in scans]
+        assert np.allclose(tab.run(SPOTS.format("#profile")), expected)
+        assert np.allclose(tab.run(SPOTS.format("#plane")), [bezier(t)])
+        rows = table(tab, "#numbers table")
+        assert rows[2][0] == "Bezier"
+        assert rows[2][rows[0].index("test error (%)")] == f"{100 * scans[1].values['test']['error'][place]:.2f}"
+        assert rows[2][-1] == ", ".join(f"{value:.2f}" for value in bezier(t))
+        assert rows[1][1].startswith("≈") == (place % 2 == 1)  # between two of the 61 points of the segment
+
+
+def test_spots_lie_where_the_axes_say(tab):
+    """In pixels: in the plane from corner to corner, in the profile over the ticks 0 and 1."""
+    tab.run("document.getElementById('t').focus()")
+    middle = "(circle) => [+circle.getAttribute('cx'), +circle.getAttribute('cy')]"
+    corners = tab.run(f"[...document.querySelectorAll('#plane circle:not(.spot)')].map({middle})")
+    labels = "[...document.querySelectorAll('#profile text')].filter((text) => +text.getAttribute('y') > 300)"
+    ticks = dict(tab.run(f"{labels}.map((text) => [text.textContent, +text.getAttribute('x')])"))
+    for key, corner, tick in (("Home", corners[0], "0"), ("End", corners[1], "1")):
+        tab.key(key)
+        assert np.allclose(tab.run(f"[...document.querySelectorAll('#plane .spot')].map({middle})"), [corner])
+        [[x, _], _] = tab.run(f"[...document.querySelectorAll('#profile .spot')].map({middle})")
+        assert x == pytest.approx(ticks[tick])
+    assert corners[1][0] - corners[0][0] > 100
+
+
+def test_data_and_quantity_are_chosen_for_all_views(tab, folder):
+    scan = tw.Scan.load(folder / "scan" / "scan.json")
+    tab.run("document.querySelector('input[value=test]').click(); document.querySelector('input[value=error]').click()")
+    assert np.allclose(tab.run(SPOTS.format("#profile"))[1], [0.5, 100 * scan.values["test"]["error"][60]])
+    bowl = plane().values["test"]["error"]
+    told = f"Test error from {100 * bowl.min():.2f} % to {100 * bowl.max():.2f} % on 41 x 41 points"
+    for part in ("plane", "surface"):
+        assert told in tab.run(f"document.getElementById('{part}-text').textContent")
+    highest = 100 * scan.values["test"]["error"].max()
+    assert f"at most {highest:.2f} % (t = 0.50)" in tab.run("document.getElementById('profile-text').textContent")
+
+
+def test_the_map_has_the_colours_of_its_values(tab):
+    """Darkest in the corner that is highest, brightest at the lowest point."""
+    tab.run("document.querySelector('#plane canvas').id = 'map'")
+    pixel = "[...document.getElementById('map').getContext('2d').getImageData({}, {}, 1, 1).data]"
+    width, height = tab.run("[document.getElementById('map').width, document.getElementById('map').height]")
+    lowest = tab.run(pixel.format(round(width * 7 / 14), round(height * (1 - 3.2 / 8.4))))
+    highest = tab.run(pixel.format(1, 1))
+    assert lowest[:2] > [200, 200]
+    assert max(highest[:2]) < 90
+
+
+def test_tables_sort_both_ways_and_by_keyboard(tab, folder):
+    heads, *rows = table(tab, "#summary table")
+    column = heads.index("max")
+    press = "document.querySelectorAll('#summary thead button')[{}]"
+    known = [row for row in rows if row[column] != NONE]
+    tab.run(press.format(column) + ".focus()")
+    for direction, sign in (("ascending", 1), ("descending", -1)):
+        tab.key("Enter")
+        assert tab.run(press.format(column) + ".closest('th').getAttribute('aria-sort')") == direction
+        stored = {(r["label"], r["data"], r["quantity"]): r["max"] for r in tab.run("PAGE.summary")}
+        after = table(tab, "#summary table")[1:]
+        assert sorted(after) == sorted(rows)
+        values = [stored[row[0], row[1], row[2].removesuffix(" (%)").replace(" ", "_")] for row in after]
+        assert values == sorted(values, key=lambda value: sign * value)
+        assert len(known) == len(rows)
+    barrier = heads.index("barrier")
+    tab.run(press.format(barrier) + ".click()")
+    assert [row[barrier] for row in table(tab, "#summary table")[-6:]] == [NONE] * 6  # a plane has none, which comes last
+    tab.run(press.format(0) + ".click()")
+    names = [row[0] for row in table(tab, "#summary table")[1:]]
+    assert names == sorted(names, key=str.lower)
+
+
+def test_every_figure_gives_its_data(tab, folder, tmp_path):
+    tab.browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    assert tab.run("[...document.querySelectorAll('.files')].every((files) => files.children.length)")
+    tab.run("document.querySelectorAll('.files button').forEach((button) => button.click())")
+    wanted = {"Bezier.csv": "scan", "Segment.csv": "line", "plane.csv": "plane"}
+    for name, run in wanted.items():
+        assert arrived(tmp_path / name) == tw.Scan.load(folder / run / "scan.json").to_csv()
+    grown = arrived(tmp_path / "ensemble-growth.csv").splitlines()
+    assert grown[0].startswith("members,ensemble_error,")
+    assert [float(line.split(",")[1]) for line in grown[1:]] == [scores["error"] for scores in report().growth]
+    assert arrived(tmp_path / "ensemble-disagreement.csv").splitlines()[2] == "2,0.01,0,0.01,0.02"
+    assert arrived(tmp_path / "summary.csv").startswith(
+        "scan,data,quantity,min,int,mean,max,barrier,length ratio\nSegment,train,"
+    )
+    assert "\nerror,FGE,10,1,0.08499999999999999,0.07," in arrived(tmp_path / "budget.csv")
+
+
+def arrived(path):
+    end = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def test_the_surface_turns_by_keys_and_by_hand(tab):
+    view = "document.querySelector('#surface canvas').dataset.view"
+    first, picture = tab.run(view), image(tab)
+    tab.run("document.querySelector('#surface canvas').focus()")
+    tab.key("ArrowRight")
+    tab.key("ArrowUp")
+    assert tab.run(view) != first
+    assert image(tab) != picture
+    tab.key("Home")
+    assert tab.run(view) == first
+    assert image(tab) == picture
+    tab.run("document.querySelector('#surface').scrollIntoView({behavior: 'instant'})")
+    box = tab.run("document.querySelector('#surface canvas').getBoundingClientRect().toJSON()")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.drag((x, y), (x + 60, y))
+    assert tab.run(view) != first
+    assert tab.troubles() == []
+
+
+def image(tab):
+    address = tab.run("document.querySelector('#surface canvas').toDataURL()")
+    return base64.b64decode(address.split(",")[1])
+
+
+def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
+    assert (
+        tab.run("document.querySelectorAll('#growth svg[role=img] > path').length") == 1 + 4 + 4
+    )  # the line, and two marks each
+    assert "5.00 % for its best member" in tab.run("document.getElementById('growth-text').textContent")
+    heads, *rows = table(tab, "#disagreement table")
+    assert heads == ["member", "1", "2", "3", "4"]
+    assert rows[0] == ["1", NONE, "1.00", "2.00", "3.00"]
+    shades = tab.run("[...document.querySelectorAll('.matrix tr:nth-child(1) td')].map((cell) => cell.style.background)")
+    assert len(set(shades)) == 4
+
+
+def test_light_and_dark_by_hand(tab):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = tab.run(ground)
+    tab.run("document.getElementById('theme').focus()")
+    tab.key("Enter")
+    assert tab.run(ground) != light
+    assert tab.run("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    tab.key("Enter")
+    assert tab.run(ground) == light
+
+
+def test_everything_is_reached_by_the_tab_key(tab):
+    seen = set()
+    for _ in range(80):
+        tab.key("Tab")
+        seen.add(tab.run("(() => { const e = document.activeElement; return e.id || e.closest('[id]')?.id || e.tagName; })()"))
+    assert {"theme", "t", "summary", "profile", "plane", "surface", "growth", "budget"} <= seen
+
+
+def test_it_is_drawn_again_when_the_window_changes(tab):
+    before = tab.run("document.querySelector('#profile svg[role=img]').clientWidth")
+    tab.resize(375)
+    tab.until(f"document.querySelector('#profile svg[role=img]').clientWidth < {before}")
+    assert tab.run("document.documentElement.scrollWidth") <= 375
+
+
+def broken_plane():
+    scan = plane(9, data=("train",), quantities=("loss",))
+    scan.values["train"]["loss"][2:4, 3] = np.nan, np.inf
+    return scan
+
+
+def gappy_curve():
+    scan = curve(points=21, data=("train",), quantities=("loss",))
+    scan.values["train"]["loss"][[5, 6, 8]] = np.nan, np.inf, np.nan
+    return scan
+
+
+def diverged_plane():
+    scan = plane(5, data=("train",), quantities=("loss",))
+    scan.values["train"]["loss"][:] = np.nan
+    return scan
+
+
+def flat_plane():
+    scan = plane(5)
+    return tw.Scan(**{**vars(scan), "y": scan.y * 1e-3, "corners": [], "paths": {}, "marks": {}})
+
+
+ODD = {
+    "one-curve": (
+        [curve()],
+        ["No plane here: make one with thalweg plane", "No ensemble here", "No comparison here", "No run.json"],
+    ),
+    "one-plane": ([plane()], ["No curve has been measured here"]),
+    "regression": ([curve(quantities=("loss",), data=("train",)), plane(11, ("train",), ("loss",))], []),
+    "gaps": ([gappy_curve(), broken_plane()], ["3 points are not finite", "2 points are not finite"]),
+    "diverged": ([curve(), diverged_plane()], ["its networks have diverged"]),
+    "hostile": ([curve(HOSTILE, data=(HOSTILE,)), plane(11, data=(HOSTILE,), path=HOSTILE)], ["</script><img"]),
+    "flat": ([flat_plane()], ["No curve is drawn in this plane"]),
+    "constant": ([curve(height=0.0)], ["at most 0.050"]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("width", [375, 1440])
+def test_odd_runs(name, width, browser, tmp_path):
+    scans, told = ODD[name]
+    for number, scan in enumerate(scans):
+        scan.save(tmp_path / f"{number}.json")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path, width)
+    check(tab, path)
+    assert tab.run("document.title") == tmp_path.name
+    text = re.sub(r"\s+", " ", tab.run("document.body.innerText"))
+    for line in told:
+        assert line in text
+    tab.screenshot(SCREENSHOTS / f"{name}-{width}.png")
+
+
+def test_gaps_are_gaps(browser, tmp_path):
+    gappy_curve().save(tmp_path / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    line = tab.run("document.querySelector('#profile svg[role=img] > path').getAttribute('d')")
+    assert line.count("M") == 3
+    assert line.count("L") == 21 - 3 - 3
+    tab.run("document.getElementById('t').value = 5; document.getElementById('t').dispatchEvent(new Event('input'))")
+    assert tab.run(SPOTS.format("#profile")) == []
+    assert table(tab, "#numbers table")[1][1] == NONE
+
+
+def test_folders_are_chosen(browser, tmp_path):
+    for number, name in enumerate(("one", "two")):
+        curve(height=1.0 + number).save(tmp_path / name / "scan" / "scan.json")
+    plane().save(tmp_path / "two" / "plane" / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    assert "No plane here" in tab.run("document.getElementById('plane').innerText")
+    tab.run(
+        "(() => { const s = document.querySelector('#groups select'); s.value = 1; s.dispatchEvent(new Event('change')); })()"
+    )
+    assert "No plane here" not in tab.run("document.getElementById('plane').innerText")
+    assert np.allclose(tab.run(SPOTS.format("#profile")), [[0.5, curve(height=2.0).values["train"]["loss"][60]]])
+    assert np.allclose(tab.run(SPOTS.format("#plane")), [bezier(0.5)])
+    assert tab.troubles() == []
+
+
+def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path):
+    for name in ("one", "two"):
+        curve().save(tmp_path / name / "scan.json")
+    plane().save(tmp_path / "plane" / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
+    assert [row[-1] for row in table(tab, "#numbers table")[1:]] == [NONE, NONE]
+    assert tab.troubles() == []

@@ -1,0 +1,139 @@
+"""The page is made from files alone, says what they lack, and refuses what is damaged."""
+
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+from runs import RECORD, curve, plane, whole
+from typer.testing import CliRunner
+
+import thalweg as tw
+from thalweg.cli import app
+from thalweg.reporting import page
+from thalweg.store import files
+
+HOSTILE = "</script><img src=x onerror=\"document.title='broken'\">"
+
+
+def shown(path):
+    """The data inside a page, as a strict reader sees them."""
+    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def made(folder, *runs):
+    return shown(page.write(folder / "page.html", runs or [folder]))
+
+
+def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
+    found = made(whole(tmp_path))
+    assert [scan["label"] for scan in found["curves"]] == ["Segment", "Bezier"]
+    assert [scan["label"] for scan in found["planes"]] == ["plane"]
+    for scan, file in zip([*found["curves"], *found["planes"]], ("line", "scan", "plane"), strict=True):
+        stored = tw.Scan.load(tmp_path / file / "scan.json")
+        assert scan["csv"] == stored.to_csv()
+        for data, entry in stored.values.items():
+            for quantity, values in entry.items():
+                assert np.array_equal(scan["values"][data][quantity], values)
+    expected = tw.Scan.load(tmp_path / "scan" / "scan.json").summary()["test"]["error"]
+    [row] = [r for r in found["summary"] if (r["label"], r["data"], r["quantity"]) == ("Bezier", "test", "error")]
+    assert {key: row[key] for key in expected} == expected
+    assert [report["data"] for report in found["reports"]] == ["test"]
+    assert len(found["walks"]) == 1  # a walk keeps its trace twice
+    facts = dict(found["runs"][1]["facts"])
+    assert facts["weight_decay"] == "0.001"
+    assert facts["t"].endswith("1 (121 values)")
+    assert facts["code changed"] == "no"
+
+
+def test_a_big_page_is_small_and_made_at_once(tmp_path):
+    whole(tmp_path)
+    start = time.perf_counter()
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    assert time.perf_counter() - start < 5
+    assert path.stat().st_size < 7e6
+
+
+def test_what_lies_in_one_folder_is_shown_together(tmp_path):
+    for name in ("one", "two"):
+        whole(tmp_path / name)
+    assert {scan["group"] for scan in made(tmp_path)["curves"]} == {"one", "two"}
+    found = made(tmp_path, tmp_path / "one" / "scan", tmp_path / "two" / "scan", tmp_path / "one")
+    assert [(scan["group"], scan["label"]) for scan in found["curves"]] == [
+        ("one", "Segment"),
+        ("", "Bezier, one/scan"),
+        ("", "Bezier, two/scan"),
+    ]
+
+
+def test_without_weight_decay_there_is_one_loss(tmp_path):
+    scan = curve()
+    tw.Scan(**{**vars(scan), "weight_decay": 0.0}).save(tmp_path / "scan.json")
+    assert list(made(tmp_path)["curves"][0]["values"]["train"]) == ["loss", "error"]
+
+
+def test_what_is_not_finite_becomes_a_gap(tmp_path):
+    scan = curve()
+    scan.values["train"]["loss"][3:5] = np.nan, np.inf
+    scan.save(tmp_path / "scan.json")
+    found = made(tmp_path)
+    assert found["curves"][0]["values"]["train"]["loss"][2:6].count(None) == 2
+    assert found["summary"][0]["max"] is None
+
+
+def test_no_name_can_leave_its_place(tmp_path):
+    curve(data=(HOSTILE,)).save(tmp_path / HOSTILE.replace("/", "") / "scan.json")
+    path = page.write(tmp_path / "page.html", [tmp_path / HOSTILE.replace("/", "")])
+    assert "<img" not in path.read_text()
+    assert list(shown(path)["curves"][0]["values"]) == [HOSTILE]
+
+
+def test_an_unfinished_run_is_told(tmp_path):
+    files.save_json(tmp_path / "scan" / "run.json", "run", RECORD)
+    files.save_json(tmp_path / "python" / "run.json", "run", {**RECORD, "settings": {}})
+    assert made(tmp_path)["notes"] == [
+        "scan has no scan.json, so its run has not finished: give its command again with `--resume`."
+    ]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda text: ""])
+def test_a_damaged_file_is_an_error_that_names_it(damage, tmp_path):
+    file = whole(tmp_path) / "plane" / "scan.json"
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(tw.ThalwegError, match=re.escape(str(file))):
+        page.write(tmp_path / "page.html", [tmp_path])
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    plane().save(tmp_path / "plane.json")
+    (tmp_path / "theirs.json").write_text('{"a": 1}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / ".hidden.json").write_text("{")
+    assert len(made(tmp_path)["planes"]) == 1
+
+
+def test_what_cannot_be_shown_says_why(tmp_path):
+    with pytest.raises(tw.ThalwegError, match="nowhere is not a folder"):
+        page.write(tmp_path / "page.html", [tmp_path / "nowhere"])
+    with pytest.raises(tw.ThalwegError, match="holds no results"):
+        page.write(tmp_path / "page.html", [tmp_path])
+    with pytest.raises(tw.ThalwegError, match=r"ends in \.html; got .*scan\.json"):
+        page.write(tmp_path / "scan.json", [tmp_path])
+
+
+def test_the_command(tmp_path):
+    whole(tmp_path / "runs")
+    out = tmp_path / "page.html"
+    for _ in range(2):  # a page is replaced
+        result = CliRunner().invoke(
+            app, ["page", str(tmp_path / "runs" / "scan"), str(tmp_path / "runs" / "plane"), "-o", str(out)]
+        )
+        assert result.exit_code == 0, result.output
+        assert f"wrote {out}" in result.output
+    assert "<title>scan, plane</title>" in out.read_text()
+    result = CliRunner().invoke(app, ["page", str(tmp_path / "none"), "-o", str(out)])
+    assert result.exit_code == 2
+    assert "none is not a folder" in result.output
