@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from runs import bezier, curve, plane, report, whole
+from run_folders import bezier, curve, plane, report, whole
 
 import thalweg as tw
 from thalweg.reporting import page

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from runs import RECORD, curve, plane, whole
+from run_folders import RECORD, curve, plane, whole
 from typer.testing import CliRunner
 
 import thalweg as tw
