@@ -114,12 +114,6 @@ class Scan:
             }
         return {key: float(number) for key, number in numbers.items()}
 
-    def _barrier(self, values: np.ndarray, t: np.ndarray) -> float:
-        """Not known where the ends were not scanned."""
-        if t[0] != 0 or t[-1] != 1:
-            return float("nan")
-        return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
-
     def _coordinates(self) -> dict[str, np.ndarray]:
         if self.x is not None and self.y is not None:
             x, y = np.meshgrid(self.x, self.y)
