@@ -33,7 +33,7 @@ class WalkCallback(TrainerCallback):
         for member in self.members:
             path = self._file(args, member.made["iteration"])
             if not path.is_file():
-                member.save(path)
+                member.save(path, apart=True)
 
     def _file(self, args: TrainingArguments, i: int) -> Path:
         return Path(args.output_dir or ".") / "thalweg" / f"collected-{i}.safetensors"

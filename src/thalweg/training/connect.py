@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,8 @@ def connect(
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     kind = ArclengthBends if loss == "arclength" else Bends
     motion = kind(Probe(module, curve.start.bare(), settings.mode), curve, seed)
-    about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
-    with opened(run, "connect", {**settings.describe(batches), **about} if run else {}, CURVE) as held:
+    about = {**settings.describe(batches), **_description(curve), "loss": loss} if run else {}
+    with opened(run, "connect", about, CURVE) as held:
         if held is not None and (held.folder / CURVE).is_file():
             return type(curve).load(held.folder / CURVE).to(curve.start.vector.device)
         train(motion, task, batches, settings, f"connecting ({type(curve).__name__})", run=held)
@@ -173,6 +173,10 @@ class ArclengthBends(Bends):
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
         self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
+
+
+def _description(curve: Curve) -> dict[str, Any]:
+    return {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points]}
 
 
 def _check_trainable(curve: Curve) -> None:

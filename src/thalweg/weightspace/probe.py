@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..modes import Mode
+from .base import held_once
 from .layout import Layout
 from .modules import named_buffers, named_parameters, unwrapped
 from .weights import Weights, check_state
@@ -97,7 +98,7 @@ class Probe:
         """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
         self.check()
         parameters, _ = named_parameters(self.module)
-        frozen = {name: parameters[name].detach().clone() for name in self.layout.frozen}
+        frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module)}
         return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
 
