@@ -127,7 +127,8 @@ def bert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=2, n_positions=LENGTH, bos_token_id=0, eos_token_id=0)
+    form = {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=WORDS, **form)
     return transformers.GPT2LMHeadModel(config)
 
 

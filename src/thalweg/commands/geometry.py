@@ -135,6 +135,9 @@ def connect(
     precision: Precision = "fp32",
     compile: Compile = None,
     graph: Graph = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, where memory is short.")
+    ] = False,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
@@ -153,9 +156,10 @@ def connect(
     inputs = load_inputs(task, seed, device)
     kind = Bezier if curve == "bezier" else PolyChain
     fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
+    fresh = fresh.to("cpu") if stream else fresh
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph, stream), "run": run, "progress": bar(quiet)}
     found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")

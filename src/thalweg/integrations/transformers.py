@@ -12,7 +12,6 @@ from ..training.methods import Method
 from ..training.own_loop import collect
 from ..weightspace.weights import Weights
 
-
 AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: labels are the tokens, shifted by the model itself
 
 

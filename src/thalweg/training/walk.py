@@ -157,7 +157,7 @@ class WalkObserver(Observer):
         return {"origin": self.probe.canonical(self.origin), **seen}, story
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        self.origin = self.probe.native(tensors["origin"])
+        self.origin = self.probe.native(tensors["origin"]).to(self.probe.device)
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
         for key, value in about.items():
             setattr(self, key, value)

@@ -65,10 +65,15 @@ class Probe:
         ]
 
     def native(self, vector: Tensor) -> Tensor:
-        """A vector of a `Weights`, in the order in which this probe's parameters lie in memory."""
-        flat = torch.empty_like(self.point)
+        """A copy of a vector of a `Weights`, in the order in which this probe's parameters lie in memory."""
+        flat = torch.empty_like(vector)
         self._write(flat, vector)
         return flat
+
+    @property
+    def in_order(self) -> bool:
+        """Whether that is the order of the vector anyway."""
+        return all(stride == torch.empty(shape, device="meta").stride() for shape, _, stride in self._shapes)
 
     def canonical(self, flat: Tensor) -> Tensor:
         """The reverse: a flat vector of this probe in the order of its layout."""
@@ -192,7 +197,7 @@ class Probe:
         return memo
 
     def _write(self, flat: Tensor, vector: Tensor) -> None:
-        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(self.point)).values()))
+        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(flat)).values()))
 
     def _backward_by_copy(self, loss: Tensor) -> None:
         for parameter in self._parameters:
