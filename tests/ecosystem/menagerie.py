@@ -120,8 +120,8 @@ def timm_transformer() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", num_classes=10, drop_path_rate=0.1, **form)
 
 
-def bert() -> nn.Module:
-    form = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+def bert(hidden_size: int = 24, intermediate_size: int = 48) -> nn.Module:
+    form = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=2, **form)
     return transformers.BertForSequenceClassification(config)
 
