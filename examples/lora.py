@@ -8,9 +8,9 @@ Python from Python's own source. Nothing is downloaded; with a model of the hub 
 `AutoModelForCausalLM.from_pretrained(...)`, its base needs no training, and the rest stays.
 
 What it showed (torch 2.13.0, transformers 5.22.2, peft 0.21.2, one thread of a shared two-core CPU, 50 s of its time, one run,
-15 November 2026): the straight line between the adapters has a barrier of 0.110 in train loss and 0.113 in test loss, the curve of
-0.000 in both. Three networks of a walk predict the test text with an nll of 2.450 together, 2.474 the first alone. On disk the
-three take 347 KiB, of which 251 are the base.
+15 November 2026): the straight line between the adapters has a barrier of 0.110 in train loss and 0.113 in test loss, the curve
+of 0.000 in both. Three networks of a walk predict the test text with an nll of 2.450 together, 2.474 the first alone. On disk
+the three take 347 KiB, of which 251 are the base.
 """
 
 import argparse
