@@ -155,8 +155,8 @@ def connect(
 
     inputs = load_inputs(task, seed, device)
     kind = Bezier if curve == "bezier" else PolyChain
-    fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
-    fresh = fresh.to("cpu") if stream else fresh
+    a, b = (load_weights(path, inputs.model) for path in (start, end))
+    fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     told: Any = {"loss": loss, "mode": Mode(precision, compile, graph, stream), "run": run, "progress": bar(quiet)}
