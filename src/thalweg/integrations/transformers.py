@@ -16,7 +16,7 @@ AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: lab
 
 
 def own_loss(model: nn.Module) -> Task:
-    """The loss that a transformers model computes itself from a batch with `labels`, whatever kind of model it is.
+    """The loss that a transformers model computes itself from a batch with `labels`, one per example or per token.
 
     >>> import torch, thalweg as tw
     >>> from transformers import GPT2Config, GPT2LMHeadModel
