@@ -35,6 +35,7 @@ $(READY): pyproject.toml constraints.txt
 $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
 	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ecosystem]'
+	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0'  # with deps it brings torchvision
 	touch $@
 
 clean:

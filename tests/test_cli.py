@@ -128,6 +128,12 @@ def test_fit_and_connect_write_what_python_reads(here):
     assert tw.store.files.load_json(here / "a" / "run.json", "run")["settings"]["epochs"] == 20
 
 
+def test_streaming_finds_the_same_curve(here):
+    ok("connect", "a", "b", "--task", "mine:circle", "--out", "streamed", "--epochs", "20", "--lr", "0.1", "--stream")
+    usual, streamed = (tw.Curve.load(f"{name}/curve.safetensors").bends[0].vector for name in ("curve", "streamed"))
+    assert torch.allclose(usual, streamed, rtol=1e-3, atol=1e-4)
+
+
 def test_several_networks_are_those_of_single_runs(here):
     output = ok("fit", "--task", "mine:circle", "--out", "both", "--runs", "2", "--epochs", "20", "--lr", "0.1")
     assert "next: thalweg connect both/seed-0 both/seed-1 --task mine:circle" in output

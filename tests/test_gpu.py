@@ -139,3 +139,20 @@ def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
         go(Deadly(animal.batches()), tmp_path / "run")
     for one, two in zip(go(animal.batches(), tmp_path / "run"), go(animal.batches(), None), strict=True):
         assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
+    """Beside the module, phi and its gradient, and what a step needs in passing; the curve lies on the CPU."""
+    module = torch.nn.Sequential(*(torch.nn.Linear(2000, 2000, bias=False) for _ in range(4))).cuda()
+    ends = [tw.Weights.of(module).to("cpu"), tw.average([tw.Weights.of(module)]).to("cpu")]
+    ends[1].vector.mul_(0.5)
+    task, batches = tw.Task(lambda net, batch: net(batch).square().mean(1)), [torch.randn(8, 2000)] * 3
+    found, peaks = [], []
+    for mode in (tw.Mode(graph=False), tw.Mode(stream=True)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found.append(tw.connect(module, tw.Bezier(*ends), task, batches, mode=mode, **SETTINGS))
+        peaks.append((torch.cuda.max_memory_allocated() - before) / ends[0].vector.nbytes)
+    assert torch.allclose(*(curve.bends[0].vector for curve in found), rtol=1e-3, atol=1e-6)
+    assert peaks[0] > 6.5
+    assert peaks[1] < 3.5

@@ -24,7 +24,12 @@ SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"precision": "fp16"}, "precision must be"), ({"compile": "yes"}, "compile must be True"), ({"graph": 3}, "graph must be")],
+    [
+        ({"precision": "fp16"}, "precision must be"),
+        ({"compile": "yes"}, "compile must be True"),
+        ({"graph": 3}, "graph must be"),
+        ({"stream": "cpu"}, "stream must be True or False"),
+    ],
 )
 def test_modes_that_do_not_exist(settings, message):
     with pytest.raises(tw.ThalwegError, match=message):

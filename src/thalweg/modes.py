@@ -21,12 +21,14 @@ class Mode:
     """How to compute; the default is the fastest way that changes no results beyond rounding.
 
     >>> Mode(precision="bf16")
-    Mode(precision='bf16', compile=None, graph=None)
+    Mode(precision='bf16', compile=None, graph=None, stream=False)
 
     precision: "fp32" computes in the network's own precision; "bf16" under autocast, in channels_last on a CUDA card, with
         weights, their gradients' sums and all statistics kept in float32.
     compile: pass the network through torch.compile; None means in long trainings on a CUDA card.
     graph: on a CUDA card, record a whole step once and replay it; None means wherever that is safe.
+    stream: in `connect`, keep the points of the curve, their gradients and the optimizer on the CPU, and on the card only the
+        network at phi(t) and its gradient; for networks that would not fit otherwise.
 
     What turns out not to be possible with a network is left out, and a warning says why.
     """
@@ -34,6 +36,7 @@ class Mode:
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool | None = None
     graph: bool | None = None
+    stream: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16"):
@@ -41,6 +44,8 @@ class Mode:
         for name in ("compile", "graph"):
             if getattr(self, name) not in (True, False, None):
                 raise ThalwegError(f"{name} must be True, False, or None to let thalweg decide; got {getattr(self, name)!r}")
+        if self.stream not in (True, False):
+            raise ThalwegError(f"stream must be True or False; got {self.stream!r}")
 
     def casting(self, device: torch.device) -> AbstractContextManager[object]:
         """For the length of one forward pass; a longer one would go on with weights it has cast before."""

@@ -27,7 +27,9 @@ class Module(lightning.LightningModule):
         self.with_scheduler = scheduler
 
     def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss)
+        return loss
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=9.0, momentum=0.9)
@@ -99,3 +101,14 @@ def test_accumulated_gradients_are_one_step(tmp_path):
 def test_a_scheduler_of_the_modules_own_is_refused(tmp_path):
     with pytest.raises(tw.ThalwegError, match="no scheduler"):
         trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(Module(scheduler=True), loader())
+
+
+def test_a_module_that_its_trainer_has_left(tmp_path):
+    """Straight from a Trainer, still attached to it or no longer, with a loss that logs."""
+    module = Module()
+    trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(module, loader())
+    task = tw.Task(lambda net, batch: net.training_step(batch, 0), size=lambda batch: len(batch[1]))
+    attached = tw.scan(module, [tw.Weights.of(module)], task, {"train": loader()}).values["train"]["loss"]
+    assert module.trainer is not None
+    module.trainer = None
+    assert tw.scan(module, [tw.Weights.of(module)], task, {"train": loader()}).values["train"]["loss"] == attached

@@ -1,12 +1,14 @@
 """The transformers callback with the real library, on a tiny network with random weights."""
 
+import doctest
+
 import pytest
 import torch
 
 import thalweg as tw
 
 transformers = pytest.importorskip("transformers")
-from thalweg.integrations.transformers import WalkCallback  # noqa: E402
+from thalweg.integrations.transformers import WalkCallback, own_loss  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
@@ -86,3 +88,61 @@ def test_the_rates_and_networks_of_the_method(tmp_path):
     score = tw.Ensemble(model(), callback.members).score(tw.classification(), batches)
     assert 0 <= score["error"] <= 1
     assert callback.members[0].distance(callback.members[2]) > 0
+
+
+TINY = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+MODELS = {
+    "classes": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, num_labels=3)),
+    "number": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**TINY, num_labels=1)),
+    "tags": lambda: transformers.BertForTokenClassification(transformers.BertConfig(**TINY, num_labels=20)),
+    "masked": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**TINY)),
+    "causal": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)),
+    "head": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2)),
+    "seq2seq": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_models_own_loss_is_the_mean_of_what_is_counted(name):
+    """The loss, the number it is the mean of, and the predictions agree, also where labels do not count."""
+    torch.manual_seed(0)
+    network = MODELS[name]().eval()
+    tokens = torch.randint(20, (4, 6))
+    labels = {"classes": torch.tensor([0, 1, 2, 0]), "number": torch.randn(4)}.get(name, tokens.clone())
+    if labels.ndim > 1:
+        labels[0, 2:] = -100
+    batch, task = {"input_ids": tokens, "labels": labels}, own_loss(network)
+    outputs, targets = task.predict(network, batch)
+    each = (
+        (outputs - targets).square()
+        if name == "number"
+        else torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+    )
+    assert task.size(batch) == len(each)
+    assert float(task.loss(network, batch)) == pytest.approx(float(each.mean()), rel=1e-5)
+
+
+def test_prompts_before_the_tokens_are_left_out():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    network = peft.get_peft_model(MODELS["head"](), config).eval()
+    tokens = torch.randint(20, (4, 6))
+    batch, task = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}, own_loss(network)
+    outputs, targets = task.predict(network, batch)
+    assert len(outputs) == 20
+    summed = torch.nn.functional.cross_entropy(outputs, targets, reduction="sum")
+    summed += torch.nn.functional.cross_entropy(
+        network(**batch).logits[:, 2], tokens[:, 0], reduction="sum"
+    )  # by the last prompt
+    assert float(task.loss(network, batch)) == pytest.approx(float(summed) / 24, rel=1e-5)
+
+
+def test_examples_of_the_docstrings():
+    from thalweg.integrations import transformers as ours
+
+    found = doctest.testmod(ours)
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -138,6 +138,9 @@ def connect(
     precision: Precision = "fp32",
     compile: Compile = None,
     graph: Graph = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, where memory is short.")
+    ] = False,
     resume: Resume = False,
     every: Every = "1m",
     quiet: Quiet = False,
@@ -155,10 +158,12 @@ def connect(
 
     inputs = load_inputs(task, seed, device)
     kind = Bezier if curve == "bezier" else PolyChain
-    fresh = kind(load_weights(start, inputs.model), load_weights(end, inputs.model), bends)
+    a, b = (load_weights(path, inputs.model) for path in (start, end))
+    fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"loss": loss, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet), "same_t": same_t}
+    how = Mode(precision, compile, graph, stream)
+    told: Any = {"loss": loss, "same_t": same_t, "mode": how, "run": run, "progress": bar(quiet)}
     found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")

@@ -54,7 +54,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     def value(item: Any) -> Any:
         return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
 
-    own = ("out", "quiet", "resume", "every", "device", "compile", "graph")
+    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream")
     return {key: value(item) for key, item in settings.items() if key not in own}
 
 

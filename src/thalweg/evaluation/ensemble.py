@@ -18,6 +18,7 @@ from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
 from ..tasks import Task, check_task
+from ..weightspace.base import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
@@ -135,7 +136,8 @@ class Ensemble:
         return Report(growth, members, pairs, distances, metrics.reliability(mean, targets) if pairs else [])
 
     def save(self, folder: str | Path) -> None:
-        """One safetensors file per member, and a manifest with their hashes and how each was made."""
+        """One safetensors file per member, one for frozen parameters that members share, and a manifest with their hashes and
+        how each was made."""
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
             raise ThalwegError(
@@ -145,7 +147,8 @@ class Ensemble:
             _check_kind(folder, self._probe.layout)
         entries = [self._save_member(folder, member) for member in self.members]
         files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
-        for stale in set(folder.glob("member-*.safetensors")) - {folder / entry["file"] for entry in entries}:
+        used = {folder / entry[key] for entry in entries for key in ("file", "base") if key in entry}
+        for stale in {*folder.glob("member-*.safetensors"), *folder.glob("base-*.safetensors")} - used:
             stale.unlink()
 
     @classmethod
@@ -163,8 +166,9 @@ class Ensemble:
         """Named by its content, so that a file once written is never written over."""
         digest = member.digest()
         name = f"member-{digest[:16]}.safetensors"
-        member.save(folder / name)
-        return {"file": name, "sha256": digest, "made": member.made}
+        member.save(folder / name, apart=True)
+        base = {"base": base_name(member.frozen)} if member.frozen else {}
+        return {"file": name, "sha256": digest, "made": member.made, **base}
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Member after member: what it predicts, what all up to it predict together, and the targets."""

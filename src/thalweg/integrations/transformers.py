@@ -1,14 +1,58 @@
-"""A walk inside a transformers `Trainer`."""
+"""transformers: the loss a model computes itself, and a walk inside its `Trainer`."""
 
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..tasks import IGNORED, Net, Task
 from ..training.methods import Method
 from ..training.own_loop import collect
 from ..weightspace.weights import Weights
+
+AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: labels are the tokens, shifted by the model itself
+
+
+def own_loss(model: nn.Module) -> Task:
+    """The loss that a transformers model computes itself from a batch with `labels`, one per example or per token.
+
+    >>> import torch, thalweg as tw
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8))
+    >>> tokens = torch.randint(9, (4, 6))
+    >>> task = own_loss(model)
+    >>> task.size({"input_ids": tokens, "labels": tokens})
+    20
+
+    model: one of that kind, a peft model too; only its form matters. Tokens labelled -100 do not count.
+    """
+    ahead = 1 if _looks_ahead(model) else 0
+
+    def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
+        logits, labels = net(**batch).logits, batch["labels"]
+        if not _per_token(labels):
+            return logits.reshape(labels.shape) if labels.is_floating_point() else logits, labels
+        labels = labels[:, ahead:]
+        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]  # prompts lie before the tokens
+        counted = labels != IGNORED
+        return logits[counted], labels[counted]
+
+    def size(batch: Any) -> int:
+        labels = batch["labels"]
+        return int((labels[:, ahead:] != IGNORED).sum()) if _per_token(labels) else len(labels)
+
+    return Task(lambda net, batch: net(**batch).loss, predict, size=size)
+
+
+def _looks_ahead(model: nn.Module) -> bool:
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return not encodes and getattr(model, "loss_type", None) in AHEAD
+
+
+def _per_token(labels: Tensor) -> bool:
+    return labels.ndim > 1 and not labels.is_floating_point()
 
 
 class WalkCallback(TrainerCallback):
@@ -33,7 +77,7 @@ class WalkCallback(TrainerCallback):
         for member in self.members:
             path = self._file(args, member.made["iteration"])
             if not path.is_file():
-                member.save(path)
+                member.save(path, apart=True)
 
     def _file(self, args: TrainingArguments, i: int) -> Path:
         return Path(args.output_dir or ".") / "thalweg" / f"collected-{i}.safetensors"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ..store.runs import CURVE, Run, opened
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from ..weightspace.weights import inner_products
+from ..weightspace.weights import BLOCK, inner_products
 from .engine import Motion, OptimizerFactory, kernels, rows
 from .loop import Settings, train
 from .schedules import Schedule
@@ -67,11 +67,10 @@ def connect(
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
     _check_trainable(curve)
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
-    kind = ArclengthBends if loss == "arclength" else Bends
-    motion = kind(Probe(module, curve.start.bare(), settings.mode), curve, seed)
+    motion = _motion(Probe(module, curve.start.bare(), settings.mode), curve, seed, loss, settings.mode)
     motion.shared = same_t or Crew.present.size == 1
-    about = {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points], "loss": loss}
-    with opened(run, "connect", {**settings.describe(batches), **about} if run else {}, CURVE) as held:
+    about = {**settings.describe(batches), **_description(curve), "loss": loss} if run else {}
+    with opened(run, "connect", about, CURVE) as held:
         if Crew.present.first_does(lambda: held is not None and (held.folder / CURVE).is_file()):
             made = Crew.present.first_does(lambda: type(curve).load(held.folder / CURVE))  # type: ignore[union-attr]
             return made.to(curve.start.vector.device)
@@ -123,8 +122,47 @@ class Bends(Motion):
         self.generator.set_state(state["generator"])
 
     def snapshot(self) -> Curve:
-        device = self.curve.start.vector.device
-        return self.curve.with_bends([self.probe.canonical(vector).to(device) for vector in self.vectors])
+        return self.curve.with_bends([self.probe.canonical(vector).to(self.curve.start.vector) for vector in self.vectors])
+
+
+class StreamedBends(Bends):
+    """The same with the control points somewhere else than the probe, or in another precision: phi(t) and the gradient go from
+    the one to the other piece by piece. The ends stay as they came; the bends and what the optimizer keeps of them are at least
+    in float32, since a small step would be lost in less.
+
+    device: where the control points are to lie.
+    """
+
+    fusible = False
+
+    def __init__(self, probe: Probe, curve: Curve, seed: int, device: torch.device):
+        self.probe, self.curve, self.controls = probe, curve, len(curve.points)
+        self.recordable = device == probe.device
+        self.ends = [self._in_order(end.vector).to(device) for end in (curve.start, curve.end)]
+        wide = torch.promote_types(probe.layout.dtype, torch.float32)
+        bends = torch.empty(len(curve.bends), probe.layout.size, dtype=wide, device=device)
+        for row, bend in zip(bends, curve.bends, strict=True):
+            row.copy_(self._in_order(bend.vector))
+        self.hold(bends, torch.zeros_like(bends))
+        self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
+
+    def place(self, controls: Tensor) -> None:
+        self.coefficients = controls.to(self.block)
+        for start in range(0, self.probe.layout.size, BLOCK):
+            piece = slice(start, start + BLOCK)
+            total = self.coefficients[1:-1] @ self.block[:, piece]
+            for end, c in zip(self.ends, (self.coefficients[0], self.coefficients[-1]), strict=True):
+                total.add_(end[piece].to(total) * c)
+            self.probe.point[piece].copy_(total)
+        self.probe.moved()
+
+    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+        for start in range(0, self.probe.layout.size, BLOCK):
+            piece = slice(start, start + BLOCK)
+            torch.outer(self.coefficients[1:-1], self.probe.grad[piece].to(self.block), out=self.gradient[:, piece])
+
+    def _in_order(self, vector: Tensor) -> Tensor:
+        return vector if self.probe.in_order else self.probe.native(vector)
 
 
 class ArclengthBends(Bends):
@@ -182,6 +220,20 @@ class ArclengthBends(Bends):
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
         self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
+
+
+def _description(curve: Curve) -> dict[str, Any]:
+    return {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points]}
+
+
+def _motion(probe: Probe, curve: Curve, seed: int, loss: str, mode: Mode) -> Bends:
+    if loss == "arclength" and mode.stream:
+        raise ThalwegError("the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream")
+    if loss == "arclength":
+        return ArclengthBends(probe, curve, seed)
+    if mode.stream or probe.layout.dtype in (torch.float16, torch.bfloat16):
+        return StreamedBends(probe, curve, seed, torch.device("cpu") if mode.stream else probe.device)
+    return Bends(probe, curve, seed)
 
 
 def _check_trainable(curve: Curve) -> None:

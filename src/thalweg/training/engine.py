@@ -38,6 +38,7 @@ class Motion(ABC):
     block: Tensor  # (count, size), the vectors that move
     gradient: Tensor  # of the same shape
     controls = 0  # how many numbers a step needs from the host
+    recordable = True  # whether all of a step happens on the probe's device
     fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
     shared = True  # whether all processes of a run stand at the same point
     t: float | Tensor | None = None
@@ -107,7 +108,7 @@ class Engine:
         self.weight_decay, self.clip, self.mode = weight_decay, clip, mode or Mode()
         module, device = motion.probe.module, motion.probe.device
         watched = (optimizer, task.loss, task.predict, make)
-        records = self.mode.records(device) and Crew.present.size == 1
+        records = motion.recordable and self.mode.records(device) and Crew.present.size == 1
         self.replay = Replay(self._work, module, device, records, settle=self._settle, others=watched)
         self.compiles = self.mode.compiles(device, steps)
         self.compiled: Callable[..., tuple[Tensor, int]] | None = None
@@ -280,7 +281,7 @@ class Engine:
             if key.endswith(NUMBER):
                 known[key.removesuffix(NUMBER)] = value.item()
                 continue
-            new = self.motion.probe.native(value) if value.shape == vector.shape else value.clone()
+            new = self.motion.probe.native(value).to(vector.device) if value.shape == vector.shape else value.clone()
             if isinstance(known.get(key), Tensor):
                 known[key].copy_(new)
             else:

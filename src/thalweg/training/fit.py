@@ -65,8 +65,8 @@ def fit(
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
     motion = Network(Probe(module, None, settings.mode))
-    about = {"keep": sorted(keep), "start": Weights.of(module).digest()}
-    with opened(run, "fit", {**settings.describe(batches), **about} if run else {}, WEIGHTS) as held:
+    about = {**settings.describe(batches), "keep": sorted(keep), "start": Weights.of(module).digest()} if run else {}
+    with opened(run, "fit", about, WEIGHTS) as held:
         keeper, crew = _Keeper(keep, held), Crew.present
         if crew.first_does(lambda: held is not None and (held.folder / WEIGHTS).is_file()):
             found = crew.first_does(lambda: Weights.load(held.folder / WEIGHTS))  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ class _Keeper(Observer):
         if epoch in self.epochs:
             self.kept[epoch] = self.engine.checkpoint(epoch)
             if self.run is not None:
-                self.kept[epoch].save(self.run.folder / f"kept-{epoch}.safetensors")
+                self.kept[epoch].save(self.run.folder / f"kept-{epoch}.safetensors", apart=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {}, {"kept": sorted(self.kept)}

@@ -80,8 +80,7 @@ def walk(
     plan = method.plan(count(batches), epochs)
     whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
-    about = {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
-    described = {**whole.describe(batches), **about} if run else {}
+    described = {**whole.describe(batches), **_description(method, starts, watch)} if run else {}
     with opened(run, "walk", described) as held:
         for number, here in enumerate(starts):
             label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
@@ -102,6 +101,10 @@ def walk(
             pooled.extend(members)
             pooled.traces.append(trace)
     return pooled
+
+
+def _description(method: Method, starts: Sequence[Start | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:
+    return {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
 
 
 def _digest(start: Start | None) -> str | None:
@@ -136,7 +139,7 @@ class WalkObserver(Observer):
             self.collected.append(i)
             self.members.append(self.probe.weights({**self.made, "iteration": i}).to("cpu"))
             if self.run is not None:
-                self.members[-1].save(self._file(i))
+                self.members[-1].save(self._file(i), apart=True)
         if self.plan.collects(i) or i % self.steps == 0:
             self._look(i)
 
@@ -155,7 +158,7 @@ class WalkObserver(Observer):
         return {"origin": self.probe.canonical(self.origin), **seen}, story
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        self.origin = self.probe.native(tensors["origin"])
+        self.origin = self.probe.native(tensors["origin"]).to(self.probe.device)
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
         for key, value in about.items():
             setattr(self, key, value)

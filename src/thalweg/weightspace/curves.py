@@ -172,8 +172,10 @@ class Curve(ABC):
         return (Bezier if "coeff_layer.binom" in state else PolyChain if count > 2 else Segment).through(points)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with every control point."""
-        tensors = {f"{i}/{name}": tensor for i, w in enumerate(self.points) for name, tensor in w.tensors().items()}
+        """Write one safetensors file with every control point; what they have in common is in the first alone."""
+        tensors: dict[str, Tensor] = {}
+        for i, point in enumerate(self.points):
+            tensors |= {f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying}
         own = {key: value for key, value in vars(self).items() if key not in ("points", "gram")}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
         files.save_tensors(Path(path), "curve", tensors, about)
@@ -188,7 +190,9 @@ class Curve(ABC):
             name = about["curve"].rsplit(".", 1)[-1]
             raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
         layout = Layout.from_dict(about["layout"])
-        curve = kind.through([Weights.from_tensors(layout, _within(tensors, f"{i}/")) for i in range(about["points"])])
+        common = {name: tensor for name, tensor in _within(tensors, "0/").items() if name not in layout.varying}
+        each = [{**common, **_within(tensors, f"{i}/")} for i in range(about["points"])]
+        curve = kind.through([Weights.from_tensors(layout, own) for own in each])
         curve.__dict__.update({key: value for key, value in about["own"].items() if not hasattr(kind, key) and key != "points"})
         return curve
 

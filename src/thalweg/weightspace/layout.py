@@ -53,6 +53,11 @@ class Layout:
     def size(self) -> int:
         return sum(map(prod, self.shapes))
 
+    @property
+    def varying(self) -> set[str]:
+        """The tensors that differ from point to point; in all others the points of a curve agree."""
+        return {*self.names, *self.statistics}
+
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of `vector`, one per parameter, under its name."""
         pieces = vector.split([prod(shape) for shape in self.shapes])

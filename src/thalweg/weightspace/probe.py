@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..modes import Mode
+from .base import held_once
 from .layout import Layout
 from .modules import named_buffers, named_parameters, unwrapped
 from .weights import Weights, check_state
@@ -64,10 +65,15 @@ class Probe:
         ]
 
     def native(self, vector: Tensor) -> Tensor:
-        """A vector of a `Weights`, in the order in which this probe's parameters lie in memory."""
-        flat = torch.empty_like(self.point)
+        """A copy of a vector of a `Weights`, in the order in which this probe's parameters lie in memory."""
+        flat = torch.empty_like(vector)
         self._write(flat, vector)
         return flat
+
+    @property
+    def in_order(self) -> bool:
+        """Whether that is the order of the vector anyway."""
+        return all(stride == torch.empty(shape, device="meta").stride() for shape, _, stride in self._shapes)
 
     def canonical(self, flat: Tensor) -> Tensor:
         """The reverse: a flat vector of this probe in the order of its layout."""
@@ -97,7 +103,7 @@ class Probe:
         """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
         self.check()
         parameters, _ = named_parameters(self.module)
-        frozen = {name: parameters[name].detach().clone() for name in self.layout.frozen}
+        frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module)}
         return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
 
@@ -191,7 +197,7 @@ class Probe:
         return memo
 
     def _write(self, flat: Tensor, vector: Tensor) -> None:
-        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(self.point)).values()))
+        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(flat)).values()))
 
     def _backward_by_copy(self, loss: Tensor) -> None:
         for parameter in self._parameters:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
+from .base import held_once, read_stored, store_once
 from .layout import Layout
 from .modules import batch_norms, named_buffers, named_parameters
 
@@ -29,7 +30,7 @@ class Weights:
     layout: what lies where in the vector.
     vector: the moving weights, in the layout's order, each tensor row by row whatever its memory format.
     buffers: persistent buffers by name; points that were never trained have no batch-norm statistics among them.
-    frozen: the parameters that do not move, by name.
+    frozen: the parameters that do not move, by name; points in which they are equal hold the same tensors.
     made: how these weights came about, as far as it is known; a note, saved along.
     kept: checkpoints that `fit(keep=)` was asked for, by epoch.
     """
@@ -55,7 +56,7 @@ class Weights:
             layout=layout,
             vector=torch.cat([parameters[name].detach().reshape(-1) for name in layout.names]),
             buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module)},
-            frozen={name: parameters[name].detach().clone() for name in layout.frozen},
+            frozen={name: held_once(name, parameters[name].detach()) for name in layout.frozen},
         )
 
     @classmethod
@@ -72,7 +73,7 @@ class Weights:
         device, dtype = own.vector.device, own.layout.dtype
         vector = torch.cat([state[name].to(device, dtype).reshape(-1) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
-        frozen = {name: state[name].to(value).clone() for name, value in own.frozen.items()}
+        frozen = {name: held_once(name, state[name].to(value)) for name, value in own.frozen.items()}
         return cls(own.layout, vector, buffers, frozen)
 
     def __repr__(self) -> str:
@@ -116,7 +117,7 @@ class Weights:
 
     def to(self, device: torch.device | str) -> "Weights":
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
-        frozen = {name: value.to(device) for name, value in self.frozen.items()}
+        frozen = {name: held_once(name, value.to(device), copy=False) for name, value in self.frozen.items()}
         return replace(self, vector=self.vector.to(device), buffers=buffers, frozen=frozen)
 
     def bare(self) -> "Weights":
@@ -124,15 +125,17 @@ class Weights:
         plain = {name: buffer for name, buffer in self.buffers.items() if name not in self.layout.statistics}
         return replace(self, buffers=plain)
 
-    def save(self, path: str | Path) -> None:
-        """Write one safetensors file with a tensor per parameter, which other tools can read too."""
-        about = {"layout": self.layout.to_dict(), "made": self.made}
-        files.save_tensors(Path(path), "weights", self.tensors(), about)
+    def save(self, path: str | Path, apart: bool = False) -> None:
+        """Write one safetensors file with a tensor per parameter, which other tools can read too.
+
+        apart: put the frozen parameters into a file of their own beside it, which all such files in the folder share.
+        """
+        files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
     def load(cls, path: str | Path) -> "Weights":
         tensors, about = files.load_tensors(Path(path), "weights")
-        return cls.from_tensors(Layout.from_dict(about["layout"]), tensors, about["made"])
+        return cls._of_parts(Path(path), tensors, about)
 
     def digest(self) -> str:
         """A hash of everything but the note on how these weights were made."""
@@ -144,10 +147,23 @@ class Weights:
 
     @classmethod
     def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: dict[str, Any] | None = None) -> "Weights":
-        frozen = {name: tensors[name] for name in layout.frozen}
+        frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
         vector = torch.cat([tensors[name].reshape(-1) for name in layout.names])
         return cls(layout, vector, buffers, frozen, made or {})
+
+    def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the file at `path` holds, tensors and JSON."""
+        tensors, about = self.tensors(), {"layout": self.layout.to_dict(), "made": self.made}
+        if not (apart and self.frozen):
+            return tensors, about
+        own = {name: tensor for name, tensor in tensors.items() if name not in self.frozen}
+        return own, {**about, "base": store_once(path.parent, self.frozen)}
+
+    @classmethod
+    def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Weights":
+        base = read_stored(path, about["base"]) if "base" in about else {}
+        return cls.from_tensors(Layout.from_dict(about["layout"]), {**tensors, **base}, about["made"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +178,12 @@ class Checkpoint:
     kind: str
     epoch: int
 
-    def save(self, path: str | Path) -> None:
-        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.tensors().items()}
+    def save(self, path: str | Path, apart: bool = False) -> None:
+        """Write one safetensors file; `apart` as in `Weights.save`."""
+        own, about = self.weights._parts(Path(path), apart)
+        tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
-        about = {"layout": self.weights.layout.to_dict(), "made": self.weights.made, "kind": self.kind, "epoch": self.epoch}
-        files.save_tensors(Path(path), "checkpoint", tensors, about)
+        files.save_tensors(Path(path), "checkpoint", tensors, {**about, "kind": self.kind, "epoch": self.epoch})
 
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
@@ -175,7 +192,7 @@ class Checkpoint:
         for name, tensor in tensors.items():
             part, _, key = name.partition("/")
             parts[part][key] = tensor
-        weights = Weights.from_tensors(Layout.from_dict(about["layout"]), parts["weights"], about["made"])
+        weights = Weights._of_parts(Path(path), parts["weights"], about)
         return cls(weights, parts["optimizer"], about["kind"], about["epoch"])
 
 
@@ -274,6 +291,6 @@ def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Te
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
+    if one is two or one.shape != two.shape or one.dtype != two.dtype:
+        return one is two
     return torch.equal(one, two) or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))

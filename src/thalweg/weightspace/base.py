@@ -1,0 +1,58 @@
+"""Frozen parameters, which many points of weight space have in common: held once in memory, stored once in a folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from ..errors import ThalwegError
+from ..store import files
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_held: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()
+
+
+def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
+    """What points hold for a frozen parameter: the tensor that another already holds, if it is the same bit for bit.
+
+    copy: whether `tensor` may be written to later, so that it is not itself what is held.
+    """
+    key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    other = _held.get(key)
+    if other is None or not _same_bits(other, tensor):
+        other = _held[key] = tensor.detach().clone() if copy else tensor
+    return other
+
+
+def base_name(frozen: Mapping[str, Tensor]) -> str:
+    """The name of the file that holds these frozen parameters, by its content."""
+    return f"base-{files.digest('base', frozen, '')[:16]}.safetensors"
+
+
+def store_once(folder: Path, frozen: Mapping[str, Tensor]) -> str:
+    """Write frozen parameters into a file of their own, unless it is there already; give its name."""
+    name = base_name(frozen)
+    if not (folder / name).is_file():
+        files.save_tensors(folder / name, "base", frozen, {})
+    return name
+
+
+def read_stored(path: Path, name: str) -> dict[str, Tensor]:
+    """The frozen parameters that the file at `path` goes with."""
+    if not (path.parent / name).is_file():
+        raise ThalwegError(
+            f"{path} holds only what moves, and the frozen parameters it goes with are not beside it, in {name}: keep the two "
+            "files in one folder"
+        )
+    return files.load_tensors(path.parent / name, "base")[0]
+
+
+def _same_bits(one: Tensor, two: Tensor) -> bool:
+    return one is two or (not one.is_meta and torch.equal(_bits(one), _bits(two)))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As integers, in which -0.0 is not 0.0 and NaN is NaN."""
+    return tensor.detach().reshape(-1).view(INTEGERS.get(tensor.element_size(), torch.uint8))

@@ -1,0 +1,153 @@
+"""Curves whose points lie elsewhere than the network, or in half precision, and what memory they need."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.store.runs import Run
+
+STREAM = tw.Mode(stream=True)
+SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01, "seed": 4}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """So that every network here takes several."""
+    monkeypatch.setattr("thalweg.training.connect.BLOCK", 50)
+
+
+@pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "channels_last", "tied_lstm", "frozen"])
+def test_streaming_changes_nothing(name, kind, small_pieces):
+    animal = ZOO[name]
+    curve = kind(*animal.ends(), bends=2)
+    usual, streamed = (
+        tw.connect(animal.module(1), curve, animal.task, animal.batches(), mode=mode, **SETTINGS) for mode in (None, STREAM)
+    )
+    for one, two in zip(usual.bends, streamed.bends, strict=True):
+        assert torch.allclose(one.vector, two.vector, rtol=1e-10, atol=1e-12)
+        assert not torch.equal(one.vector, curve.bends[0].vector)
+
+
+def test_a_streamed_run_goes_on_bit_for_bit(tmp_path, small_pieces):
+    animal = ZOO["conv_bn"]
+    curve, calls = tw.Bezier(*animal.ends(), bends=2), []
+
+    def loss(net, batch):
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return animal.task.loss(net, batch)
+
+    def connect(task, run):
+        return tw.connect(animal.module(1), curve, task, animal.batches(), mode=STREAM, run=run, **SETTINGS)
+
+    whole = connect(animal.task, None)
+    with pytest.raises(KeyboardInterrupt):
+        connect(tw.Task(loss), Run(tmp_path, every=1))
+    resumed = connect(animal.task, Run(tmp_path, every=1))
+    assert [bend.digest() for bend in resumed.bends] == [bend.digest() for bend in whole.bends]
+
+
+def test_the_arclength_loss_is_refused():
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match="needs the whole curve on the network's device"):
+        tw.connect(
+            animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), loss="arclength", mode=STREAM, **SETTINGS
+        )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_small_steps_are_not_lost_in_half_precision(stream, small_pieces):
+    """Each step is far below what bfloat16 can add to a weight of 1; together they are not."""
+    module = nn.Linear(64, 1, bias=False).bfloat16()
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    ends = [tw.Weights.of(module) for _ in range(2)]
+    task = tw.Task(lambda net, batch: net(batch).float().sum(1))
+    batches = [torch.ones(2, 64).bfloat16()] * 50
+    curve = tw.connect(
+        module,
+        tw.Bezier(*ends),
+        task,
+        batches,
+        epochs=20,
+        lr=1e-3,
+        momentum=0.0,
+        schedule=lambda i: 1e-3,
+        mode=tw.Mode(stream=stream),
+    )
+    moved = 1.0 - curve.bends[0].vector.float()
+    assert curve.bends[0].vector.dtype == torch.bfloat16
+    assert torch.allclose(moved, torch.full_like(moved, 1000 * 1e-3 / 3), rtol=0.1)  # the mean of 2 t (1 - t) is a third
+
+
+def test_ends_of_half_precision_are_met_exactly():
+    ends = [tw.Weights.of(nn.Linear(8, 3).bfloat16()) for _ in range(2)]
+    batches = [(torch.randn(4, 8).bfloat16(), torch.tensor([0, 1, 2, 0]))]
+    curve = tw.connect(nn.Linear(8, 3).bfloat16(), tw.Bezier(*ends), tw.classification(), batches, epochs=2, lr=0.1)
+    assert torch.equal(curve.point(0.0).vector, ends[0].vector)
+    assert torch.equal(curve.point(1.0).vector, ends[1].vector)
+
+
+SIDE = 700
+MILLION = SIDE * SIDE * 2  # weights
+
+
+def live():
+    """Bytes of all tensors there are, each piece of memory once."""
+    gc.collect()
+    plain = (torch.Tensor, nn.Parameter)  # not what a compiler has left behind, which has no memory
+    found = [item for item in gc.get_objects() if type(item) in plain and not item.is_meta]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
+
+
+def wide(dtype=torch.float32):
+    return nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Linear(SIDE, SIDE, bias=False)).to(dtype)
+
+
+def held(call, dtype=torch.float32):
+    """Vectors of the network's size and dtype that are alive in the last pass of `call(task, batches)`, and were not before."""
+    seen = []
+
+    def loss(net, batch):
+        seen.append(live())
+        return net(batch).float().square().mean(1)
+
+    batches = [torch.randn(4, SIDE).to(dtype)]
+    before = live()
+    call(tw.Task(loss), batches)
+    return (seen[-1] - before) / (MILLION * dtype.itemsize)
+
+
+def needed(bends, optimizer, mode=None, dtype=torch.float32):
+    """What connect holds beside the module and the curve it was given."""
+    module, curve = wide(dtype), tw.Bezier(*(tw.Weights.of(wide(dtype)) for _ in range(2)), bends=bends)
+    settings = {"epochs": 3, "lr": 1e-3, "optimizer": optimizer, "mode": mode}
+    return held(lambda task, batches: tw.connect(module, curve, task, batches, **settings), dtype)
+
+
+@pytest.mark.parametrize("bends", [1, 3])
+@pytest.mark.parametrize(("optimizer", "kept"), [(None, 1), (torch.optim.Adam, 2)])
+def test_memory_is_what_the_formula_says(bends, optimizer, kept):
+    """phi and its gradient; the control points; per bend its gradient, what the optimizer keeps, and the last good one."""
+    assert needed(bends, optimizer) == pytest.approx(2 + (bends + 2) + bends * (1 + kept + 1), abs=0.1)
+    assert needed(bends, optimizer, STREAM) == pytest.approx(2 + bends + bends * (1 + kept + 1), abs=0.1)
+
+
+def test_memory_in_half_precision():
+    """The bends, their gradients and momenta take twice the bytes; the ends are not held again."""
+    assert needed(1, None, dtype=torch.bfloat16) == pytest.approx(2 + 2 * 3 + 1, abs=0.1)
+
+
+def test_memory_of_the_other_verbs():
+    module, fge = wide(), tw.FGE(cycle=tw.Iterations(4), lr_max=1e-3, lr_min=1e-4)
+    line = tw.Segment(*(tw.Weights.of(wide()) for _ in range(2)))
+    assert held(lambda task, batches: tw.fit(module, task, batches, epochs=3, lr=1e-3)) == pytest.approx(3 + 1, abs=0.1)
+    walked = held(lambda task, batches: tw.walk(module, task, batches * 4, fge, epochs=1))
+    assert walked == pytest.approx(4 + 1 + 1, abs=0.1)  # the last is the network collected after the second of four steps
+    assert held(lambda task, batches: tw.scan(module, line, task, {"x": batches}, points=3)) == pytest.approx(2 + 1, abs=0.1)

@@ -1,0 +1,161 @@
+"""Frozen parameters that points have in common are held once in memory and stored once on disk."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import thalweg as tw
+
+BASE, ADAPTER = 4 * (512 * 512 + 512), 4 * 2 * 512 * 2  # bytes
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trainable correction of rank two, as in LoRA."""
+
+    def __init__(self, seed=0, base=7):
+        super().__init__()
+        torch.manual_seed(base)
+        self.layer = nn.Linear(512, 512).requires_grad_(False)
+        torch.manual_seed(seed)
+        self.down, self.up = nn.Linear(512, 2, bias=False), nn.Linear(2, 512, bias=False)
+
+    def forward(self, x):
+        return (self.layer(x) + self.up(self.down(x)))[:, :3]
+
+
+BATCHES = [(torch.randn(8, 512, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3) for _ in range(4)]
+
+
+def memory(points):
+    """Bytes of everything the points hold, each piece of memory once."""
+    tensors = [tensor for point in points for tensor in (point.vector, *point.frozen.values(), *point.buffers.values())]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+
+
+def points(count):
+    return [tw.Weights.of(Adapted(seed)) for seed in range(count)]
+
+
+def members(run=None):
+    method = tw.FGE(cycle=tw.Iterations(2), lr_max=1e-2, lr_min=1e-3)
+    return tw.walk(Adapted(), tw.classification(), BATCHES, method, epochs=3, run=run)
+
+
+def test_points_with_equal_bases_hold_one():
+    a, b = points(2)
+    assert a.frozen["layer.weight"] is b.frozen["layer.weight"]
+    assert memory([a, b]) == BASE + 2 * ADAPTER
+
+
+def test_a_curve_of_many_bends_holds_one_base():
+    curve = tw.connect(Adapted(), tw.Bezier(*points(2), bends=5), tw.classification(), BATCHES, epochs=1, lr=1e-2)
+    assert memory(curve.points) == BASE + 7 * ADAPTER
+
+
+def test_a_fit_and_a_walk_hold_one_base():
+    trained = tw.fit(Adapted(), tw.classification(), BATCHES, epochs=2, lr=1e-2, keep=[1])
+    found = [trained, trained.kept[1].weights, *members()]
+    assert len(found) == 8
+    assert memory([*found, *tw.Ensemble(Adapted(), found).members]) == BASE + 8 * ADAPTER
+
+
+def test_other_values_are_not_shared():
+    a, b = tw.Weights.of(Adapted()), tw.Weights.of(Adapted(base=8))
+    assert not torch.equal(a.frozen["layer.weight"], b.frozen["layer.weight"])
+    with pytest.raises(tw.ThalwegError, match=r"the frozen parameter 'layer\.weight' differs"):
+        tw.Segment(a, b)
+
+
+def test_shared_means_bit_for_bit():
+    plus, minus = Adapted(), Adapted()
+    plus.layer.bias.zero_()
+    minus.layer.bias.zero_().neg_()
+    a, b = tw.Weights.of(plus), tw.Weights.of(minus)
+    assert not bool(a.frozen["layer.bias"].signbit().any())
+    assert bool(b.frozen["layer.bias"].signbit().all())
+
+
+def test_what_is_held_is_not_the_modules_own():
+    module = Adapted()
+    weights = tw.Weights.of(module)
+    before = weights.frozen["layer.bias"].clone()
+    module.layer.bias.add_(1)
+    assert torch.equal(weights.frozen["layer.bias"], before)
+    assert not torch.equal(tw.Weights.of(module).frozen["layer.bias"], before)
+
+
+def test_memory_is_given_back_with_the_last_point():
+    from thalweg.weightspace.base import _held
+
+    weights = tw.Weights.of(Adapted(base=9))
+    shape = weights.frozen["layer.weight"].shape
+    count = sum(tensor.shape == shape for tensor in _held.values())
+    del weights
+    gc.collect()
+    assert sum(tensor.shape == shape for tensor in _held.values()) == count - 1
+
+
+def test_a_curve_file_holds_one_base(tmp_path):
+    curve = tw.Bezier(*points(2), bends=5)
+    curve.save(tmp_path / "curve.safetensors")
+    assert BASE + 7 * ADAPTER < size(tmp_path) < 1.02 * (BASE + 7 * ADAPTER)
+    back = tw.Curve.load(tmp_path / "curve.safetensors")
+    assert memory(back.points) == BASE + 7 * ADAPTER
+    for one, two in zip(curve.points, back.points, strict=True):
+        assert one.digest() == two.digest()
+
+
+def test_an_ensemble_folder_holds_one_base(tmp_path):
+    ensemble = tw.Ensemble(Adapted(), points(6))
+    ensemble.save(tmp_path)
+    assert BASE + 6 * ADAPTER < size(tmp_path) < 1.03 * (BASE + 6 * ADAPTER)
+    back = tw.Ensemble.load(tmp_path, Adapted())
+    assert [m.digest() for m in back.members] == [m.digest() for m in ensemble.members]
+    assert memory(back.members) == BASE + 6 * ADAPTER
+
+
+def test_members_may_have_bases_of_their_own(tmp_path):
+    ensemble = tw.Ensemble(Adapted(), [tw.Weights.of(Adapted(seed, base)) for seed, base in ((1, 7), (2, 8), (3, 7))])
+    ensemble.save(tmp_path)
+    assert len(list(tmp_path.glob("base-*"))) == 2
+    back = tw.Ensemble.load(tmp_path, Adapted())
+    assert [m.digest() for m in back.members] == [m.digest() for m in ensemble.members]
+    tw.Ensemble(Adapted(), ensemble.members[:1]).save(tmp_path)
+    assert len(list(tmp_path.glob("base-*"))) == 1
+
+
+def test_a_run_folder_holds_one_base(tmp_path):
+    found = members(run=tmp_path)
+    assert len(found) == 6
+    assert size(tmp_path) < 1.05 * (BASE + 6 * ADAPTER)
+    assert [m.digest() for m in found] == [m.digest() for m in members()]
+    assert [m.digest() for m in members(run=tmp_path)] == [m.digest() for m in found]
+
+
+def test_kept_epochs_share_a_base(tmp_path):
+    arguments = {"epochs": 5, "lr": 1e-2, "keep": [1, 2, 3, 4], "run": tmp_path}
+    trained = tw.fit(Adapted(), tw.classification(), BATCHES, **arguments)
+    assert size(tmp_path) < 1.05 * (2 * BASE + (1 + 2 * 4) * ADAPTER)  # weights.safetensors is whole
+    again = tw.fit(Adapted(), tw.classification(), BATCHES, **arguments)
+    assert again.kept[3].weights.digest() == trained.kept[3].weights.digest()
+
+
+def test_one_file_alone_is_whole_unless_asked(tmp_path):
+    weights = tw.Weights.of(Adapted())
+    weights.save(tmp_path / "whole.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.safetensors"]
+    weights.save(tmp_path / "part.safetensors", apart=True)
+    assert tw.Weights.load(tmp_path / "part.safetensors").digest() == weights.digest()
+
+
+def test_a_file_without_its_base_says_so(tmp_path):
+    tw.Weights.of(Adapted()).save(tmp_path / "part.safetensors", apart=True)
+    next(tmp_path.glob("base-*")).unlink()
+    with pytest.raises(tw.ThalwegError, match=r"part\.safetensors holds only what moves.*base-\w+\.safetensors.*one folder"):
+        tw.Weights.load(tmp_path / "part.safetensors")
