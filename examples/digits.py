@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=40, help="of each network; the curve gets twice as many")
     parser.add_argument("--points", type=int, default=61, help="measured along each path")
+    parser.add_argument("--grid", type=int, default=21, help="points along each side of the plane")
     parser.add_argument("--out", type=Path, default=Path("digits"), help="the folder for the figures")
     settings = parser.parse_args()
     began = time.perf_counter()
@@ -74,7 +75,9 @@ def main() -> None:
         scores = tw.Ensemble(network(1), members).score(task, test)
         print(f"{name:24} test error {100 * scores['error']:.2f} %, nll {scores['nll']:.3f}")
 
-    plane = tw.scan(network(1), tw.Plane(a, b, curve.bends[0]), task, draw={"Bezier": curve}, **measuring)
+    plane = tw.scan(
+        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), draw={"Bezier": curve}, **measuring
+    )
     settings.out.mkdir(exist_ok=True)
     tw.figures.save(tw.figures.profile(scans, "test", "error").figure, settings.out / "profile")
     tw.figures.save(tw.figures.surface(plane, "train", "loss").figure, settings.out / "plane")

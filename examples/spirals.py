@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=200, help="of each network; the curve gets twice as many")
     parser.add_argument("--points", type=int, default=61, help="measured along each path")
+    parser.add_argument("--grid", type=int, default=21, help="points along each side of the plane")
     parser.add_argument("--out", type=Path, default=Path("spirals"), help="the folder for the figures")
     settings = parser.parse_args()
     began = time.perf_counter()
@@ -59,7 +60,9 @@ def main() -> None:
     }
     print(*(scan.table() for scan in scans.values()), sep="\n\n")
 
-    plane = tw.scan(network(1), tw.Plane(a, b, curve.bends[0]), task, draw={"Bezier": curve}, **common)
+    plane = tw.scan(
+        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), draw={"Bezier": curve}, **common
+    )
     settings.out.mkdir(exist_ok=True)
     tw.figures.save(tw.figures.profile(scans).figure, settings.out / "profile")
     tw.figures.save(tw.figures.surface(plane).figure, settings.out / "plane")
