@@ -4,8 +4,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 ECOSYSTEM := .venv-ecosystem
+DOCS := .venv-docs
 
-.PHONY: demo test test-ecosystem soak lint benchmark clean
+.PHONY: demo test test-ecosystem soak lint benchmark docs gallery clean
 
 demo: $(READY)  ## three networks on the digits, the curves between two of them, figures in thalweg-demo/
 	$(BIN)/thalweg demo
@@ -27,6 +28,13 @@ lint: $(READY)
 benchmark: $(READY)  ## the cost of a curve step on this machine
 	$(BIN)/python benchmarks/steps.py
 
+docs: $(DOCS)/.ready  ## the site, in build/site; a warning fails it
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo "wrote build/site; next: $(PYTHON) -m http.server --directory build/site"
+
+gallery: $(READY)  ## docs/gallery.md and its figures, from the results in docs/paper
+	$(BIN)/python docs/gallery.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -37,5 +45,10 @@ $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt
 	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ecosystem]'
 	touch $@
 
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(ECOSYSTEM) .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo
+	rm -rf $(VENV) $(ECOSYSTEM) $(DOCS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo
