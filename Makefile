@@ -5,6 +5,8 @@ READY := $(VENV)/.ready
 
 ECOSYSTEM := .venv-ecosystem
 DOCS := .venv-docs
+# The extra alone, without torch: the site is made from the sources, which are read and not run.
+DOCS_EXTRA := import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])
 
 .PHONY: demo test test-ecosystem soak lint benchmark docs gallery clean
 
@@ -45,9 +47,9 @@ $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt
 	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ecosystem]'
 	touch $@
 
-$(DOCS)/.ready: pyproject.toml constraints.txt
+$(DOCS)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check $$($(DOCS)/bin/python -c "$(DOCS_EXTRA)")
 	touch $@
 
 clean:
