@@ -85,9 +85,8 @@ def test_every_page_is_in_the_nav():
 @pytest.mark.parametrize("module", [tw, tw.figures, tw.data, tw.models], ids=lambda module: module.__name__)
 def test_the_api_page_has_every_public_name(module):
     page = (DOCS / "api.md").read_text()
-    documented = set(re.findall(r"^::: thalweg\.(\w+)$", page, re.MULTILINE))
+    documented = set(re.findall(rf"^::: {re.escape(module.__name__)}\.(?:\w+\.)?(\w+)$", page, re.MULTILINE))
     if module is not tw:
         [members] = re.findall(rf"^::: {re.escape(module.__name__)}\n(?:.*\n)*?\s+members: \[(.*)\]", page, re.MULTILINE)
-        documented = set(members.split(", "))
-    modules = {"data", "figures", "models"}
-    assert set(module.__all__) - modules == documented - modules
+        documented |= set(members.split(", "))
+    assert set(module.__all__) - {"data", "figures", "models"} <= documented
