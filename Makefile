@@ -30,8 +30,9 @@ lint: $(READY)
 benchmark: $(READY)  ## the cost of a curve step on this machine
 	$(BIN)/python benchmarks/steps.py
 
-docs: $(DOCS)/.ready  ## the site, in build/site; a warning fails it
+docs: $(DOCS)/.ready  ## the site, in build/site; a warning or a request to elsewhere fails it
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	! grep -rE '<(script|link|img)[^>]* (src|href)="?https?:' --include='*.html' build/site  # pages ask nobody for anything
 	@echo "wrote build/site; next: $(PYTHON) -m http.server --directory build/site"
 
 gallery: $(READY)  ## docs/gallery.md and its figures, from the results in docs/paper

@@ -11,8 +11,9 @@ from thalweg.paper.result import FILE, Claim, Result
 DOCS = Path(__file__).parent
 HEAD = """# Gallery
 
-Made by `make gallery` from the files under `docs/paper` alone: every figure is drawn from them, and every number below comes from
-them. In tables, the paper's numbers stand in round brackets and those of its public code in square ones.
+Entries of [the paper](paper-again.md), each with its figures, its numbers and what became of its claims, are made by `make gallery`
+from the files of results under `docs/paper` alone. In tables, the paper's numbers stand in round brackets and those of its public
+code in square ones.
 
 ## The demo
 
@@ -27,7 +28,7 @@ The numbers are in [Results](results.md).
 $ thalweg demo --out demo
 ```
 """
-ABSENT = "\nThe other figures and tables of the paper follow when they have been run at full length: {}.\n"
+ABSENT = "\nThose of the paper that are not here follow when they have been run at full length: {}.\n"
 Found = tuple[Path, Result]
 
 
