@@ -13,7 +13,7 @@ So on digits as few and as easy as these, FGE is worth no more than the network 
 either, at four highest rates between 0.02 and 0.2. The rate here, 0.05, was chosen over 0.1 on 500 other images with other seeds.
 docs/results.md has a harder set, Fashion-MNIST, where FGE and Snapshot do help, and the paper has CIFAR.
 
-169 s, 2026-11-15: one thread of an AMD EPYC busy with other work, Python 3.11, torch 2.13.0 CPU.
+33 s, 2026-11-15: one thread of an AMD EPYC, Python 3.11, torch 2.13.0 CPU.
 """
 
 import argparse
