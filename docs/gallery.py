@@ -11,7 +11,7 @@ from thalweg.paper.result import FILE, Claim, Result
 DOCS = Path(__file__).parent
 HEAD = """# Gallery
 
-Entries of [the paper](paper-again.md), each with its figures, its numbers and what became of its claims, are made by `make gallery`
+Entries of [the paper](paper-again.md), each with its figures, its numbers and its claims, are made by `make gallery`
 from the files of results under `docs/paper` alone. In tables, the paper's numbers stand in round brackets and those of its public
 code in square ones.
 
