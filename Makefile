@@ -4,8 +4,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 ECOSYSTEM := .venv-ecosystem
+DOCS := .venv-docs
+# The extra alone, without torch: the site is made from the sources, which are read and not run.
+DOCS_EXTRA := import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])
 
-.PHONY: demo test test-ecosystem soak lint benchmark clean
+.PHONY: demo test test-ecosystem soak lint benchmark docs gallery clean
 
 demo: $(READY)  ## three networks on the digits, the curves between two of them, figures in thalweg-demo/
 	$(BIN)/thalweg demo
@@ -27,6 +30,14 @@ lint: $(READY)
 benchmark: $(READY)  ## the cost of a curve step on this machine
 	$(BIN)/python benchmarks/steps.py
 
+docs: $(DOCS)/.ready  ## the site, in build/site; a warning or a request to elsewhere fails it
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	! grep -rE '<(script|link|img)[^>]* (src|href)="?https?:' --include='*.html' build/site  # pages ask nobody for anything
+	@echo "wrote build/site; next: $(PYTHON) -m http.server --directory build/site"
+
+gallery: $(READY)  ## docs/gallery.md and its figures, from the results in docs/paper
+	$(BIN)/python docs/gallery.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -38,5 +49,10 @@ $(ECOSYSTEM)/.ready: pyproject.toml constraints.txt
 	$(ECOSYSTEM)/bin/pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0'  # with deps it brings torchvision
 	touch $@
 
+$(DOCS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check $$($(DOCS)/bin/python -c "$(DOCS_EXTRA)")
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(ECOSYSTEM) .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo
+	rm -rf $(VENV) $(ECOSYSTEM) $(DOCS) build .pytest_cache .mypy_cache .ruff_cache .hypothesis thalweg-demo

@@ -1,0 +1,52 @@
+"""The gallery is what its script makes of the results that are kept with the documentation."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from thalweg.errors import ThalwegError
+from thalweg.paper.entries import ENTRIES
+from thalweg.paper.result import FILE, Claim, Result
+
+SCRIPT = Path(__file__).parent.parent / "docs" / "gallery.py"
+spec = spec_from_file_location("gallery", SCRIPT)
+gallery = module_from_spec(spec)
+spec.loader.exec_module(gallery)
+
+
+def keep(docs, scale="full"):
+    about = {"scale": scale, "seeds": 3, "seconds": 61.0, "seconds of training": 7200.0, "machine": "A card", "precision": "bf16"}
+    about |= {"date": "2026-01-31", "versions": {"torch": "2.13.0"}, "recipe": {"data": "cifar10", "model": "vgg16"}}
+    claims = [Claim("one is one", True, "1 and 1"), Claim("two is one", False, "2 and 1")]
+    result = Result("two-bends", "VGG-16 on CIFAR-10", [{"distance": 31.0, "distance (paper)": 29.6}], claims, about)
+    folder = docs / "paper" / scale / "cifar10-vgg16" / "two-bends"
+    result.save(folder / FILE)
+    (folder / "chains.png").touch()
+
+
+def test_it_is_up_to_date():
+    assert SCRIPT.with_suffix(".md").read_text() == gallery.page(SCRIPT.parent), "run `make gallery`"
+
+
+def test_it_shows_what_was_found(tmp_path):
+    keep(tmp_path)
+    page = gallery.page(tmp_path)
+    assert "31 (29.6)" in page
+    assert "- **Holds**: one is one (1 and 1)." in page
+    assert "- **Does not hold**: two is one (2 and 1)." in page
+    assert "(paper/full/cifar10-vgg16/two-bends/chains.png)" in page
+    assert "A card, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
+    assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
+
+
+def test_it_says_what_is_not_there_yet(tmp_path):
+    keep(tmp_path)
+    absent = gallery.page(tmp_path).splitlines()[-1]
+    assert all((f"`{name}`" in absent) == (name != "two-bends") for name in ENTRIES)
+
+
+def test_nothing_that_learned_nothing_is_shown(tmp_path):
+    keep(tmp_path, "smoke")
+    with pytest.raises(ThalwegError, match="scale smoke"):
+        gallery.page(tmp_path)
