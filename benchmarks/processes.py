@@ -21,7 +21,7 @@ def scan_once() -> None:
     torch.set_num_threads(1)
     with tw.crew.join() as crew:
         task = tw.classification()
-        batches = [(torch.rand(128, 3, 32, 32), torch.randint(10, (128,))) for _ in range(4)]
+        batches = [(torch.rand(32, 3, 32, 32), torch.randint(10, (32,))) for _ in range(4)]
         a, b = (tw.Weights.of(tw.models.preresnet(20)) for _ in range(2))
         a, b = crew.first_does(lambda: (a, b))
         batches = crew.first_does(lambda: batches)

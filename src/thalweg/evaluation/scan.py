@@ -1,7 +1,8 @@
 """Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .measure import Measurement
 from .results import Scan, Values, array, plain
+
+BREATH = 2.0  # seconds that each of several processes measures before they tell each other
 
 
 def scan(
@@ -83,9 +86,8 @@ def scan(
     ):
         measured: list[Any] = crew.first_does(lambda: held.lines(POINTS) if held is not None else [])
         bar.done = len(measured)
-        for start in range(len(measured), len(makers), crew.size):
-            own = makers[start + crew.rank : start + crew.rank + 1]
-            for point in chain(*crew.all([at(make()) for make in own])):
+        for points_found in _rounds(at, makers[len(measured) :], crew):
+            for point in points_found:
                 measured.append(point)
                 bar.advance()
                 if held is not None:
@@ -97,6 +99,17 @@ def scan(
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
+
+
+def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew) -> Iterator[list[Any]]:
+    """Points in their order, a few at a time: one, or with several processes as many as keep each busy for a while."""
+    each = 1
+    while makers:
+        here, makers, begun = makers[: each * crew.size], makers[each * crew.size :], time.monotonic()
+        own = [at(make()) for make in here[crew.rank :: crew.size]]
+        found, seconds = zip(*crew.all((own, time.monotonic() - begun)), strict=True)
+        yield [found[k % crew.size][k // crew.size] for k in range(len(here))]
+        each = max(1, int(each * BREATH / max(1e-3, *seconds))) if crew.size > 1 else 1
 
 
 class Measurer:
