@@ -44,7 +44,37 @@ def apart(crew):
     trained = tw.fit(normal.module(1), normal.task, even, **settings(normal))
     found = {"statistics": torch.cat([buffer.double().reshape(-1) for buffer in trained.buffers.values()])}
     found["dropout"] = tw.fit(dropping.module(1), dropping.task, dropping.batches(), **settings(dropping)).vector
+    constants = tw.fit(Masked(), tw.classification(), odd_batches(), **settings(normal))
+    found["masks"] = torch.cat([constants.vector, *(b.double().reshape(-1) for b in constants.buffers.values())])
+    a, b = (tw.Weights.of(Masked()) for _ in range(2))
+    own = {"loss": "arclength", **settings(normal)}
+    curve = tw.connect(Masked(), tw.Bezier(a, b), tw.classification(), odd_batches(), **own)
+    found["arclength"] = curve.bends[0].vector
     return found | one_step(crew)
+
+
+class Masked(torch.nn.Module):
+    """With buffers that are constants, one of them infinite."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(len(DRAWN))
+        DRAWN.append(1)
+        self.linear = torch.nn.Linear(4, 3, dtype=torch.float64)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, float("-inf")], dtype=torch.float64))
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406, 0.1]))
+
+    def forward(self, x):
+        return self.linear(x - self.mean) + self.mask.masked_fill(self.mask.isinf(), -9.0)
+
+
+DRAWN = []
+
+
+def odd_batches():
+    """The last has one example, so that one of two processes has none."""
+    g = torch.Generator().manual_seed(0)
+    return [(torch.rand(n, 4, generator=g).double(), torch.randint(3, (n,), generator=g)) for n in (8, 8, 1)]
 
 
 def one_step(crew):
@@ -82,18 +112,28 @@ def disagreements(crew):
             tw.__version__ = version
 
     x, y = animal.batches()[0]
+    normal = ZOO["conv_bn"]
+    taken = Path(sys.argv[2]) / "taken"
+    if crew.first:
+        taken.mkdir()
+        (taken / "something").touch()
     cases = {
         "settings": lambda: fit(weight_decay=0.01 * (1 + crew.rank)),
         "data": lambda: fit(batches=[(x + crew.rank, y)]),
         "start": lambda: fit(module=animal.module(crew.rank)),
         "version": other_version,
         "scan": lambda: tw.scan(animal.module(1), list(animal.ends()), animal.task, {"x": [(x + crew.rank, y)]}),
-        "rank 1": lambda: crew.first_does(lambda: 1),
+        "nothing": lambda: crew.first_does(lambda: 1),
+        "first": lambda: crew.first_does(lambda: 1 / 0),
+        "folder": lambda: fit(run=taken),
+        "single": lambda: tw.fit(
+            normal.module(1), normal.task, [tuple(t[:3] for t in normal.batches()[0])] * 2, epochs=1, lr=0.1
+        ),
     }
     for name, case in cases.items():
         try:
             case()
-        except tw.ThalwegError as error:
+        except (tw.ThalwegError, ZeroDivisionError) as error:
             said[name] = str(error)
     return said
 

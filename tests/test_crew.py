@@ -8,12 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.crew import Crew
+from thalweg.crew import Crew, _own_card
 from thalweg.training.loop import _check_whole
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ def test_the_number_of_processes_does_not_matter(number, alone, tmp_path):
 
 def test_each_process_has_its_own_t_and_masks_and_all_stay_the_same(tmp_path):
     first, second = found("apart", 2, tmp_path)
-    for name in ("statistics", "dropout", "bend"):
+    for name in ("statistics", "dropout", "bend", "masks", "arclength"):
         assert torch.equal(first[name], second[name]), name
     t = [float(each["t"]) for each in (first, second)]
     assert t[0] != t[1]
@@ -71,7 +72,7 @@ def test_each_process_has_its_own_t_and_masks_and_all_stay_the_same(tmp_path):
 
 def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
     first, second = found("disagreements", 2, tmp_path)
-    assert first == second
+    assert {**first, "single": ""} == {**second, "single": ""}
     expected = {
         "settings": "weight_decay is 0.01 in process 0 and 0.02 in process 1",
         "data": "data is '",
@@ -79,9 +80,12 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
         "version": "thalweg is '0.1.0' in process 0 and '0.0.0' in process 1",
         "scan": "data is {'x': '",
     }
-    assert set(first) == set(expected)
+    others = {"first": "division by zero", "folder": "is already there, and nothing is written over", "single": "single example"}
+    assert set(first) == {*expected, *others}
     for name, message in expected.items():
         assert f"the processes of a run must agree, but {message}" in first[name]
+    for name, message in others.items():
+        assert message in first[name]
 
 
 TASK = """
@@ -162,11 +166,11 @@ def _wait_for(path):
 
 
 def test_batches_are_divided_along_their_first_dimension():
-    batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "other": torch.zeros(7)}
+    batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "name": "a"}
     parts = [Crew(rank, 3).share(batch) for rank in range(3)]
     assert [part["y"].tolist() for part, _ in parts] == [[0], [1, 2], [3, 4]]
     assert torch.equal(torch.cat([part["x"] for part, _ in parts]), batch["x"])
-    assert all(counts and part["other"].shape == (7,) and part["scale"] == 3 for part, counts in parts)
+    assert all(counts and part["name"] == "a" and part["scale"] == 3 for part, counts in parts)
     assert Crew().share(batch)[0] is batch
 
 
@@ -177,7 +181,16 @@ def test_too_few_examples_leave_some_without():
     assert all(len(part[0]) == 1 for part, _ in parts)
 
 
-@pytest.mark.parametrize("batch", [{"ids": ["a"]}, (torch.tensor(1.0),)])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"ids": ["a"]},
+        (torch.tensor(1.0),),
+        (torch.arange(4), [1, 2, 3, 4]),
+        (torch.arange(4), np.arange(4)),
+        ([torch.zeros(3, 5, 5)] * 4, torch.arange(4)),
+    ],
+)
 def test_what_cannot_be_divided_is_refused(batch):
     with pytest.raises(tw.ThalwegError, match="divided along the first dimension"):
         Crew(0, 2).share(batch)
@@ -189,6 +202,14 @@ def test_loaders_that_divide_the_data_themselves_are_refused():
     loader = torch.utils.data.DataLoader(data, sampler=sampler)
     with pytest.raises(tw.ThalwegError, match="leave the sampler out"):
         _check_whole(loader)
+
+
+def test_every_process_has_a_card_of_its_own():
+    assert _own_card({}, 0) == {}
+    assert _own_card({"LOCAL_RANK": "1"}, 2) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert _own_card({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,GPU-7"}, 2) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
+    with pytest.raises(tw.ThalwegError, match="needs a card of its own; there are 2"):
+        _own_card({"LOCAL_RANK": "2"}, 2)
 
 
 def test_every_process_draws_its_own_numbers_in_a_step_and_all_go_on_as_one():

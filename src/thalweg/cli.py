@@ -90,8 +90,8 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
             if command.__name__ not in SHARED:
                 raise ThalwegError(f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone")
             command(**settings)
-        except (Stopped, ThalwegError, OSError) as error:
-            if crew.first if isinstance(error, Stopped) else crew.tells():
+        except (KeyboardInterrupt, ThalwegError, OSError) as error:
+            if crew.first if isinstance(error, Stopped | Diverged) else crew.tells():
                 raise
             raise typer.Exit(2) from error
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,7 +18,7 @@ from .errors import ThalwegError
 from .randomness import seeded
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=10)  # for a process that neither answers nor ends
+PATIENCE = timedelta(hours=1)  # for a process that neither answers nor ends; one point of a scan may take long
 APART = 1_000_003  # between the random numbers of two steps, and of two processes
 TOLD = "thalweg has told what went wrong"
 
@@ -46,18 +47,25 @@ class Crew:
             return batch, True
         length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
         if not length:
-            raise ThalwegError(f"a batch is divided along the first dimension of its tensors; {type(batch).__name__} has none")
+            raise ThalwegError(
+                "a batch is divided along the first dimension of its tensors, and this one has none: batches that carry state "
+                "from one to the next, such as TokenBatches, need one process"
+            )
+        _check_divisible(batch)
         low, high = (length * rank // self.size for rank in (self.rank, self.rank + 1))
         some = slice(low, high) if high > low else slice(0, 1)
         return mapped(batch, lambda item: _cut(item, length, some)), high > low
 
     def first_does(self, work: Callable[[], T]) -> T:
-        """Done by the first process; what comes of it is everybody's."""
+        """Done by the first process; what comes of it is everybody's, an error too."""
         if self.size == 1:
             return work()
-        box = [work() if self.first else None]
+        box: list[Any] = [_tried(work) if self.first else None]
         _meeting(lambda: dist.broadcast_object_list(box, src=0))
-        return box[0]  # type: ignore[return-value]
+        found, error = box[0]
+        if error is not None:
+            raise error
+        return found
 
     def all(self, item: T) -> list[T]:
         """Everybody's, in the order of ranks."""
@@ -82,7 +90,9 @@ class Crew:
             for name, value in each[0].items():
                 if other.get(name) != value:
                     message = f"{name} is {value!r} in process 0 and {other.get(name)!r} in process {rank}"
-                    raise ThalwegError(f"the processes of a run must agree, but {message}: start them all alike")
+                    raise ThalwegError(
+                        f"the processes of a run must agree, but {message}: start all alike, and seed what is drawn"
+                    )
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
         """For a step: random numbers of this process alone, whichever came before."""
@@ -125,22 +135,61 @@ def join() -> Iterator[Crew]:
 
 
 def _begin() -> Any:
-    """Each process sees one card, if there are any."""
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and torch.cuda.device_count():
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("LOCAL_RANK", "0")
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    os.environ.update(_own_card(os.environ, torch.cuda.device_count()))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
+        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
-        raise ThalwegError(f"the processes of this run cannot reach each other: {error}") from error
+        raise ThalwegError(
+            f"WORLD_SIZE asks for several processes, which cannot reach each other (start them with torchrun): {error}"
+        ) from error
     return store
+
+
+def _own_card(environment: Mapping[str, str], cards: int) -> dict[str, str]:
+    """Each process sees one card, if there are any."""
+    if not cards:
+        return {}
+    listed = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(cards)))
+    number, names = int(environment.get("LOCAL_RANK", "0")), listed.split(",")
+    if number >= len(names):
+        raise ThalwegError(
+            f"each process needs a card of its own; there are {len(names)}, and this is process {number} on its machine"
+        )
+    return {"CUDA_VISIBLE_DEVICES": names[number]}
+
+
+def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def _cut(item: Any, length: int, some: slice) -> Any:
     if not isinstance(item, Tensor):
         raise ThalwegError(f"a batch is divided along the first dimension of its tensors; a {type(item).__name__} cannot be")
-    return item[some] if item.ndim and len(item) == length else item
+    if item.ndim and len(item) != length:
+        raise ThalwegError(
+            f"a batch is divided along the first dimension of its tensors, here {length}; one of shape {tuple(item.shape)} does "
+            "not fit"
+        )
+    return item[some] if item.ndim else item
+
+
+def _check_divisible(item: Any) -> None:
+    """Numbers outside of tensors would go to every process whole."""
+    if isinstance(item, Mapping):
+        item = list(item.values())
+    if isinstance(item, list | tuple):
+        for part in item:
+            _check_divisible(part)
+        plain = [part for part in item if isinstance(part, int | float | str)]
+        if len(plain) > 1 and len(plain) == len(item):
+            raise ThalwegError(f"a batch is divided along the first dimension of its tensors; the list {item!r:.60} is none")
+    elif isinstance(item, np.ndarray):
+        raise ThalwegError("a batch is divided along the first dimension of its tensors; make tensors of its numpy arrays")
 
 
 def _meeting(exchange: Callable[[], object]) -> None:

@@ -145,11 +145,11 @@ class Ensemble:
             )
         if (folder / MANIFEST).is_file():
             _check_kind(folder, self._probe.layout)
+        before = files.load_json(folder / MANIFEST, "ensemble")["members"] if (folder / MANIFEST).is_file() else []
         entries = [self._save_member(folder, member) for member in self.members]
         files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
-        used = {folder / entry[key] for entry in entries for key in ("file", "base") if key in entry}
-        for stale in {*folder.glob("member-*.safetensors"), *folder.glob("base-*.safetensors")} - used:
-            stale.unlink()
+        for stale in _files(before) - _files(entries):
+            (folder / stale).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
@@ -229,6 +229,10 @@ def _are_labels(targets: Tensor) -> bool:
 def _mean_pair(pairs: list[list[float]], k: int) -> float:
     """Over the first k members; one member agrees with itself."""
     return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
+
+
+def _files(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {entry[key] for entry in entries for key in ("file", "base") if key in entry}
 
 
 def _check_kind(folder: Path, layout: Layout) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -143,11 +143,14 @@ class Run:
 @contextmanager
 def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str = "") -> Iterator[Run | None]:
     """The run a call was given, held open; None without one, and in all but the first of several processes."""
-    if run is None or not Crew.present.first:
+    if run is None:
         yield None
         return
-    with (run if isinstance(run, Run) else Run(run)).opened(command, settings, result) as held:
-        yield held
+    held: list[Run] = []
+    with ExitStack() as stack:
+        folder = run if isinstance(run, Run) else Run(run)
+        Crew.present.first_does(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))
+        yield held[0] if held else None
 
 
 class Interrupts:

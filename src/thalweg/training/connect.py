@@ -68,7 +68,7 @@ def connect(
     _check_trainable(curve)
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     motion = _motion(Probe(module, curve.start.bare(), settings.mode), curve, seed, loss, settings.mode)
-    motion.shared = same_t or Crew.present.size == 1
+    motion.stand(same_t or Crew.present.size == 1)
     about = {**settings.describe(batches), **_description(curve), "loss": loss} if run else {}
     with opened(run, "connect", about, CURVE) as held:
         if Crew.present.first_does(lambda: held is not None and (held.folder / CURVE).is_file()):
@@ -91,6 +91,10 @@ class Bends(Motion):
             row.copy_(probe.native(point.vector))
         self.hold(self.points[1:-1], torch.zeros_like(self.points[1:-1]))
         self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
+
+    def stand(self, shared: bool) -> None:
+        """At one point, or every process at one of its own."""
+        self.shared = shared
 
     def uniform(self) -> float:
         """One for each process that stands elsewhere, so that all know where the others' come from."""
@@ -191,6 +195,10 @@ class ArclengthBends(Bends):
         super().set_state(state)
         self.mean.copy_(state["mean"])
 
+    def stand(self, shared: bool) -> None:
+        super().stand(shared)
+        self.averaged = () if shared else (self.mean,)
+
     def draw(self) -> Sequence[float]:
         return [self.uniform()]
 
@@ -229,9 +237,14 @@ def _description(curve: Curve) -> dict[str, Any]:
 def _motion(probe: Probe, curve: Curve, seed: int, loss: str, mode: Mode) -> Bends:
     if loss == "arclength" and mode.stream:
         raise ThalwegError("the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream")
+    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
+    if loss == "arclength" and half:
+        raise ThalwegError(
+            f"the arc-length loss would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
+        )
     if loss == "arclength":
         return ArclengthBends(probe, curve, seed)
-    if mode.stream or probe.layout.dtype in (torch.float16, torch.bfloat16):
+    if mode.stream or half:
         return StreamedBends(probe, curve, seed, torch.device("cpu") if mode.stream else probe.device)
     return Bends(probe, curve, seed)
 

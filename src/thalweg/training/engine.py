@@ -41,6 +41,7 @@ class Motion(ABC):
     recordable = True  # whether all of a step happens on the probe's device
     fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
     shared = True  # whether all processes of a run stand at the same point
+    averaged: Sequence[Tensor] = ()  # what else of it all processes must have in common
     t: float | Tensor | None = None
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
@@ -120,7 +121,8 @@ class Engine:
             _make_recordable(optimizer)
         self.number, self.counts = 0, True
         gradient = motion.probe.grad if motion.shared else motion.gradient
-        self.exchange = Exchange(Crew.present, motion.probe, gradient) if Crew.present.size > 1 else None
+        told = (Crew.present, motion.probe, gradient, motion.averaged)
+        self.exchange = Exchange(*told) if Crew.present.size > 1 else None
 
     def step(self, drawn: Any, lr: float, counts: bool = True) -> Tensor:
         """The mean loss of the batch, before the update; of all processes, among which this one's part may not count."""

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from ..batches import Batches, count, fingerprint, source
+from ..batches import Batches, count, fingerprint, source, tensors_in
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
+from ..store.files import digest
 from ..store.runs import Interrupts, Run, versions
 from ..tasks import Task, check_task
 from ..turns import turn
@@ -122,6 +123,8 @@ def train(
             for batch in saver.rest_of_epoch():
                 lr = schedule(saver.done + 1)
                 part, counts = crew.share(batch)
+                _check_part(part, motion)
+                saver.before_step(interrupts)
                 with crew.apart(settings.seed, saver.done):
                     loss = engine.step(part, lr, counts)
                 saver.count(loss)
@@ -135,6 +138,7 @@ def train(
                 raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
             watch.end(saver.done, lr)
             motion.probe.check()
+            _check_buffers(motion)
             observer.after_epoch(saver.epoch)
             saver.after_epoch(lr)
 
@@ -144,6 +148,25 @@ def _check_whole(batches: Batches) -> None:
         raise ThalwegError(
             "every process takes its part of every batch by itself, but this loader has a DistributedSampler and gives each "
             "of them other batches: leave the sampler out"
+        )
+
+
+def _check_part(part: Any, motion: Motion) -> None:
+    if Crew.present.size == 1 or not any(batch_norms(motion.probe.module)):
+        return
+    if max(len(tensor) for tensor in tensors_in(part) if tensor.ndim) == 1:
+        raise ThalwegError(
+            f"batch norm cannot learn from the single example that process {Crew.present.rank} has of a batch: use larger "
+            "batches, and leave out a short last one (drop_last=True)"
+        )
+
+
+def _check_buffers(motion: Motion) -> None:
+    """What several processes average are the statistics of batch norm; all else must be the same by itself."""
+    if Crew.present.size > 1:
+        found = motion.probe.weights().bare().buffers
+        Crew.present.agree(
+            {f"after an epoch, the buffer '{name}'": digest("buffer", {name: b}, "")[:8] for name, b in found.items()}
         )
 
 

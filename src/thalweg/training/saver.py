@@ -13,7 +13,6 @@ from ..randomness import capture, reinstate
 from ..store.runs import LOG, Interrupts, Run
 from .engine import Engine
 
-TALK = 16  # steps after which several processes ask each other whether to save or to stop
 RandomState = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -81,14 +80,20 @@ class Saver:
             self.losses.append(loss)
 
     def after_step(self, interrupts: Interrupts) -> None:
-        """Save if it is time, or if somebody wants to stop; several processes ask each other every so many steps."""
-        if Crew.present.size > 1 and self.done % TALK:
-            return
-        stop, due = Crew.present.any(interrupts.asked is not None, self.run is not None and self.run.due(None))
+        """Save if it is time, or if somebody wants to stop."""
+        exchange = self.engine.exchange
+        stop, due = self._wishes(interrupts) if exchange is None else exchange.granted(self.done)
         if self.run is not None and (stop or due):
             self._save()
         if stop and interrupts.wanted:
             interrupts.grant(self.run, f"step {self.done}, in epoch {self.epoch}")
+
+    def before_step(self, interrupts: Interrupts) -> None:
+        if self.engine.exchange is not None:
+            self.engine.exchange.wish(*self._wishes(interrupts))
+
+    def _wishes(self, interrupts: Interrupts) -> tuple[bool, bool]:
+        return interrupts.asked is not None, self.run is not None and self.run.due(None)
 
     def after_epoch(self, lr: float) -> None:
         ended = self.epoch
