@@ -53,6 +53,13 @@ def test_a_streamed_run_goes_on_bit_for_bit(tmp_path, small_pieces):
     assert [bend.digest() for bend in resumed.bends] == [bend.digest() for bend in whole.bends]
 
 
+def test_the_arclength_loss_is_refused_in_half_precision():
+    ends = [tw.Weights.of(nn.Linear(4, 3).bfloat16()) for _ in range(2)]
+    batches = [(torch.randn(8, 4).bfloat16(), torch.arange(8) % 3)]
+    with pytest.raises(tw.ThalwegError, match="would lose small steps in"):
+        tw.connect(nn.Linear(4, 3).bfloat16(), tw.Bezier(*ends), tw.classification(), batches, loss="arclength", epochs=1, lr=0.1)
+
+
 def test_the_arclength_loss_is_refused():
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match="needs the whole curve on the network's device"):

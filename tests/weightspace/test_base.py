@@ -159,3 +159,13 @@ def test_a_file_without_its_base_says_so(tmp_path):
     next(tmp_path.glob("base-*")).unlink()
     with pytest.raises(tw.ThalwegError, match=r"part\.safetensors holds only what moves.*base-\w+\.safetensors.*one folder"):
         tw.Weights.load(tmp_path / "part.safetensors")
+
+
+def test_saving_an_ensemble_again_leaves_the_files_of_others(tmp_path):
+    module = Adapted(1)
+    other = tw.Weights.of(Adapted(2, base=8))
+    ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
+    ensemble.save(tmp_path / "both")
+    other.save(tmp_path / "both" / "extra.safetensors", apart=True)
+    ensemble.save(tmp_path / "both")
+    assert tw.Weights.load(tmp_path / "both" / "extra.safetensors").distance(other) == 0

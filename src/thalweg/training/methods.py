@@ -72,7 +72,8 @@ class FGE(Method):
         if length % 2:
             raise ThalwegError(
                 f"a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; {self.cycle} "
-                f"{_unit(self.cycle)} are {length}: give Iterations({length + 1}) or another batch size"
+                f"{_unit(self.cycle)} are {length}: give Iterations({length + 1}), {(length + 1) / steps:.6g} epochs, or another "
+                "batch size"
             )
         _check_fits(length, steps * epochs)
         half = length // 2

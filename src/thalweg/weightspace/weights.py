@@ -86,7 +86,8 @@ class Weights:
         return all(name in self.buffers for name in self.layout.statistics)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name, tied ones under each of their names, as `load_state_dict` takes them; views, not copies."""
+        """Tensors by name, tied ones under each of their names, as `load_state_dict` takes them; views, not copies, of
+        which the frozen ones belong to other points too: do not write to them."""
         state = {**self.layout.split(self.vector), **self.frozen}
         return {**state, **{alias: state[name] for alias, name in self.layout.aliases}, **self.buffers}
 
