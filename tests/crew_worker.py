@@ -46,6 +46,10 @@ def apart(crew):
     found["dropout"] = tw.fit(dropping.module(1), dropping.task, dropping.batches(), **settings(dropping)).vector
     constants = tw.fit(Masked(), tw.classification(), odd_batches(), **settings(normal))
     found["masks"] = torch.cat([constants.vector, *(b.double().reshape(-1) for b in constants.buffers.values())])
+    padded = ZOO["tied_lstm"]
+    half = [torch.cat([tokens[:2], torch.full_like(tokens[:2], -100)]) for tokens in (b[1] for b in padded.batches()[:2])]
+    text = [(batch[0][:4], labels) for batch, labels in zip(padded.batches(), half, strict=False)]
+    found["padding"] = tw.fit(padded.module(1), tw.language_modelling(), text, **settings(padded)).vector
     a, b = (tw.Weights.of(Masked()) for _ in range(2))
     own = {"loss": "arclength", **settings(normal)}
     curve = tw.connect(Masked(), tw.Bezier(a, b), tw.classification(), odd_batches(), **own)

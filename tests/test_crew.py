@@ -51,7 +51,7 @@ def test_the_number_of_processes_does_not_matter(number, alone, tmp_path):
 
 def test_each_process_has_its_own_t_and_masks_and_all_stay_the_same(tmp_path):
     first, second = found("apart", 2, tmp_path)
-    for name in ("statistics", "dropout", "bend", "masks", "arclength"):
+    for name in ("statistics", "dropout", "bend", "masks", "arclength", "padding"):
         assert torch.equal(first[name], second[name]), name
     t = [float(each["t"]) for each in (first, second)]
     assert t[0] != t[1]

@@ -293,7 +293,7 @@ class Engine:
 
 def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
     values, number = task.losses(module, make(drawn))
-    return values.mean(), number
+    return values.mean() if number else values.sum(), number
 
 
 @cache
