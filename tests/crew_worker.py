@@ -33,6 +33,7 @@ def together(crew):
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False)
     found["walk"] = torch.stack([member.vector for member in members])
+    found["losses"] = torch.tensor(members.traces[0].loss)
     scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     return found

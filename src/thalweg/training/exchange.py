@@ -63,4 +63,4 @@ class Exchange:
         if self.probe.unreached:
             names = zip(self.probe.layout.names, self.reached.tolist(), strict=True)
             self.probe.remember_reached({name for name, share in names if not share} & self.probe.unreached)
-        return self.last[0].to(loss.dtype)
+        return self.last[0].to(loss.dtype, copy=True)  # the next step writes here
