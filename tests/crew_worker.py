@@ -8,6 +8,7 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.store.runs import LOG, Run
 from thalweg.training.connect import Bends
 
 NAMES = ["mlp", "transformer_dict", "tied_lstm", "frozen", "two_inputs"]
@@ -33,7 +34,10 @@ def together(crew):
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False)
     found["walk"] = torch.stack([member.vector for member in members])
-    found["losses"] = torch.tensor(members.traces[0].loss)
+    run = Run(Path(sys.argv[2]) / f"run-{crew.size}")
+    tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))
+    told = crew.first_does(lambda: [entry["loss"] for entry in run.lines(LOG)])
+    found["losses"] = torch.tensor(told, dtype=torch.float64)
     scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     return found
