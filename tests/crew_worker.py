@@ -148,10 +148,28 @@ def disagreements(crew):
     return said
 
 
+def card(crew):
+    """The same on a CUDA card, which all processes use."""
+    found = {}
+    for name in ("mlp", "conv_bn", "transformer_dict"):
+        animal = ZOO[name]
+        module, ends, batches = animal.module(1).cuda(), [end.to("cuda") for end in animal.ends()], animal.batches()[:2]
+        curve = tw.Bezier(*ends)
+        if name != "conv_bn":  # whose statistics are those of a process's part of the batch
+            curve = tw.connect(module, curve, animal.task, batches, same_t=True, **settings(animal))
+            found[f"{name} fit"] = tw.fit(module, animal.task, batches, **settings(animal)).vector.cpu()
+            found[f"{name} bend"] = curve.bends[0].vector.cpu()
+        scan = tw.scan(module, curve, animal.task, {"x": batches}, points=5, refresh=batches, progress=False)
+        found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
+    return found
+
+
 def main():
     what, folder = sys.argv[1], Path(sys.argv[2])
+    if what == "card" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")  # the user's own, since NCCL wants a card for each process
     with tw.crew.join() as crew:
-        found = {"together": together, "apart": apart, "disagreements": disagreements}[what](crew)
+        found = {"together": together, "apart": apart, "card": card, "disagreements": disagreements}[what](crew)
         torch.save(found, folder / f"{what}-{crew.size}-{crew.rank}.pt")
         os._exit(0)  # the last of the disagreements leaves processes apart, and gloo's threads may abort one that ends
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,3 +159,14 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
     assert torch.allclose(*(curve.bends[0].vector for curve in found), rtol=1e-3, atol=1e-6)
     assert peaks[0] > 6.5
     assert peaks[1] < 3.5
+
+
+def test_two_processes_on_one_card_do_what_one_does(tmp_path):
+    worker = str(Path(__file__).parent / "crew_worker.py")
+    for start in ([sys.executable], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        done = subprocess.run([*start, worker, "card", str(tmp_path)], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-3000:]
+    alone, *both = (torch.load(tmp_path / f"card-{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    for each in both:
+        for name, values in alone.items():
+            assert torch.allclose(each[name], values, rtol=1e-7, atol=1e-8), name  # a recorded step reads its rate in float32

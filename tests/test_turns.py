@@ -158,9 +158,10 @@ def test_without_folders_a_ctrl_c_ends_all():
     def job(batches):
         return tw.fit(animal.module(1), animal.task, batches, epochs=10_000, lr=1e-3)
 
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         tw.together(lambda: job(animal.batches()), lambda: job(stopping(animal, 2, 7)))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_nothing_to_do_and_one_after_another():
