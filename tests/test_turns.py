@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
+from thalweg.store.runs import LOG, Run
 from thalweg.turns import STRIDE, at_once
 
 METHOD = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
@@ -150,6 +152,19 @@ def test_all_are_saved_when_they_are_stopped_and_go_on(tmp_path):
     for seed, vector in zip((1, 2), found, strict=True):
         plain = tw.fit(animal.module(seed), animal.task, animal.batches(), epochs=6, lr=0.05, seed=seed)
         assert torch.equal(vector, plain.vector)
+
+
+def test_logs_tell_how_many_took_turns(tmp_path):
+    """So that their time can be divided; the last epoch of the longer run was its own."""
+    animal, epochs = ZOO["mlp"], (2, 30)
+
+    def job(number):
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=number, lr=0.01, run=tmp_path / str(number))
+
+    tw.together(*(partial(job, number) for number in epochs))
+    short, long = ([line.get("at_once", 1) for line in Run(tmp_path / str(number)).lines(LOG)] for number in epochs)
+    assert short == [2, 2]
+    assert (long[0], long[-1]) == (2, 1)
 
 
 def test_without_folders_a_ctrl_c_ends_all():

@@ -51,6 +51,12 @@ def turn() -> None:
         turns.pass_on()
 
 
+def at_present() -> int:
+    """How many runs take turns now, this one included."""
+    turns = getattr(place, "turns", None)
+    return 1 if turns is None else len(turns.left)
+
+
 class Turns:
     """One thread per job, of which one at a time is awake: the next in the circle, after every few steps."""
 

@@ -21,6 +21,7 @@ from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform, price
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
 from thalweg.paper.result import Claim, Result, published, row_of
 from thalweg.paper.workshop import Need, prepare
+from thalweg.store.runs import LOG, Run
 
 
 def small(classes):
@@ -271,3 +272,34 @@ def test_all_of_it_goes_on_where_one_cannot_be_run(tmp_path, monkeypatch):
     assert result.exit_code == 2
     assert "trivial: FC on MNIST" in result.output
     assert "cost: no clock" in result.output
+
+
+def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
+    values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
+    values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}
+    scan = tw.Scan("chain", "curve", values, t=np.linspace(0, 1, 5))
+    rows, claims = voting.between_members(scan, 2)
+    assert [row["train loss, better member"] for row in rows] == [1.0, 1.0]
+    assert [row["train cross-entropy, best between"] for row in rows] == [1.0, 2.5]
+    assert [row["test error (%), best between"] for row in rows] == [pytest.approx(10), pytest.approx(40)]
+    assert [claim.holds for claim in claims] == [False, True, False]
+    assert claims[1].measured == "2 of 2, by 0.75 on average"
+
+
+def test_a_curve_may_rise_as_far_as_the_paper_or_its_code_shows_and_a_little(tmp_path):
+    shop = open_shop(tmp_path, "cifar10", "vgg16", "smoke")
+    assert paths._bars(shop, "bezier") == (pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.1))
+    assert paths._bars(shop, "polychain") == (pytest.approx(8.08 - 6.94 + 0.5), pytest.approx(1.1 * 0.27 / 0.24))
+    plain = open_shop(tmp_path, "cifar10", "conv3fc3", "smoke")
+    assert paths._bars(plain, "bezier") == (pytest.approx(13.66 - 12.36 + 0.5), pytest.approx(1.1))
+    ours = open_shop(tmp_path, "cifar100", "vgg16", "smoke")
+    assert paths._bars(ours, "polychain") == (3.3, 1.2)
+
+
+def test_the_time_of_runs_that_took_turns_is_divided(tmp_path):
+    shop = open_shop(tmp_path, "mnist", "fc", "smoke")
+    (folder := shop.folder / "network-0").mkdir(parents=True)
+    run = Run(folder)
+    for entry in ({"seconds": 6.0, "at_once": 3}, {"seconds": 1.0}):
+        run.append(LOG, entry)
+    assert shop.seconds(Need("network", 0)) == 3.0

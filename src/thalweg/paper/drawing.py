@@ -95,8 +95,8 @@ def _trace(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 
 def _path(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(10, 4.2)
-    figures.chain(Scan.load(folder / "fge-path.json"), len(result.rows) + 1, axes=canvas.subplots(1, 2))
+    canvas, shown = _canvas(14, 4.2), (("train", "loss"), ("train", "data_loss"), ("test", "error"))
+    figures.chain(Scan.load(folder / "fge-path.json"), len(result.rows) + 1, shown, canvas.subplots(1, 3))
     return {"fge-path": canvas}
 
 

@@ -36,6 +36,7 @@ OF_CURVES = (
     ("cifar100", "vgg16"),
     ("cifar100", "resnet_bottleneck164"),
 )
+TOGETHER = 0.7  # of the time of one after another, three networks at once on a card (docs/results.md)
 OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
 
 
@@ -258,6 +259,8 @@ def _duration(left: Wanted) -> str:
         return ""
     pace = {shop.folder: _seconds_per_step(shop) for shop, _ in left}
     seconds = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
+    if len(left) > 1 and left[0][0].device.type == "cuda":
+        seconds *= TOGETHER
     return f"about {seconds / 60:.0f} minutes here" if seconds > 90 else f"about {seconds:.0f} seconds here"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble, Report
+from ..evaluation.results import Scan
 from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
@@ -228,17 +229,23 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     per, knots = 8, len(members) - 1
     at = [k / (per * knots) for k in range(per * knots + 1)]
     scan = shop.scan("fge-path", path, points=at)
-    loss, error = scan.values["train"]["loss"], scan.values["test"]["error"]
     keep({"fge-path": scan}, out)
+    return between_members(scan, knots)
+
+
+def between_members(scan: Scan, knots: int) -> Found:
+    """The best of each piece of a chain against its two ends; the loss with the penalty for large weights, and without."""
+    train, test = scan.values["train"], scan.values["test"]
+    measured = {"train loss": train["loss"], "train cross-entropy": train["data_loss"], "test error (%)": 100 * test["error"]}
+    per = (len(test["error"]) - 1) // knots
     rows: list[dict[str, Any]] = []
     for k in range(knots):
-        here = slice(per * k, per * (k + 1) + 1)
         row: dict[str, Any] = {"between members": f"{k + 1} and {k + 2}"}
-        for name, values, factor in (("train loss", loss, 1), ("test error (%)", error, 100)):
-            piece = factor * values[here]
+        for name, values in measured.items():
+            piece = values[per * k : per * (k + 1) + 1]
             row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
         rows.append(row)
-    return rows, [_between(rows, name) for name in ("train loss", "test error (%)")]
+    return rows, [_between(rows, name) for name in measured]
 
 
 def _between(rows: list[dict[str, Any]], name: str) -> Claim:

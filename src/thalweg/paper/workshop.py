@@ -201,9 +201,9 @@ class Workshop:
         return 4 * sum(p.numel() for p in self.form.parameters()) * vectors.get(need.kind, 3)
 
     def seconds(self, need: Need) -> float:
-        """How long its training took, as its logs tell."""
+        """How long its training took, as its logs tell; the time of runs that took turns is divided among them."""
         logs = [Run(path.parent).lines(LOG) for path in (self.folder / need.name).rglob(LOG)]
-        return sum(entry["seconds"] for log in logs for entry in log)
+        return sum(entry["seconds"] / entry.get("at_once", 1) for log in logs for entry in log)
 
     def epochs(self, need: Need) -> int:
         if need.kind in KINDS:

@@ -11,6 +11,7 @@ from ..batches import Batches
 from ..crew import Crew
 from ..randomness import capture, reinstate
 from ..store.runs import LOG, Interrupts, Run
+from ..turns import at_present
 from .engine import Engine
 
 RandomState = tuple[dict[str, Tensor], dict[str, Any]]
@@ -100,7 +101,7 @@ class Saver:
         if self.run is not None:
             seconds = round(time.monotonic() - self.clock, 3)
             entry = {"epoch": ended, "iteration": self.done, "lr": lr, "loss": self._total() / self.within, "seconds": seconds}
-            self.run.append(LOG, entry)
+            self.run.append(LOG, entry | ({"at_once": number} if (number := at_present()) > 1 else {}))
         self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
         if self.run is not None and self.run.due(ended):
             self._save()
