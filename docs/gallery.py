@@ -1,19 +1,19 @@
-"""Draw every result under docs/paper again and write docs/gallery.md from them: `make gallery`."""
+"""Draw every result under docs/paper again, and make docs/gallery.md and a part of docs/results.md from them: `make gallery`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import ThalwegError
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES, Entry
+from thalweg.paper.entries import ENTRIES
 from thalweg.paper.result import FILE, Claim, Result
 
 DOCS = Path(__file__).parent
 HEAD = """# Gallery
 
-Entries of [the paper](paper-again.md), each with its figures, its numbers and its claims, are made by `make gallery`
-from the files of results under `docs/paper` alone. In tables, the paper's numbers stand in round brackets and those of its public
-code in square ones.
+The figures of [the paper's entries](paper-again.md), made by `make gallery` from the files of results under `docs/paper` alone.
+Their numbers, claims, machines and commands are in [Results](results.md#the-paper-again).
 
 ## The demo
 
@@ -22,40 +22,69 @@ code in square ones.
 ![Loss and error along the segment and the curves](images/profile.png)
 
 Train loss around networks trained on handwritten digits, and loss and error along the curves between two of them.
-The numbers are in [Results](results.md).
 
 ```console
 $ thalweg demo --out demo
 ```
 """
 ABSENT = "\nThose of the paper that are not here follow when they have been run at full length: {}.\n"
-Found = tuple[Path, Result]
+BEGIN, END = "<!-- made by `make gallery` -->\n", "<!-- up to here -->\n"
+LONG = 15  # rows of a table from which on it is left to its file
+Found = list[tuple[Path, Result]]
+
+
+def results(docs: Path) -> dict[str, Found]:
+    """What is kept below `docs`, by entry."""
+    found = [(path.parent, Result.load(path)) for path in sorted((docs / "paper").rglob(FILE))]
+    for folder, result in found:
+        if result.about["scale"] != "full":
+            raise ThalwegError(f"the gallery shows full runs, and {folder} is at scale {result.about['scale']}: remove it")
+    return {name: [each for each in found if each[1].entry == name] for name in ENTRIES}
 
 
 def page(docs: Path) -> str:
-    """The gallery as Markdown, from the results below `docs`."""
-    results = [(path.parent, Result.load(path)) for path in sorted((docs / "paper").rglob(FILE))]
-    for folder, result in results:
-        if result.about["scale"] != "full":
-            raise ThalwegError(f"the gallery shows full runs, and {folder} is at scale {result.about['scale']}: remove it")
-    shown = {name: [found for found in results if found[1].entry == name] for name in ENTRIES}
-    sections = [_section(ENTRIES[name], found, docs) for name, found in shown.items() if found]
-    absent = ", ".join(f"`{name}`" for name, found in shown.items() if not found)
-    return "".join([HEAD, *sections, ABSENT.format(absent) if absent else ""])
+    """The gallery as Markdown: all figures."""
+    found = results(docs)
+    drawn = {name: [(path, result) for path, result in each if _figures(path)] for name, each in found.items()}
+    sections = [_section(name, each, docs) for name, each in drawn.items() if each]
+    return "".join([HEAD, *sections, _absent(found)])
 
 
-def _section(entry: Entry, found: list[Found], docs: Path) -> str:
-    intro = f"\n## {entry.name}\n\n{entry.shows[0].upper()}{entry.shows[1:]} (in the paper: {entry.where}).\n"
-    return intro + "".join(_result(folder, result, docs) for folder, result in found)
+def numbers(docs: Path) -> str:
+    """What was found, as Markdown: tables, claims, and where they come from."""
+    found = results(docs)
+    parts = [_numbers(folder, result, docs) for each in found.values() for folder, result in each]
+    return "".join([*parts, _absent(found)])
 
 
-def _result(folder: Path, result: Result, docs: Path) -> str:
+def with_numbers(text: str, docs: Path) -> str:
+    """A page with the part between two marks made anew."""
+    return re.sub(f"(?s)(?<={re.escape(BEGIN)}).*(?={re.escape(END)})", lambda _: numbers(docs), text)
+
+
+def _absent(found: dict[str, Found]) -> str:
+    absent = ", ".join(f"`{name}`" for name, each in found.items() if not each)
+    return ABSENT.format(absent) if absent else ""
+
+
+def _figures(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.png"))
+
+
+def _section(name: str, found: Found, docs: Path) -> str:
+    entry = ENTRIES[name]
+    parts = [f"\n## {name}\n\n{entry.shows[0].upper()}{entry.shows[1:]} (in the paper: {entry.where}).\n"]
+    for folder, result in found:
+        here = folder.relative_to(docs).as_posix()
+        parts += [f"\n### {result.of}\n", *(f"\n![{name}: {result.of}]({here}/{path.name})\n" for path in _figures(folder))]
+    return "".join(parts)
+
+
+def _numbers(folder: Path, result: Result, docs: Path) -> str:
     here = folder.relative_to(docs).as_posix()
-    figures = [f"![{result.entry}: {result.of}]({here}/{path.name})" for path in sorted(folder.glob("*.png"))]
     parts = [
-        f"### {result.of}",
-        *figures,
-        f"```text\n{result.table()}\n```",
+        f"### {result.entry}: {result.of}",
+        f"```text\n{result.table()}\n```" if len(result.rows) <= LONG else f"{len(result.rows)} rows, in the file.",
         "\n".join(map(_claim, result.claims)),
         f"{_origin(result.about)} Files: [{FILE}]({here}/{FILE}) and what lies beside it.",
         f"```console\n$ {_command(result)}\n```",
@@ -89,3 +118,5 @@ if __name__ == "__main__":
     for path in sorted((DOCS / "paper").rglob(FILE)):
         draw(path.parent)
     (DOCS / "gallery.md").write_text(page(DOCS))
+    file = DOCS / "results.md"
+    file.write_text(with_numbers(file.read_text(), DOCS))

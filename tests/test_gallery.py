@@ -27,15 +27,25 @@ def keep(docs, scale="full"):
 
 def test_it_is_up_to_date():
     assert SCRIPT.with_suffix(".md").read_text() == gallery.page(SCRIPT.parent), "run `make gallery`"
+    told = (SCRIPT.parent / "results.md").read_text()
+    assert told == gallery.with_numbers(told, SCRIPT.parent), "run `make gallery`"
+    assert gallery.numbers(SCRIPT.parent) in told
 
 
-def test_it_shows_what_was_found(tmp_path):
+def test_it_shows_figures(tmp_path):
     keep(tmp_path)
-    page = gallery.page(tmp_path)
+    assert "(paper/full/cifar10-vgg16/two-bends/chains.png)" in gallery.page(tmp_path)
+
+
+def test_the_results_tell_what_was_found(tmp_path):
+    keep(tmp_path)
+    page = gallery.with_numbers(f"Before.\n{gallery.BEGIN}Old.\n{gallery.END}After.\n", tmp_path)
+    assert page.startswith("Before.\n")
+    assert page.endswith("After.\n")
+    assert "Old." not in page
     assert "31 (29.6)" in page
     assert "- **Holds**: one is one (1 and 1)." in page
     assert "- **Does not hold**: two is one (2 and 1)." in page
-    assert "(paper/full/cifar10-vgg16/two-bends/chains.png)" in page
     assert "A card, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
     assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
 
