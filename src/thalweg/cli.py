@@ -32,7 +32,18 @@ SHARED = ("fit", "connect", "scan", "plane", "walk", "ensemble", "compare")
 
 def main() -> None:
     warnings.formatwarning = _as_a_sentence
-    app(prog_name="thalweg" if not sys.argv[0].endswith("__main__.py") else "python -m thalweg")
+    try:
+        app(prog_name="thalweg" if not sys.argv[0].endswith("__main__.py") else "python -m thalweg")
+    except SystemExit as end:
+        if _several() and isinstance(end.code, int) and end.code:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)  # where others left an exchange, gloo's threads may abort a process that takes itself down
+        raise
+
+
+def _several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _as_a_sentence(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
@@ -59,7 +70,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            (_with_others if int(os.environ.get("WORLD_SIZE", "1")) > 1 else _alone)(command, kwargs)
+            (_with_others if _several() else _alone)(command, kwargs)
         except Stopped as error:
             _fail(str(error), 128 + error.signal)
         except KeyboardInterrupt:
