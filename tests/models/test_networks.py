@@ -115,7 +115,6 @@ CONVOLUTIONAL = [
     models.preresnet,
     models.resnet158,
     models.resnet_bottleneck164,
-    models.wrn28_10,
 ]
 
 
@@ -127,6 +126,15 @@ def test_convolutions_start_as_in_the_reference(make):
             expected = sqrt(2 / (part.kernel_size[0] ** 2 * part.out_channels))
             assert float(part.weight.detach().std()) == pytest.approx(expected, rel=6 / sqrt(2 * part.weight.numel()))
             assert part.bias is None or not part.bias.any()
+
+
+def test_wide_networks_start_as_torch_starts_them():
+    torch.manual_seed(0)
+    for part in models.wrn28_10().modules():
+        if isinstance(part, nn.Conv2d):
+            fan_in = part.kernel_size[0] ** 2 * part.in_channels
+            assert float(part.weight.detach().std()) == pytest.approx(1 / sqrt(3 * fan_in), rel=6 / sqrt(2 * part.weight.numel()))
+            assert part.bias.any()
 
 
 def test_a_depth_that_does_not_fit():

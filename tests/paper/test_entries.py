@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import paths, voting
+from thalweg.paper import claims, paths, voting, words
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform, price
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
@@ -81,7 +81,10 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     entry, shop = ENTRIES["curves"], shop_of(tmp_path, "curves")
     assert shop.train is not None
     shop.scale = SCALES["full"]
-    assert re.search(r"about \d+ seconds here", price([(entry, shop)], 2))
+    assert re.search(r"; about \d+ seconds of training and \d+ seconds of measuring here$", price([(entry, shop)], 2))
+    assert shop.batches_per_point() == len(shop.train) + len(shop.test)
+    normal = shop_of(tmp_path, "planes")
+    assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
     wide = open_shop(tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10))
     assert wide.size_on_disk(Need("network", 0)) == 4 * 36_489_290 * 5
 
@@ -161,13 +164,55 @@ def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
 @pytest.mark.parametrize(("between", "holds"), [(0.9, True), (1.05, False)])
 def test_points_between_members_must_beat_both(between, holds):
     rows = [{"train loss, better member": 1.0, "train loss, best between": between}] * 3
-    assert voting._between(rows, "train loss").holds == holds
+    assert claims.on_pieces(rows, "train loss").holds == holds
+
+
+@pytest.mark.parametrize(("sse", "holds"), [(6.1, True), (5.9, False)])
+def test_at_larger_budgets_fge_must_beat_both(sse, holds):
+    rows = [{"method": name, "2B (%)": value} for name, value in (("Ind", 6.5), ("SSE", sse), ("FGE", 6.0))]
+    claim = claims._at_budget(rows, 2)
+    assert (claim.holds, claim.measured) == (holds, f"Ind 6.50 %, SSE {sse:.2f} %, FGE 6.00 %")
+
+
+@pytest.mark.parametrize(("last", "holds"), [(1.1, True), (3.0, False)])
+def test_means_over_length_and_over_t_are_compared(last, holds):
+    """Where most of t belongs to a short piece, they differ: 1.9 and 1.2 with a last loss of 3."""
+    t = np.array([0.0, 0.8, 1.0])
+    scan = replace(scan_of([1.0, 1.0, last], [0.1] * 3, t), length=np.array([0.0, 0.1, 1.0]))
+    [claim] = paths._losses_agree({"bezier": scan, "polychain": scan})
+    assert claim.holds == holds
+
+
+def test_the_three_optima_are_compared_with_halfway_between_them():
+    x = y = np.linspace(0, 1, 5)
+    loss = np.arange(25.0).reshape(5, 5)
+    corners = [(0.0, 0.0), (1.0, 0.0), (0.5, 1.0)]
+    scan = tw.Scan("Plane", "plane", {"train": {"loss": loss}}, x=x, y=y, corners=corners)
+    assert paths._halfway(scan) == [loss[0, 2], loss[2, 1], loss[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "holds"),
+    [
+        ({}, [True, True, True, True]),
+        ({"single": {"test_max": 82.0}}, [False, True, True, True]),
+        ({"segment": {"test_max": 150.0}}, [True, False, True, True]),
+        ({"bezier": {"valid_max": 92.0}}, [True, True, False, True]),
+        ({"bezier": {"train_max": 42.0}}, [True, True, True, False]),
+    ],
+)
+def test_claims_on_words_hold_on_the_papers_numbers_and_fail_on_others(changed, holds):
+    found = {}
+    for name in ("single", "segment", "bezier"):
+        paper = {key: value for key, value in row_of("ptb", curve=name).items() if key not in ("model", "curve")}
+        found[name] = {**paper, **{f"{key} (paper)": value for key, value in paper.items()}, **changed.get(name, {})}
+    assert [claim.holds for claim in words._claims(found, 39.2)] == holds
 
 
 def test_an_ensemble_is_held_against_the_papers_error():
-    row = {"1B (%)": 27.9, "1B (%) (paper)": 27.4, "2B (%)": 24.0, "2B (%) (paper)": 25.28}
-    assert [claim.holds for claim in voting._near("Ind", row, 0.4)] == [False, True]
-    assert [claim.holds for claim in voting._near("Ind", row, 0.7)] == [True, True]
+    row = {"method": "Ind", "1B (%)": 27.9, "1B (%) (paper)": 27.4, "2B (%)": 24.0, "2B (%) (paper)": 25.28}
+    assert [claim.holds for claim in claims._near(row, 0.4)] == [False, True]
+    assert [claim.holds for claim in claims._near(row, 0.7)] == [True, True]
 
 
 def test_full_scale_needs_real_data(tmp_path):
@@ -278,12 +323,12 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
     values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
     values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}
     scan = tw.Scan("chain", "curve", values, t=np.linspace(0, 1, 5))
-    rows, claims = voting.between_members(scan, 2)
+    rows, found = voting.between_members(scan, 2)
     assert [row["train loss, better member"] for row in rows] == [1.0, 1.0]
     assert [row["train cross-entropy, best between"] for row in rows] == [1.0, 2.5]
     assert [row["test error (%), best between"] for row in rows] == [pytest.approx(10), pytest.approx(40)]
-    assert [claim.holds for claim in claims] == [False, True, False]
-    assert claims[1].measured == "2 of 2, by 0.75 on average"
+    assert [claim.holds for claim in found] == [False, True, False]
+    assert found[1].measured == "2 of 2, by 0.75 on average"
 
 
 def test_a_curve_may_rise_as_far_as_the_paper_or_its_code_shows_and_a_little(tmp_path):

@@ -68,8 +68,9 @@ def run(
     runs = []
     for entry in entries:
         for pair in entry.chosen(data_set, model):
-            usual = "bf16" if where.startswith("cuda") and pair[0] != "ptb" else "fp32"
-            mode = Mode(precision or usual, compile, graph)  # type: ignore[arg-type]
+            recurrent = pair[0] == "ptb"  # whose layers are one call each, with nothing in them to compile
+            usual = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
+            mode = Mode(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
             common: Any = {"given": data, "device": where, "mode": mode, "progress": bar(quiet), "download": download}
             shops[pair] = shops.get(pair) or open_shop(out, *pair, scale, **common)
             runs.append((entry, shops[pair]))

@@ -3,8 +3,6 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .initialise import he_by_outputs
-
 
 class Block(nn.Module):
     """Two 3 x 3 convolutions, each after batch norm and ReLU, added to what came in; the second takes the stride."""
@@ -34,6 +32,4 @@ def wrn28_10(classes: int = 10) -> nn.Sequential:
             layers.append(Block(before, width, stride if block == 0 else 1))
             before = width
     tail = [nn.BatchNorm2d(before), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)]
-    network = nn.Sequential(*layers, *tail)
-    he_by_outputs(network)
-    return network
+    return nn.Sequential(*layers, *tail)

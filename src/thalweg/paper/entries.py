@@ -102,7 +102,7 @@ ENTRIES = {
             "train loss and test error in the planes of three optima and of both curves",
             "figures 1 and surfaces",
             paths.planes,
-            BOTTLENECK,
+            (*BOTTLENECK, *VGG[1:]),
             [*paths.CURVES, Need("network", 2)],
             points=lambda scale: 3 * scale.grid**2,
         ),
@@ -122,7 +122,7 @@ ENTRIES = {
             voting.pair_ensemble,
             BOTTLENECK,
             voting.NEEDS["pair-ensemble"],
-            points=lambda scale: scale.members,
+            points=lambda scale: 2 * scale.members,
         ),
         Entry(
             "two-bends",
@@ -245,23 +245,33 @@ def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
     parts = [
         f"to train: {listed}, {epochs} epochs, {steps} steps" if left else "nothing to train",
         f"{before} trained before" if before else "",
-        _duration(left),
         f"{disk:.1f} GB on disk" if disk > 0.1 else "",
         f"to measure: {points} points" if (points := sum(entry.points(shop.scale) for entry, shop in runs)) else "",
+        _duration(left, runs),
         *(entry.more for entry, _ in runs),
     ]
     return "; ".join(part for part in parts if part)
 
 
-def _duration(left: Wanted) -> str:
-    """Roughly how long that takes here, from a few steps of each network; measuring comes on top."""
-    if not left or left[0][0].scale.name == "smoke":
+def _duration(left: Wanted, runs: Sequence[tuple[Entry, Workshop]]) -> str:
+    """Roughly how long that takes here, from a few steps of each network, of which a forward pass is a third."""
+    shops = {
+        shop.folder: shop for shop in (*(shop for shop, _ in left), *(shop for entry, shop in runs if entry.points(shop.scale)))
+    }
+    if not shops or runs[0][1].scale.name == "smoke":
         return ""
-    pace = {shop.folder: _seconds_per_step(shop) for shop, _ in left}
-    seconds = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
+    pace = {folder: _seconds_per_step(shop) for folder, shop in shops.items()}
+    training = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
     if len(left) > 1 and left[0][0].device.type == "cuda":
-        seconds *= TOGETHER
-    return f"about {seconds / 60:.0f} minutes here" if seconds > 90 else f"about {seconds:.0f} seconds here"
+        training *= TOGETHER
+    points = [(shop, number) for entry, shop in runs if (number := entry.points(shop.scale))]
+    measuring = sum(number * shop.batches_per_point() * pace[shop.folder] / 3 for shop, number in points)
+    parts = [f"{_rounded(training)} of training" if left else "", f"{_rounded(measuring)} of measuring" if points else ""]
+    return f"about {' and '.join(part for part in parts if part)} here"
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
 
 
 def _seconds_per_step(shop: Workshop) -> float:
@@ -283,7 +293,7 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
     about = {"scale": shop.scale.name, "seeds": seeds, "seconds": round(time.perf_counter() - began, 1), "machine": machine}
     about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(shop, seeds)), 1)
     about |= {
-        "recipe": asdict(shop.recipe),
+        "recipe": asdict(shop.recipe) | (asdict(shop.words) if isinstance(shop, words.WordShop) else {}),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
         "precision": shop.mode.precision,

@@ -14,6 +14,7 @@ from ..evaluation.results import Scan
 from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
+from . import claims
 from .drawing import METHODS
 from .paths import CURVES, Found, keep
 from .result import Claim, beside, figure
@@ -61,7 +62,7 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     ends, three = (100 * report(shop, shop.networks(k)).scores["error"] for k in (2, 3))
     paper = {
         "none": figure("error of the 50-point polychain ensemble (%)"),
-        "per point": figure("the same after temperature scaling (%)"),
+        **dict.fromkeys(("train loss", "per point"), figure("the same after temperature scaling (%)")),
     }
     same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "resnet_bottleneck164"
     rows: list[dict[str, Any]] = [
@@ -84,44 +85,36 @@ def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     found.save(out / "points.json")
     along = {"segment": Segment(*shop.networks(2)), "polychain": shop.curve("polychain")}
     keep({name: shop.scan(name, curve) for name, curve in along.items()}, out)
-    before, after = (100 * found.scores[name]["error"] for name in ("none", "per point"))
-    text = f"{before:.2f} and {after:.2f} against {ends:.2f} %; temperatures {found.fitted_on}"
+    before, after, by_loss = (100 * found.scores[name]["error"] for name in ("none", "per point", "train loss"))
+    spread = [max(found.nll[name]) - min(found.nll[name]) for name in ("none", "per point")]
+    text = f"{before:.2f} to {after:.2f} %, temperatures {found.fitted_on}; by train loss {by_loss:.2f} %"
+    near = f"{after:.2f} after scaling, {three:.2f} %"
     return rows, [
-        Claim("the points of one curve together beat its two ends", min(before, after) < ends, text),
-        Claim("temperature scaling helps them", after < before, f"{before:.2f} to {after:.2f} %"),
-        Claim("they come near to three networks, which have as many weights", after < three + 0.5, f"{after:.2f}, {three:.2f} %"),
+        Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
+        Claim("temperature scaling helps them", after < before, text),
+        Claim(
+            "and flattens the test NLL along the curve",
+            spread[1] < spread[0],
+            f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}",
+        ),
+        Claim("they come within half a point of three networks, which have as many weights", after < three + 0.5, near),
     ]
 
 
 def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
-    rows, means, claims = [], {}, []
+    rows = []
     for method in METHODS:
         runs, pool = [list(members) for members, _ in runs_of(shop, method, seeds)], pooled(shop, method, seeds, out)
         first = 100 * pool.growth[len(runs[0]) - 1]["error"]
         alone = [first, *(100 * report(shop, run).scores["error"] for run in runs[1:])]
         where = {"dataset": shop.recipe.dataset, "model": shop.recipe.in_ensembles, "method": method}
-        means[method] = statistics.mean(alone)
         row: dict[str, Any] = {"method": method, "networks per run": len(runs[0])}
-        row |= beside("1B (%)", means[method], "ensembles", "error_1B", **where)
+        row |= beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where)
         row |= beside("+-", statistics.stdev(alone) if seeds > 1 else None, "ensembles", "error_1B_std", **where)
         for k in range(2, min(seeds, 3) + 1):
             row |= beside(f"{k}B (%)", 100 * pool.growth[k * len(runs[0]) - 1]["error"], "ensembles", f"error_{k}B", **where)
         rows.append(row)
-        claims += _near(method, row, 0.4 if seeds > 2 else 0.7)
-    order = means["FGE"] < means["SSE"] < means["Ind"]
-    text = ", ".join(f"{name} {value:.2f} %" for name, value in means.items())
-    return rows, [Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", order, text), *claims]
-
-
-def _near(method: str, row: dict[str, Any], margin: float) -> list[Claim]:
-    """Within so many points of the paper, or better; what pools several runs is one run of its kind."""
-    found = []
-    for key, points in (("1B (%)", margin), ("2B (%)", 0.7), ("3B (%)", 0.7)):
-        if row.get(f"{key} (paper)") is not None and key in row:
-            above = row[key] - row[f"{key} (paper)"]
-            says = f"{method} at {key[:2]} is within {points} points of the paper's"
-            found.append(Claim(says, above <= points, f"{above:+.2f}"))
-    return found
+    return rows, claims.on_budgets(rows, seeds)
 
 
 def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
@@ -171,14 +164,7 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
         for name, found in growth.items()
         for k, (epoch, error, own) in enumerate(zip(found.epochs or [], errors[name], found.members, strict=True))
     ]
-    low = [value for at, value in zip(trace.watched_at, trace.watched["test"]["error"], strict=True) if at in trace.collected]
-    high = [
-        value for at, value in zip(trace.watched_at, trace.watched["test"]["error"], strict=True) if at not in trace.collected
-    ]
-    text = f"{100 * statistics.mean(low):.2f} % where collected, {100 * statistics.mean(high):.2f} % at other ends of epochs"
-    claims = [Claim("test error is lowest where the learning rate is", statistics.mean(low) < statistics.mean(high), text)]
-    better = errors["FGE"][-1] < errors["SSE"][-1]
-    return rows, [*claims, Claim("FGE ends below SSE", better, f"{errors['FGE'][-1]:.2f} and {errors['SSE'][-1]:.2f} %")]
+    return rows, claims.on_trace(trace, rows, seeds)
 
 
 def last_walk(shop: Workshop) -> list[Weights]:
@@ -200,7 +186,9 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
         ),
         "SSE": (None, figure("Euclidean distance between consecutive SSE members")),
     }
-    rows = [
+    wholly, briefly = figure("accuracy of a fully trained network (%)"), figure("accuracy of a single FGE member (%)")
+    alone = {"independent": 100 - wholly, "FGE": 100 - briefly}
+    rows: list[dict[str, Any]] = [
         {
             "networks": name,
             "disagreement (%)": 100 * found.scores["disagreement"],
@@ -208,19 +196,11 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
             "distance": statistics.mean(found.distances),
             "distance (paper)": paper[name][1] if same else None,
             "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
+            "error of one (%) (paper)": alone.get(name) if same else None,
         }
         for name, found in apart.items()
     ]
-    near, far = (100 * found.scores["disagreement"] for found in (fge, independent))
-    steps = statistics.mean(fge.distances), statistics.mean(sse.distances)
-    return rows, [
-        Claim(
-            "networks of one FGE run disagree less than independent ones, but much",
-            0.2 * far < near < far,
-            f"{near:.2f} and {far:.2f} % of the test set",
-        ),
-        Claim("FGE takes much smaller steps than SSE", steps[0] < 0.5 * steps[1], f"{steps[0]:.1f} and {steps[1]:.1f}"),
-    ]
+    return rows, claims.on_diversity(rows)
 
 
 def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -245,17 +225,7 @@ def between_members(scan: Scan, knots: int) -> Found:
             piece = values[per * k : per * (k + 1) + 1]
             row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
         rows.append(row)
-    return rows, [_between(rows, name) for name in measured]
-
-
-def _between(rows: list[dict[str, Any]], name: str) -> Claim:
-    gains = [row[f"{name}, better member"] - row[f"{name}, best between"] for row in rows]
-    says = f"between consecutive members there are points with a lower {name} than either"
-    return Claim(
-        says,
-        sum(gain > 0 for gain in gains) > len(gains) / 2,
-        f"{sum(g > 0 for g in gains)} of {len(gains)}, by {statistics.mean(gains):.3g} on average",
-    )
+    return rows, [claims.on_pieces(rows, name) for name in measured]
 
 
 NEEDS = {

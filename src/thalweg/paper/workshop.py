@@ -26,6 +26,7 @@ from ..training.methods import FGE, Snapshot
 from ..training.walk import Walk, walk
 from ..turns import at_once
 from ..weightspace.curves import Bezier, Curve, PolyChain
+from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Weights
 from .recipes import Recipe, Scale
 
@@ -173,6 +174,10 @@ class Workshop:
         common: dict[str, Any] = {"refresh": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         data = {"train": self.clean, "test": self.test}
         return scan(self.form, target, self.task, data, **{"points": self.scale.points, **common, **settings})
+
+    def batches_per_point(self) -> int:
+        """Forward passes at one point of a scan: for batch norm's statistics, and over both sets."""
+        return (1 + any(True for _ in batch_norms(self.form))) * len(self.clean) + len(self.test)
 
     def fulfil(self, need: Need) -> Any:
         """Make it, or find it made; what was found once is kept at hand."""
