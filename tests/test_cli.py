@@ -62,6 +62,18 @@ def scalar_loss(seed):
 def bad_labels(seed):
     return {**circle(seed), "train": [(torch.randn(4, 2), torch.tensor([0, 1, 2, 7]))]}
 
+def other_names(seed):
+    return {**circle(seed), "train": [dict(image=torch.randn(4, 2), labels=torch.tensor([0, 1, 0, 1]))]}
+
+def doubled(seed):
+    return {**circle(seed), "model": circle(seed)["model"].double()}
+
+def float_labels(seed):
+    return {**circle(seed), "task": tw.Task(own_loss)}
+
+def own_loss(net, batch):
+    return nn.functional.cross_entropy(net(batch[0]), batch[1].short(), reduction="none")
+
 def explodes(seed):
     return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).sum(1) * float("nan"))}
 
@@ -427,3 +439,18 @@ def test_a_page_of_what_commands_wrote(here):
     (here / "shown" / "scan" / "scan.json").unlink()
     ok("page", "shown", "-o", "shown.html")
     assert "scan has no scan.json" in (here / "shown.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("other_names", r"TypeError: .*'image'.*a batch of \{image: float32 4 x 2, labels: int64 4\}; the keys of a dict"),
+        ("doubled", r"RuntimeError: .* whose weights are float64 on cpu, a batch of \(float32 40 x 2, int64 40\)"),
+        ("float_labels", r"RuntimeError: .* \(.*mine\.py, line \d+\); thalweg gave the network"),
+    ],
+)
+def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, factory, said):
+    result = CliRunner().invoke(app, ["fit", "--task", f"mine:{factory}", "--epochs", "1", "--out", f"out-{factory}", "--quiet"])
+    assert result.exit_code == 2
+    assert re.search(said, result.output), result.output
+    assert "Traceback" not in result.output

@@ -76,9 +76,15 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
-            _fail(f"{error}{_keep(error, kwargs.get('out'))}", 1)
+            _fail(_kept(error, kwargs.get("out")), 1)
         except (ThalwegError, OSError) as error:
             _fail(str(error), 2)
+        except Exception as error:
+            from .explaining import in_a_sentence
+
+            if (sentence := in_a_sentence(error)) is None:
+                raise
+            _fail(sentence, 2)
 
     return wrapped
 
@@ -107,12 +113,13 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
             raise typer.Exit(2) from error
 
 
-def _keep(error: Diverged, out: Path | None) -> str:
+def _kept(error: Diverged, out: Path | None) -> str:
+    """The message, and the weights it speaks of in a file."""
     if out is None:
-        return ""
+        return str(error)
     path = out / "last-good.safetensors"
     error.last_good.save(path)
-    return f"; they are in {path}"
+    return str(error).replace(".last_good", str(path))
 
 
 def _fail(message: str, code: int) -> None:

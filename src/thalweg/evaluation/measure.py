@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, source
+from ..explaining import explained
 from ..modes import Mode
 from ..replay import Replay, form_of
 from ..tasks import Task
@@ -59,7 +60,8 @@ class Measurement:
         with torch.no_grad(), buffers_kept(self.module, fixed):  # such as the state that a recurrent network carries
             for drawn in self.passes():
                 self.seen: dict[str, int] = {}
-                self.replay(drawn)
+                with explained(self.module, drawn):
+                    self.replay(drawn)
                 form = form_of(drawn) if self.replay.active else ""
                 self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}

@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ..batches import Batches, count, fingerprint, source, tensors_in
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
+from ..explaining import explained
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
@@ -125,7 +126,7 @@ def train(
                 part, counts = crew.share(batch)
                 _check_part(part, motion)
                 saver.before_step(interrupts)
-                with crew.apart(settings.seed, saver.done):
+                with crew.apart(settings.seed, saver.done), explained(motion.probe.module, part):
                     loss = engine.step(part, lr, counts)
                 saver.count(loss)
                 watch.see(saver.done, loss, lr)
@@ -209,9 +210,10 @@ class _Watch:
             )
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
-        advice = "try a smaller learning rate or clip=, and look for bad values in the data"
+        data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
+        advice = f"{data}, or {rate}" if step == 1 else f"{rate}, and {data}"
         raise Diverged(
-            f"{what}; the weights from before that epoch are kept (.last_good): {advice}",
+            f"{what}: {advice}; the weights from before that epoch are in .last_good",
             step=step,
             t=t,
             lr=lr,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count, source
 from ..errors import ThalwegError
+from ..explaining import explained
 from ..modes import Mode
 from ..randomness import seeded
 from ..replay import Replay, aside
@@ -73,7 +74,8 @@ class Statistics:
         with buffers_kept(self.probe.module, set(map(id, self.layers))), self._listening(), torch.no_grad():
             for drawn in self.passes():
                 try:
-                    self.replay(drawn)
+                    with explained(self.probe.module, drawn):
+                        self.replay(drawn)
                 except ValueError as error:
                     if "more than 1 value per channel" not in str(error):
                         raise

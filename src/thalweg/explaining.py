@@ -1,0 +1,76 @@
+"""What a network was given when code of the user's own failed on it."""
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ThalwegError
+from .text import first_line
+
+MARK = "thalweg gave the network"
+OURS = (Path(__file__).parent, Path(torch.__file__).parent)
+
+
+@contextmanager
+def explained(module: nn.Module, batch: Any) -> Iterator[None]:
+    """Add to an error from inside the network or its loss what the batch was and what the network expects.
+
+    >>> try:
+    ...     with explained(nn.Linear(2, 1), (torch.ones(3, 2).double(), torch.ones(3))):
+    ...         raise RuntimeError("mat1 and mat2 must have the same dtype")
+    ... except RuntimeError as error:
+    ...     print(error.__notes__[0])
+    thalweg gave the network, whose weights are float32 on cpu, a batch of (float64 3 x 2, float32 3)
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ThalwegError | torch.OutOfMemoryError) and not any(map(_ours, getattr(error, "__notes__", []))):
+            error.add_note(f"{MARK}{_weights(module)} a batch of {_said(batch)}{_rule(batch)}")
+        raise
+
+
+def in_a_sentence(error: Exception) -> str | None:
+    """The error with that explanation and the line of the user's own where it happened; None if there is no explanation."""
+    note = next(filter(_ours, getattr(error, "__notes__", [])), None)
+    if note is None:
+        return None
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not any(map(Path(frame.filename).is_relative_to, OURS))
+    ]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first_line(error)}{where}; {note}"
+
+
+def _ours(note: str) -> bool:
+    return note.startswith(MARK)
+
+
+def _weights(module: nn.Module) -> str:
+    first = next(module.parameters(), None)
+    return "" if first is None else f", whose weights are {_short(first.dtype)} on {first.device},"
+
+
+def _rule(batch: Any) -> str:
+    return (
+        "; the keys of a dict, but for its labels, are the names of the network's arguments" if isinstance(batch, Mapping) else ""
+    )
+
+
+def _said(item: Any) -> str:
+    if isinstance(item, Tensor):
+        return f"{_short(item.dtype)} {' x '.join(map(str, item.shape)) or 'number'}"
+    if isinstance(item, Mapping):
+        return "{" + ", ".join(f"{key}: {_said(value)}" for key, value in item.items()) + "}"
+    if isinstance(item, list | tuple):
+        return f"({', '.join(map(_said, item))})"
+    return type(item).__name__
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
