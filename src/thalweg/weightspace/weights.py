@@ -241,14 +241,19 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
     if start.vector.device != end.vector.device:
         devices = f"{start.vector.device} and {end.vector.device}"
         raise ThalwegError(f"{here} and {there} must be on one device; they are on {devices}: use weights.to(device)")
-    thaw = ", or let it move with requires_grad_()"
-    for kind, ours, theirs, more in (("frozen parameter", start.frozen, end.frozen, thaw), *_plain_buffers(start, end)):
-        for name in ours:
-            if not _equal(ours[name], theirs[name]):
-                raise ThalwegError(
-                    f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
-                    f"start both from the same value{more}"
-                )
+    ours, theirs = ({**point.frozen, **point.bare().buffers} for point in (start, end))
+    odd = sorted(set(ours) ^ set(theirs))
+    if odd:
+        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
+    for name in ours:
+        if not _equal(ours[name], theirs[name]):
+            kind, thaw = (
+                ("frozen parameter", ", or let it move with requires_grad_()") if name in start.frozen else ("buffer", "")
+            )
+            raise ThalwegError(
+                f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
+                f"start both from the same value{thaw}"
+            )
 
 
 def check_weights(weights: object, name: str) -> None:
@@ -281,14 +286,6 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
     odd = sorted(set(state) - set(expected))
     if odd:
         raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
-
-
-def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor], str]]:
-    ours, theirs = start.bare().buffers, end.bare().buffers
-    odd = sorted(set(ours) ^ set(theirs))
-    if odd:
-        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
-    return [("buffer", ours, theirs, "")]
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
