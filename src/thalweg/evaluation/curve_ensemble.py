@@ -1,9 +1,6 @@
 """Ensembles of points on one curve, before and after temperature scaling."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +11,6 @@ from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..store import files
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
@@ -22,13 +18,14 @@ from ..weightspace.probe import Probe
 from . import metrics
 from .calibration import fit_scale, fit_temperature
 from .measure import Measurement
+from .results import Saved
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
 
 
 @dataclass(frozen=True, eq=False)
-class CurveEnsemble:
+class CurveEnsemble(Saved):
     """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
 
     t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
@@ -41,6 +38,7 @@ class CurveEnsemble:
     way round; "per point".
     """
 
+    saved_as = "curve-ensemble"
     t: list[float]
     train_loss: list[float]
     error: list[float]
@@ -50,20 +48,6 @@ class CurveEnsemble:
     scores: dict[str, dict[str, float]]
     reliability: dict[str, list[list[float]]]
     fitted_on: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "CurveEnsemble":
-        return cls(**entry)
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "curve-ensemble", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CurveEnsemble":
-        return cls.from_dict(files.load_json(Path(path), "curve-ensemble"))
 
 
 def curve_ensemble(

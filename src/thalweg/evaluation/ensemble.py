@@ -23,13 +23,13 @@ from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
-from .results import PERCENT
+from .results import PERCENT, Saved
 
 MANIFEST = "ensemble.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Saved):
     """Everything about an ensemble on one data set; all shares, no percentages.
 
     growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
@@ -40,6 +40,7 @@ class Report:
     epochs: how many had been trained when each member was there, where that is known.
     """
 
+    saved_as = "report"
     growth: list[dict[str, float]]
     members: list[dict[str, float]]
     pairs: list[list[float]]
@@ -61,16 +62,6 @@ class Report:
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
         return text.grid(header, rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "report", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Report":
-        return cls(**files.load_json(Path(path), "report"))
 
 
 class Ensemble:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -17,8 +17,28 @@ Values = dict[str, dict[str, np.ndarray]]
 PERCENT = ("error", "disagreement")  # what tables and figures show in percent
 
 
+class Saved:
+    """A result that one JSON file holds."""
+
+    saved_as: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: plain(value) for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        return cls(**entry)
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), self.saved_as, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return cls.from_dict(files.load_json(Path(path), cls.saved_as))
+
+
 @dataclass(frozen=True, eq=False)
-class Scan:
+class Scan(Saved):
     """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
 
     name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
@@ -31,6 +51,7 @@ class Scan:
         drawn in it lie.
     """
 
+    saved_as = "scan"
     name: str
     kind: str
     values: Values
@@ -72,11 +93,10 @@ class Scan:
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
 
     def to_dict(self) -> dict[str, Any]:
-        entry = {key: value for key, value in vars(self).items() if value is not None}
-        return {key: plain(value) for key, value in entry.items()}
+        return {key: value for key, value in super().to_dict().items() if value is not None}
 
     @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Scan":
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         arrays = {key: array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
         values = {name: {key: array(v) for key, v in each.items()} for name, each in entry["values"].items()}
         places = {
@@ -95,13 +115,6 @@ class Scan:
         writer.writerow(columns)
         writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
         return out.getvalue()
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "scan", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Scan":
-        return cls.from_dict(files.load_json(Path(path), "scan"))
 
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
@@ -133,7 +146,7 @@ class Scan:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Saved):
     """What happened along one walk, iteration by iteration.
 
     lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
@@ -141,6 +154,7 @@ class Trace:
     watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start).
     """
 
+    saved_as = "trace"
     lr: np.ndarray
     loss: np.ndarray
     distance: np.ndarray
@@ -149,29 +163,20 @@ class Trace:
     watched_at: list[int] = field(default_factory=list)
     watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
-
     @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Trace":
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         return cls(**{**entry, **{key: np.array(entry[key]) for key in ("lr", "loss", "distance")}})
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "trace", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Trace":
-        return cls.from_dict(files.load_json(Path(path), "trace"))
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Saved):
     """The budget table; shares, no percentages.
 
     budget: epochs. multiples: of the budget, k pooling the first k runs. seeds: one per run.
     entries: method -> epochs spent and networks collected per run, the scores of every run alone, and of the pools by k.
     """
 
+    saved_as = "comparison"
     budget: int
     multiples: list[int]
     seeds: list[int]
@@ -192,16 +197,6 @@ class Comparison:
             cells = [self._cell(method, k, name) for k in self.multiples]
             rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
         return text.grid([*header, *(f"{k}B" for k in self.multiples)], rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "comparison", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Comparison":
-        return cls(**files.load_json(Path(path), "comparison"))
 
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.results import PERCENT, Comparison, Scan, Trace, plain
+from ..evaluation.results import PERCENT, Comparison, Scan, Trace
 from .folders import Found
 
 MISSING = {
@@ -46,7 +46,7 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
 
 def _scan(item: Found) -> dict[str, Any]:
     scan = Scan.from_dict(item.content)
-    own = {key: plain(value) for key, value in vars(scan).items() if value is not None}
+    own = scan.to_dict()
     own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
         summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
