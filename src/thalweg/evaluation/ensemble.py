@@ -23,7 +23,7 @@ from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
-from .results import PERCENT, Saved
+from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
 
@@ -56,9 +56,9 @@ class Report(Saved):
         """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
         names = list(self.scores)
         alone = names[0]
-        header = ["members", f"own {_title(alone)}", *map(_title, names)]
+        header = ["members", f"own {titled(alone)}", *map(titled, names)]
         rows = [
-            [str(k), _cell(alone, own[alone]), *(_cell(name, grown[name]) for name in names)]
+            [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
         return text.grid(header, rows)
@@ -241,11 +241,3 @@ def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
         message = f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest"
         raise ThalwegError(f"{message}; restore it, or load the others with skip=['{entry['file']}']")
     return member
-
-
-def _title(name: str) -> str:
-    return f"{name} (%)" if name in PERCENT else name.replace("_", " ")
-
-
-def _cell(name: str, value: float) -> str:
-    return text.number(value, percent=name in PERCENT)

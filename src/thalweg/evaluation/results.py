@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, ClassVar, Self
@@ -86,9 +87,7 @@ class Scan(Saved):
             for quantity, numbers in entry.items():
                 if quantity == "data_loss" and not self.weight_decay:
                     continue
-                percent = quantity in PERCENT
-                label = f"{name} {quantity}{' (%)' if percent else ''}"
-                rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
+                rows.append([f"{name} {quantity}{unit(quantity)}", *(shown(quantity, numbers[key]) for key in keys)])
         title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
 
@@ -137,10 +136,10 @@ class Scan(Saved):
         lines = []
         for name, entry in self.stored.items():
             for quantity, pair in entry.items():
-                percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
-                before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
                 if quantity in (*PERCENT, "loss"):
-                    what = f"{name} {quantity}{' (%)' if percent else ''}"
+                    own = self.values[name][quantity][[0, -1]]
+                    before, after = (" / ".join(shown(quantity, v) for v in values) for values in (pair, own))
+                    what = f"{name} {quantity}{unit(quantity)}"
                     lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
         return lines
 
@@ -191,7 +190,7 @@ class Comparison(Saved):
         return mean(values), stdev(values) if len(values) > 1 else float("nan")
 
     def table(self, name: str = "error") -> str:
-        header = [f"{name}{' (%)' if name in PERCENT else ''}", "epochs per run", "networks per run"]
+        header = [f"{name}{unit(name)}", "epochs per run", "networks per run"]
         rows = []
         for method, entry in self.entries.items():
             cells = [self._cell(method, k, name) for k in self.multiples]
@@ -200,8 +199,23 @@ class Comparison(Saved):
 
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)
-        shown = text.number(value, name in PERCENT)
-        return shown if spread != spread else f"{shown} ± {text.number(spread, name in PERCENT)}"
+        return shown(name, value) if isnan(spread) else f"{shown(name, value)} ± {shown(name, spread)}"
+
+
+def titled(quantity: str) -> str:
+    """
+    >>> titled("error"), titled("data_loss")
+    ('error (%)', 'data loss')
+    """
+    return quantity.replace("_", " ") + unit(quantity)
+
+
+def unit(quantity: str) -> str:
+    return " (%)" if quantity in PERCENT else ""
+
+
+def shown(quantity: str, value: float) -> str:
+    return text.number(value, percent=quantity in PERCENT)
 
 
 def array(values: Any) -> np.ndarray:

@@ -29,14 +29,6 @@ def several(axes: Any, rows: int, columns: int, **settings: Any) -> Any:
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)[1].ravel()
 
 
-def titled(name: str) -> str:
-    """
-    >>> titled("error"), titled("data_loss")
-    ('error (%)', 'data loss')
-    """
-    return name.replace("_", " ") + (" (%)" if name in PERCENT else "")
-
-
 def factor(name: str) -> int:
     """Shares are drawn in percent."""
     return 100 if name in PERCENT else 1

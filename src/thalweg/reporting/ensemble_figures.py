@@ -9,8 +9,8 @@ import numpy as np
 from ..errors import ThalwegError
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
-from ..evaluation.results import Comparison, Trace
-from .axes import STYLES, factor, one, several, styles, titled
+from ..evaluation.results import Comparison, Trace, titled
+from .axes import STYLES, factor, one, several, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

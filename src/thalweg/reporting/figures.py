@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..evaluation.results import Scan
-from .axes import factor, one, several, styles, titled
+from ..evaluation.results import Scan, titled
+from .axes import factor, one, several, styles
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
 if TYPE_CHECKING:
