@@ -6,25 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ThalwegError
-from .options import (
-    Clip,
-    Compile,
-    Decay,
-    Device,
-    Every,
-    Graph,
-    Momentum,
-    Out,
-    Precision,
-    Quiet,
-    Rate,
-    Resume,
-    Seed,
-    Task,
-    bar,
-    done,
-    plain,
-)
+from . import options
+from .options import bar, done, plain
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -35,12 +18,15 @@ Name = Literal["fge", "snapshot", "swa"]
 Cycle = Annotated[float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")]
 Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
 Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
+Data = Annotated[
+    str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+]
 Lowest = Annotated[float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")]
 
 
 def walk(
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     method: Annotated[Name, typer.Option(help="How to walk and when to collect.", case_sensitive=False)] = "fge",
     start: Annotated[
         list[Path] | None,
@@ -53,17 +39,17 @@ def walk(
     cycles: Cycles = 5,
     lr_max: Highest = 0.01,
     lr_min: Lowest = 0.0005,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Go on training under a cyclic learning rate and collect networks for an ensemble.
 
@@ -98,14 +84,12 @@ def walk(
 
 def ensemble(
     what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or files of weights; all are pooled.")],
-    task: Task,
-    out: Out,
-    data: Annotated[
-        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
-    ] = None,
-    seed: Seed = 0,
-    device: Device = None,
-    quiet: Quiet = False,
+    task: options.Task,
+    out: options.Out,
+    data: Data = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Average what several networks predict: the score of each, and of all up to it.
 
@@ -128,12 +112,12 @@ def ensemble(
 
 
 def compare(
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     methods: Annotated[str, typer.Option(help="Which methods, of ind, snapshot, fge and swa.")] = "ind,snapshot,fge,swa",
     budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
     seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
-    lr: Rate = 0.05,
+    lr: options.Rate = 0.05,
     cycle: Cycle = 2,
     cycles: Cycles = 5,
     lr_max: Annotated[
@@ -142,19 +126,17 @@ def compare(
     lr_min: Annotated[
         float | None, typer.Option(help="FGE's lowest rate. [default: a hundredth of --lr]", show_default=False)
     ] = None,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
-    data: Annotated[
-        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
-    ] = None,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    data: Data = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Independent networks, Snapshot, FGE and SWA at equal cost: what each makes of one, two, three budgets.
 
