@@ -119,11 +119,7 @@ class Scan(Saved):
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         if self.kind == "curve" and self.t is not None and self.length is not None:
             straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
-            numbers |= {
-                "mean": _mean(values, self.t),
-                "int": _mean(values, self.length),
-                "barrier": (values - straight).max(),
-            }
+            numbers |= {"mean": _mean(values, self.t), "int": _mean(values, self.length), "barrier": (values - straight).max()}
         return {key: float(number) for key, number in numbers.items()}
 
     def _coordinates(self) -> dict[str, np.ndarray]:
