@@ -29,6 +29,17 @@ def several(axes: Any, rows: int, columns: int, **settings: Any) -> Any:
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)[1].ravel()
 
 
+def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True) -> "Axes":
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if limits is not None:
+        ax.set_xlim(*limits)
+    ax.grid(alpha=0.3)
+    if legend:
+        ax.legend()
+    return ax
+
+
 def factor(name: str) -> int:
     """Shares are drawn in percent."""
     return 100 if name in PERCENT else 1

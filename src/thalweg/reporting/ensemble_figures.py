@@ -10,7 +10,7 @@ from ..errors import ThalwegError
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
 from ..evaluation.results import Comparison, Trace, titled
-from .axes import STYLES, factor, one, several, styles
+from .axes import STYLES, factor, finish, one, several, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     last = next(reversed(named.values()))
     ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
-    return _finish(ax, "t", "test error of two networks (%)", limits=(0, 1))
+    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1))
 
 
 def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
@@ -40,8 +40,8 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     for (scaling, name), (colour, style) in zip(SCALED.items(), styles(len(SCALED) + 1)[1:], strict=True):
         left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
         right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
-    _finish(left, "t", "test error (%)", limits=(0, 1))
-    _finish(right, "t", "test cross-entropy", limits=(0, 1))
+    finish(left, "t", "test error (%)", limits=(0, 1))
+    finish(right, "t", "test cross-entropy", limits=(0, 1))
     return left, right
 
 
@@ -59,7 +59,7 @@ def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], 
         ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, label=name)
         ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker)
     ax.set_aspect("equal")
-    return _finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
+    return finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
 
 
 def growth(reports: Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None) -> "Axes":
@@ -82,7 +82,7 @@ def growth(reports: Mapping[str, Report], score: str = "error", budget: float | 
         for k in range(1, round(spent / budget) + 1):
             ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
             ax.annotate(f"{k}B ", (k * budget, 0.01), xycoords=("data", "axes fraction"), ha="right", va="bottom")
-    return _finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
+    return finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
 
 
 def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
@@ -123,14 +123,4 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
         ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)
     ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
-    return _finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
-
-
-def _finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None) -> "Axes":
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if limits is not None:
-        ax.set_xlim(*limits)
-    ax.grid(alpha=0.3)
-    ax.legend()
-    return ax
+    return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))

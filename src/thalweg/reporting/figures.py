@@ -1,6 +1,7 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..evaluation.results import Scan, titled
-from .axes import factor, one, several, styles
+from .axes import factor, finish, one, several, styles
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
 if TYPE_CHECKING:
@@ -38,13 +39,7 @@ def profile(
     for (name, scan), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
         ax.plot(t, values, color=colour, linestyle=style, label=name)
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("t")
-    ax.set_ylabel(_label(next(iter(named.values())), data, quantity))
-    ax.grid(alpha=0.3)
-    if len(named) > 1:
-        ax.legend()
-    return ax
+    return finish(ax, "t", _label(next(iter(named.values())), data, quantity), limits=(0, 1), legend=len(named) > 1)
 
 
 def chain(
@@ -99,8 +94,11 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
 
 
 def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: np.ndarray) -> Any:
+    from matplotlib.colors import BoundaryNorm
+
+    norm = BoundaryNorm(levels, ncolors=256, extend="both")
     x, y, values = _need(scan.x, "a surface"), _need(scan.y, "a surface"), _pick(scan, data, quantity)
-    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=_norm(levels), extend="both")
+    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=norm, extend="both")
     ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
     for (name, path), (_, style) in zip(scan.paths.items(), styles(len(scan.paths)), strict=True):
         ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
@@ -157,11 +155,10 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF."""
     from ..store.files import write
 
-    def draw(path: Path, kind: str) -> Path:
-        write(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))
-        return path
-
-    return [draw(Path(f"{stem}.{kind}"), kind) for kind in ("png", "pdf")]
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
+    for path in paths:
+        write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))
+    return paths
 
 
 def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
@@ -170,12 +167,6 @@ def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
     if not isinstance(scans, Mapping) or not all(isinstance(scan, Scan) for scan in scans.values()):
         raise ThalwegError(f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load")
     return dict(scans)
-
-
-def _norm(levels: np.ndarray) -> Any:
-    from matplotlib.colors import BoundaryNorm
-
-    return BoundaryNorm(levels, ncolors=256, extend="both")
 
 
 def _need(values: np.ndarray | None, what: str) -> np.ndarray:
