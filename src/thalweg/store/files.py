@@ -132,7 +132,6 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    existing(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
