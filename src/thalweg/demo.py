@@ -65,8 +65,7 @@ class _Demo:
         self.say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
         networks = []
         for seed in range(3):
-            model: torch.nn.Module = digits(seed)["model"]
-            networks.append(fit(model, self.task, self.train, seed=seed, progress=self.progress, **FIT))
+            networks.append(fit(_network(seed), self.task, self.train, seed=seed, progress=self.progress, **FIT))
             networks[-1].save(self.folder / f"network-{seed}.safetensors")
         return networks
 
