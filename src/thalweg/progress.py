@@ -50,11 +50,8 @@ _open: "list[RichProgress]" = []  # the one on the screen, once for each row in 
 
 def _shared() -> "RichProgress":
     """Runs that take turns have one row each."""
-    if not _open:
-        bar = _bar()
-        bar.start()
-    else:
-        bar = _open[0]
+    bar = _open[0] if _open else _bar()
+    bar.start()
     _open.append(bar)
     return bar
 

@@ -80,9 +80,8 @@ def curve_ensemble(
     probe, ts = Probe(module, None, mode), curve.spaced(points)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
-    tested: list[Tensor] = []
-    held: list[Tensor] = []
-    first: Tensor | None = None
+    tested: list[tuple[Tensor, Tensor]] = []
+    held: list[tuple[Tensor, Tensor]] = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
     with aside(probe.device), Progress("curve ensemble", points, progress) as bar:
@@ -92,22 +91,19 @@ def curve_ensemble(
             with seeded(0, refresh, test, held_out):
                 statistics()
                 losses.append(measure()["data_loss"])
-                logits, labels = _logits(probe, task, test)
-                if first is not None and not torch.equal(labels, first):
+                tested.append(_logits(probe, task, test))
+                if not torch.equal(tested[0][1], tested[-1][1]):
                     raise ThalwegError("the test batches come in another order in each pass: use a loader without shuffling")
-                first = labels
-                tested.append(logits)
                 if held_out is not None:
-                    more, held_labels = _logits(probe, task, held_out)
-                    held.append(more)
+                    held.append(_logits(probe, task, held_out))
             bar.advance()
+    logits, labels = [x for x, _ in tested], tested[0][1]
     everything = torch.arange(len(labels))
     if held_out is not None:
-        folds = [(held, held_labels, everything)]
-    else:
-        halves = everything[::2], everything[1::2]
-        folds = [([x[a] for x in tested], labels[a], b) for a, b in (halves, halves[::-1])]
-    return _assemble(ts, losses, tested, labels, folds, HELD_OUT if held_out is not None else CROSS_FITTED)
+        return _assemble(ts, losses, logits, labels, [([x for x, _ in held], held[0][1], everything)], HELD_OUT)
+    halves = everything[::2], everything[1::2]
+    folds = [([x[a] for x in logits], labels[a], b) for a, b in (halves, halves[::-1])]
+    return _assemble(ts, losses, logits, labels, folds, CROSS_FITTED)
 
 
 def _assemble(

@@ -148,14 +148,12 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
         raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {got}")
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
-    if not isinstance(target, Curve | Plane) and not (
-        isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)
-    ):
+    between = isinstance(target, Curve | Plane)
+    if not between and not (isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)):
         raise ThalwegError(f"a scan needs a curve, a plane, or a list of Weights; got {type(target).__name__}")
-    layouts = [target.layout] if isinstance(target, Curve | Plane) else [w.layout for w in target]
-    for layout in layouts:
-        probe.layout.check(layout, "the network", "what is scanned")
-    carried = not isinstance(target, Curve | Plane) and all(w.has_statistics for w in target)
+    for part in [target] if between else target:
+        probe.layout.check(part.layout, "the network", "what is scanned")
+    carried = not between and all(w.has_statistics for w in target)
     if probe.layout.statistics and refresh is None and not carried:
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
