@@ -1,5 +1,6 @@
 """Options that several commands share, and how a command begins and ends."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,12 +50,8 @@ Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .saf
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a command as JSON, without where it writes and how much it says."""
-
-    def value(item: Any) -> Any:
-        return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
-
     own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs")
-    return {key: value(item) for key, item in settings.items() if key not in own}
+    return json.loads(json.dumps({key: value for key, value in settings.items() if key not in own}, default=str))
 
 
 def bar(quiet: bool) -> bool | None:

@@ -7,7 +7,7 @@ import torch
 from ..errors import ThalwegError
 from .curves import Curve
 from .layout import Layout
-from .weights import Weights, check_agreement, check_weights, combine, gram
+from .weights import Weights, check_agreement, check_weights, combine, inner_products
 
 FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
 
@@ -29,7 +29,7 @@ class Plane:
         check_agreement(a, b, "the first point", "the second")
         check_agreement(a, c, "the first point", "the third")
         self.points = (a, b, c)
-        (uu, uw), (_, ww) = gram([point.vector for point in self.points]).tolist()
+        (uu, uw), (_, ww) = inner_products([point.vector for point in self.points]).tolist()
         if uu == 0:
             raise ThalwegError("a plane needs three different points, but the first and the second are equal")
         self.width = uu**0.5
@@ -64,7 +64,7 @@ class Plane:
         check_weights(weights, "what is projected")
         self.layout.check(weights.layout, "the plane", "the weights")
         a, b, c = (point.vector for point in self.points)
-        _, second, third = gram([a, weights.vector.to(a.device), b, c])[0].tolist()
+        _, second, third = inner_products([a, weights.vector.to(a.device), b, c])[0].tolist()
         along = second / self.width
         return along, (third - along * self.shift) / self.height
 

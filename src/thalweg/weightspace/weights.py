@@ -114,7 +114,7 @@ class Weights:
         """Euclidean distance between the moving vectors."""
         check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
-        return float(gram([self.vector, other.vector])[0, 0].sqrt())
+        return float(inner_products([self.vector, other.vector])[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
@@ -261,13 +261,8 @@ def check_weights(weights: object, name: str) -> None:
         raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use Weights.of(module)")
 
 
-def gram(vectors: Sequence[Tensor]) -> Tensor:
-    """Inner products of the differences to the first vector, in float64 on the CPU; raw weights would cancel."""
-    return inner_products(vectors).cpu()
-
-
 def inner_products(vectors: Sequence[Tensor]) -> Tensor:
-    """`gram`, left on the device."""
+    """Of the differences to the first vector, in float64, on the device of the vectors; raw weights would cancel."""
     total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
     for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
         origin = block[0].double()
