@@ -77,7 +77,8 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     [scan] = _named(scan).values()
     ax = one(ax)
     filled = _contours(scan, data, quantity, ax, _levels(_pick(scan, data, quantity)))
-    _bar(filled, ax, _label(scan, data, quantity))
+    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
+    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(_label(scan, data, quantity))
     return ax
 
 
@@ -110,12 +111,6 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: n
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
-
-
-def _bar(filled: Any, ax: "Axes", label: str) -> None:
-    """A scale as high as the map, however flat that is."""
-    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))
-    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(label)
 
 
 def _levels(*values: np.ndarray) -> np.ndarray:

@@ -246,8 +246,6 @@ class Curve(ABC):
 
 
 class _Straight(Curve):
-    """Straight pieces from point to point, each taking the same share of t."""
-
     @property
     def knots(self) -> tuple[float, ...]:  # type: ignore[override]
         pieces = len(self.points) - 1
