@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import thalweg as tw
+
 from ..errors import ThalwegError
 from . import options
 from .options import bar, done, plain
@@ -58,26 +60,22 @@ def walk(
     settings = plain(locals())
     from matplotlib.figure import Figure
 
-    from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_start
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
-    from ..training.walk import walk as train
 
     inputs = load_inputs(task, seed, device)
     way = _method(method, cycle, cycles, lr_max, lr_min)
     starts = [load_start(path, inputs.model) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"watch": inputs.data, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
-    found = train(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
-    Ensemble(inputs.model, found).save(out / MEMBERS)
+    told: Any = {"watch": inputs.data, "mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
+    tw.Ensemble(inputs.model, found).save(out / MEMBERS)
     for number, trace in enumerate(found.traces, start=1):
         trace.save(out / f"trace-{number}.json")
         figure = Figure(figsize=(7, 8), layout="constrained")
-        figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
-        figures.save(figure, out / f"trace-{number}")
+        tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
+        tw.figures.save(figure, out / f"trace-{number}")
     typer.echo(f"collected {len(found)} networks")
     done(out, f"thalweg ensemble {out} --task {task} --out ensemble")
 
@@ -96,13 +94,12 @@ def ensemble(
     Writes `report.json` and the pooled networks into `members/`.
     """
     settings = plain(locals())
-    from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_members
     from ..store.runs import start_run
 
     inputs = load_inputs(task, seed, device)
     name = _chosen(inputs.data, data)
-    pooled = Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
+    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
     start_run(out, "ensemble", {**settings, "data": name})
     report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
     report.save(out / "report.json")
@@ -146,11 +143,7 @@ def compare(
     from matplotlib.figure import Figure
 
     from ..inputs import load_inputs
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
-    from ..training.compare import Ind
-    from ..training.compare import compare as measure
 
     inputs = load_inputs(task, 0, device)
     highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
@@ -158,9 +151,9 @@ def compare(
     if not set(chosen) <= {"ind", "snapshot", "fge", "swa"}:
         raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{methods}'")
     rates = {"snapshot": lr, "fge": highest, "swa": highest}
-    ways = [Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
+    ways = [tw.Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
-    result = measure(
+    result = tw.compare(
         lambda seed: load_inputs(task, seed, device).model,
         inputs.task,
         inputs.train,
@@ -174,24 +167,22 @@ def compare(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
-        mode=Mode(precision, compile, graph),
+        mode=tw.Mode(precision, compile, graph),
         run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )
     result.save(out / "comparison.json")
     figure = Figure(layout="constrained")
-    figures.budget(result, ax=figure.subplots())
-    figures.save(figure, out / "comparison")
+    tw.figures.budget(result, ax=figure.subplots())
+    tw.figures.save(figure, out / "comparison")
     typer.echo(f"on '{name}'\n{result.table()}")
     done(out, None)
 
 
 def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":
-    from ..training.methods import FGE, SWA, Snapshot
-
     if name == "fge":
-        return FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
-    return Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else SWA(lr=lr_max, cycle=cycle)
+        return tw.FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
+    return tw.Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else tw.SWA(lr=lr_max, cycle=cycle)
 
 
 def _chosen(data: dict[str, Any], name: str | None) -> str:

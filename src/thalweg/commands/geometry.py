@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import thalweg as tw
+
 from ..errors import ThalwegError
 from . import options
 from .options import bar, decayed, done, plain
@@ -12,8 +14,6 @@ from .options import bar, decayed, done, plain
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..evaluation.results import Scan
-    from ..weightspace.planes import Plane
 
 DEMO = Path("thalweg-demo")
 
@@ -67,14 +67,11 @@ def fit(
     Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
     """
     settings = plain(locals())
-    from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
-    from ..modes import Mode
     from ..store.runs import Run
-    from ..training.fit import fit as train
     from ..turns import at_once
 
-    inputs, mode = load_inputs(task, seed, device), Mode(precision, compile, graph)
+    inputs, mode = load_inputs(task, seed, device), tw.Mode(precision, compile, graph)
     common: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
 
     def job(number: int) -> Any:
@@ -82,11 +79,11 @@ def fit(
         model = inputs.model if number == seed else load_inputs(task, number, device).model
         run = Run(folder, every=every, resume=resume, note={**settings, "seed": number})
         told: Any = {"keep": keep or (), "mode": mode, "run": run, "progress": bar(quiet)}
-        return lambda: train(model, inputs.task, inputs.train, seed=number, **told, **common)
+        return lambda: tw.fit(model, inputs.task, inputs.train, seed=number, **told, **common)
 
     trained = at_once([job(seed + k) for k in range(runs)], next(inputs.model.parameters()).device)
     for number, weights in enumerate(trained, start=seed):
-        alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
+        alone = tw.scan(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     ends = f"{out} OTHER" if runs == 1 else f"{out}/seed-{seed} {out}/seed-{seed + 1}"
     done(out, f"thalweg connect {ends} --task {task}{decayed(weight_decay)} --out curve")
@@ -129,20 +126,17 @@ def connect(
     """
     settings = plain(locals())
     from ..inputs import load_inputs, load_weights
-    from ..modes import Mode
     from ..store.runs import Run
-    from ..training.connect import connect as train
-    from ..weightspace.curves import Bezier, PolyChain
 
     inputs = load_inputs(task, seed, device)
-    kind = Bezier if curve == "bezier" else PolyChain
+    kind = tw.Bezier if curve == "bezier" else tw.PolyChain
     a, b = (load_weights(path, inputs.model) for path in (start, end))
     fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    how = Mode(precision, compile, graph, stream)
+    how = tw.Mode(precision, compile, graph, stream)
     told: Any = {"loss": loss, "same_t": same_t, "mode": how, "run": run, "progress": bar(quiet)}
-    found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
+    found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
 
@@ -169,22 +163,19 @@ def scan(
     values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF.
     """
     settings = plain(locals())
-    from ..evaluation.scan import scan as measure
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
-    from ..modes import Mode
     from ..store.runs import Run
-    from ..weightspace.curves import Segment
 
     inputs = load_inputs(task, seed, device)
     if len(what) == 1:
         target = load_curve(what[0], inputs.model)
     elif len(what) == 2 and not any(map(is_curve, what)):
-        target = Segment(*(load_weights(path, inputs.model) for path in what))
+        target = tw.Segment(*(load_weights(path, inputs.model) for path in what))
     else:
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": Mode(precision, graph=graph), "run": run}
-    result = measure(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))
+    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
+    result = tw.scan(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))
     _tell(out, result)
     plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
     done(out, plane if len(target.bends) == 1 else None)
@@ -211,46 +202,42 @@ def plane(
     Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
     """
     settings = plain(locals())
-    from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
-    from ..modes import Mode
     from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
     target, drawn = _plane(what, inputs.model)
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": Mode(precision, graph=graph), "run": run}
+    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
     where: Any = {"grid": (grid, grid), "margin": margin, "draw": drawn}
-    result = measure(inputs.model, target, inputs.task, inputs.data, **where, **rest, progress=bar(quiet))
+    result = tw.scan(inputs.model, target, inputs.task, inputs.data, **where, **rest, progress=bar(quiet))
     _tell(out, result)
     done(out, f"thalweg page {out} -o page.html")
 
 
-def _plane(what: list[Path], model: "nn.Module") -> "tuple[Plane, dict[str, Any]]":
+def _plane(what: list[Path], model: "nn.Module") -> "tuple[tw.Plane, dict[str, Any]]":
     from ..inputs import is_curve, load_curve, load_weights
-    from ..weightspace.planes import Plane
 
     if len(what) == 3 and not any(map(is_curve, what)):
-        return Plane(*(load_weights(path, model) for path in what)), {}
+        return tw.Plane(*(load_weights(path, model) for path in what)), {}
     if len(what) != 1:
         raise ThalwegError(f"give three networks, or one curve, for a plane; got {' '.join(map(str, what))}")
     curve = load_curve(what[0], model)
     if len(curve.bends) != 1:
         raise ThalwegError(f"a curve lies in a plane if it has one bend; {what[0]} has {len(curve.bends)}: give three networks")
-    return Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
+    return tw.Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
 
 
-def _tell(out: Path, result: "Scan") -> None:
+def _tell(out: Path, result: "tw.Scan") -> None:
     """The result as text, JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    from ..reporting import figures
     from ..store.files import write
 
     result.save(out / "scan.json")
     write(out / "scan.csv", lambda temporary: temporary.write_text(result.to_csv()))
-    name, draw = ("surface", figures.surface) if result.kind == "plane" else ("profile", figures.profile)
+    name, draw = ("surface", tw.figures.surface) if result.kind == "plane" else ("profile", tw.figures.profile)
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
     flat = 4.0 if result.x is None or result.y is None else 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x))
     figure = Figure(figsize=(5.5 * len(columns), min(flat, 8.0) * len(result.values)), layout="constrained")
@@ -258,5 +245,5 @@ def _tell(out: Path, result: "Scan") -> None:
     for row, data in zip(panels, result.values, strict=True):
         for ax, quantity in zip(row, columns, strict=True):
             draw(result, data, quantity, ax)
-    figures.save(figure, out / name)
+    tw.figures.save(figure, out / name)
     typer.echo(result.table())
