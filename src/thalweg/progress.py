@@ -64,16 +64,8 @@ def _release() -> None:
 
 def _bar() -> "RichProgress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
-    return RichProgress(*columns, console=Console(stderr=True))
+    counted = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
+    return RichProgress(*counted, TimeElapsedColumn(), "left", TimeRemainingColumn(), console=Console(stderr=True))

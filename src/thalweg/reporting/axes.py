@@ -7,12 +7,7 @@ from ..evaluation.results import PERCENT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
-
-
-def styles(count: int) -> list[tuple[str, Any]]:
-    """A colour and a dash for each of so many lines."""
-    return [STYLES[i % len(STYLES)] for i in range(count)]
+STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))  # colour, dash
 
 
 def one(ax: "Axes | None") -> "Axes":

@@ -10,7 +10,7 @@ from ..errors import ThalwegError
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
 from ..evaluation.results import Comparison, Trace, titled
-from .axes import STYLES, factor, finish, one, several, styles
+from .axes import STYLES, factor, finish, one, several
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     found: of one curve, or of several by name.
     """
     ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
-    for (name, each), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
+    for (name, each), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     last = next(reversed(named.values()))
     ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
@@ -37,7 +37,7 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     and after temperature scaling."""
     left, right = several(axes, 1, 2)
     left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
-    for (scaling, name), (colour, style) in zip(SCALED.items(), styles(len(SCALED) + 1)[1:], strict=True):
+    for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
         left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
         right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
     finish(left, "t", "test error (%)", limits=(0, 1))
@@ -54,7 +54,7 @@ def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], 
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     ax = one(ax)
     ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="as sure as right")
-    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), styles(len(found)), strict=False):
+    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
         share, accuracy, confidence = 100 * np.array(bins).T
         ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, label=name)
         ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker)
@@ -70,12 +70,12 @@ def growth(reports: Mapping[str, Report], score: str = "error", budget: float | 
     """
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
     for (name, report), (cross, diamond, fill), (colour, style) in zip(
-        reports.items(), cycle(MARKS), styles(len(reports)), strict=False
+        reports.items(), cycle(MARKS), cycle(STYLES), strict=False
     ):
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
         alone, pooled = ([factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth))
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
-        drawn = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
+        drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
         ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
     if timed and budget:
         spent = max(max(report.epochs or [0]) for report in reports.values())
@@ -118,7 +118,7 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
     """A score of each method against the budget; bars show the standard deviation over runs."""
     ax, entries = one(ax), comparison.entries
     shifts = np.linspace(-0.06, 0.06, len(entries))
-    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styles(len(entries)), strict=False):
+    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), cycle(STYLES), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
         ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)

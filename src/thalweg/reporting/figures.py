@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..evaluation.results import Scan, titled
-from .axes import factor, finish, one, several, styles
+from .axes import STYLES, factor, finish, one, several
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def profile(
     """
     named = _named(scans)
     ax = one(ax)
-    for (name, scan), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
+    for (name, scan), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
         ax.plot(t, values, color=colour, linestyle=style, label=name)
     return finish(ax, "t", _label(next(iter(named.values())), data, quantity), limits=(0, 1), legend=len(named) > 1)
@@ -101,7 +101,7 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: n
     x, y, values = _need(scan.x, "a surface"), _need(scan.y, "a surface"), _pick(scan, data, quantity)
     filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=norm, extend="both")
     ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
-    for (name, path), (_, style) in zip(scan.paths.items(), styles(len(scan.paths)), strict=True):
+    for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
         ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
     for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         ax.plot(*zip(*places, strict=True), marker, color="black", markeredgecolor="white", markersize=6, label=name)
@@ -135,9 +135,9 @@ def lines(
     series: name -> places and values. x, y: what the axes are called, with units. levels: name -> value of a dashed line.
     """
     ax = one(ax)
-    for (name, (places, values)), (colour, style) in zip(series.items(), styles(len(series)), strict=True):
+    for (name, (places, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
         ax.plot(places, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
-    for (name, value), (colour, _) in zip((levels or {}).items(), styles(len(levels or {})), strict=True):
+    for (name, value), (colour, _) in zip((levels or {}).items(), cycle(STYLES), strict=False):
         ax.axhline(value, color=colour, linestyle="--", linewidth=1, label=name)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
