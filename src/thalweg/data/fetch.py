@@ -35,9 +35,9 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     """The copy of a set in `folder`, in whichever form; where there is none it is fetched, or the error says how to."""
     folder = Path(folder)
     copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
-    whole = next((copy for copy in copies if not copy.missing()), None)
-    if whole is not None:
-        return whole
+    for copy in copies:
+        if not copy.missing():
+            return copy
     form = SETS[name][0]
     if download:
         fetch(form, folder)

@@ -74,8 +74,8 @@ def curve_ensemble(
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
         )
-    for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
-        count(batches, name)
+    count(test, "the test batches")
+    count(refresh, "the refresh batches")
     mode = mode or Mode()
     probe, ts = Probe(module, None, mode), curve.spaced(points)
     probe.layout.check(curve.layout, "the network", "the curve")

@@ -189,7 +189,8 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
 
     again: take a folder that an earlier run of the same command made.
     """
-    if _occupied(folder) and not (again and _made_by(folder, command)):
+    record = folder / RECORD
+    if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
         raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
     _record(folder, command, settings)
 
@@ -210,11 +211,6 @@ def versions() -> dict[str, str]:
 def _occupied(folder: Path) -> bool:
     """A run that failed before it had anything to show leaves only its note, which does not count."""
     return folder.exists() and (not folder.is_dir() or any(path.name not in (RECORD, LOCK) for path in folder.iterdir()))
-
-
-def _made_by(folder: Path, command: str) -> bool:
-    record = folder / RECORD
-    return record.is_file() and files.load_json(record, "run")["command"] == command
 
 
 @contextmanager
