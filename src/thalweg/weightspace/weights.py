@@ -247,9 +247,8 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
         raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
     for name in ours:
         if not _equal(ours[name], theirs[name]):
-            kind, thaw = (
-                ("frozen parameter", ", or let it move with requires_grad_()") if name in start.frozen else ("buffer", "")
-            )
+            frozen = name in start.frozen
+            kind, thaw = ("frozen parameter", ", or let it move with requires_grad_()") if frozen else ("buffer", "")
             raise ThalwegError(
                 f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
                 f"start both from the same value{thaw}"
