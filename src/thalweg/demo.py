@@ -4,25 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
+from torch import nn
 
-from .data import DeviceBatches
-from .data import digits as digit_images
-from .evaluation.ensemble import Ensemble
-from .evaluation.results import Scan
-from .evaluation.scan import scan
-from .models import digits_net
+import thalweg as tw
+
 from .randomness import seeded
-from .reporting import figures, page, tables
-from .tasks import classification
-from .training.compare import Ind, compare
-from .training.connect import connect
-from .training.fit import fit
-from .training.methods import FGE, Snapshot
-from .weightspace.curves import Bezier, Curve, PolyChain, Segment
-from .weightspace.planes import Plane
-from .weightspace.weights import Weights
+from .reporting import page, tables
 
 WEIGHT_DECAY = 1e-3
 FIT: dict[str, Any] = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
@@ -32,16 +20,16 @@ CONNECT: dict[str, Any] = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DEC
 
 def digits(seed: int) -> dict[str, Any]:
     """The task factory of the demo, `--task thalweg.demo:digits`; copy its form for a task of your own."""
-    train_set, test_set = digit_images()
-    train = DeviceBatches(*train_set, 64, shuffle=True)
+    train_set, test_set = tw.data.digits()
+    train = tw.data.DeviceBatches(*train_set, 64, shuffle=True)
     clean = train.clean(batch_size=433)
     with seeded(seed):
-        model = digits_net()
-    data = {"train": clean, "test": DeviceBatches(*test_set, 500)}
-    return {"model": model, "task": classification(), "train": train, "refresh": clean, "data": data}
+        model = tw.models.digits_net()
+    data = {"train": clean, "test": tw.data.DeviceBatches(*test_set, 500)}
+    return {"model": model, "task": tw.classification(), "train": train, "refresh": clean, "data": data}
 
 
-def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, Scan]:
+def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, tw.Scan]:
     """Run the whole demo into `folder`; `say` gets what a person should read."""
     demo = _Demo(folder, progress, say)
     networks = demo.train_networks()
@@ -61,29 +49,29 @@ class _Demo:
         self.task, self.train, self.data, self.model = (made[key] for key in ("task", "train", "data", "model"))
         self.scanning = {"weight_decay": WEIGHT_DECAY, "refresh": made["refresh"], "progress": progress}
 
-    def train_networks(self) -> list[Weights]:
+    def train_networks(self) -> list[tw.Weights]:
         self.say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
         networks = []
         for seed in range(3):
-            model: torch.nn.Module = digits(seed)["model"]
-            networks.append(fit(model, self.task, self.train, seed=seed, progress=self.progress, **FIT))
+            networks.append(tw.fit(_network(seed), self.task, self.train, seed=seed, progress=self.progress, **FIT))
             networks[-1].save(self.folder / f"network-{seed}.safetensors")
         return networks
 
-    def find_curves(self, networks: list[Weights]) -> dict[str, Curve]:
+    def find_curves(self, networks: list[tw.Weights]) -> dict[str, tw.Curve]:
         self.say(f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ...")
-        curves: dict[str, Curve] = {"Segment": Segment(*networks[:2])}
-        for fresh in (Bezier(networks[0], networks[1]), PolyChain(networks[0], networks[1])):
-            curve = connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
+        curves: dict[str, tw.Curve] = {"Segment": tw.Segment(*networks[:2])}
+        for fresh in (tw.Bezier(networks[0], networks[1]), tw.PolyChain(networks[0], networks[1])):
+            curve = tw.connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
             curves[type(curve).__name__] = curve
             curve.save(self.folder / f"{type(curve).__name__.lower()}.safetensors")
         return curves
 
-    def scan_curves(self, networks: list[Weights], curves: dict[str, Curve]) -> dict[str, Scan]:
+    def scan_curves(self, networks: list[tw.Weights], curves: dict[str, tw.Curve]) -> dict[str, tw.Scan]:
         self.say("Measuring 61 points along each ...")
         targets: dict[str, Any] = {"Single": networks[:2], **curves}
         scans = {
-            name: scan(self.model, target, self.task, self.data, points=61, **self.scanning) for name, target in targets.items()
+            name: tw.scan(self.model, target, self.task, self.data, points=61, **self.scanning)
+            for name, target in targets.items()
         }
         self.say("\n" + tables.curves(scans) + "\n")
         profiles = {name: scans[name] for name in curves}
@@ -91,41 +79,41 @@ class _Demo:
             result.save(self.folder / f"{name.lower()}.json")
         figure = Figure(figsize=(10, 4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        figures.profile(profiles, "train", "loss", left)
-        figures.profile(profiles, "test", "error", right)
-        figures.save(figure, self.folder / "profile")
+        tw.figures.profile(profiles, "train", "loss", left)
+        tw.figures.profile(profiles, "test", "error", right)
+        tw.figures.save(figure, self.folder / "profile")
         return scans
 
-    def draw_planes(self, networks: list[Weights], curves: dict[str, Curve]) -> None:
+    def draw_planes(self, networks: list[tw.Weights], curves: dict[str, tw.Curve]) -> None:
         self.say("Measuring three planes, 21 x 21 points each ...")
         thirds = {"three networks": networks[2], **{name: curves[name].bends[0] for name in ("Bezier", "PolyChain")}}
         scans = {}
         for name, third in thirds.items():
             drawn = {name: curves[name]} if name in curves else {}
-            plane = Plane(networks[0], networks[1], third)
-            scans[name] = scan(self.model, plane, self.task, {"train": self.data["train"]}, draw=drawn, **self.scanning)
+            plane = tw.Plane(networks[0], networks[1], third)
+            scans[name] = tw.scan(self.model, plane, self.task, {"train": self.data["train"]}, draw=drawn, **self.scanning)
             scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
         figure = Figure(figsize=(14, 4), layout="constrained")
-        figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
-        figures.save(figure, self.folder / "planes")
+        tw.figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
+        tw.figures.save(figure, self.folder / "planes")
 
-    def ensemble_networks(self, networks: list[Weights]) -> None:
-        report = Ensemble(self.model, networks).report(self.task, self.data["test"], progress=self.progress)
+    def ensemble_networks(self, networks: list[tw.Weights]) -> None:
+        report = tw.Ensemble(self.model, networks).report(self.task, self.data["test"], progress=self.progress)
         report.save(self.folder / "report.json")
         self.say(f"The three networks as an ensemble, on the test set:\n{report.table()}\n")
 
     def compare_budgets(self) -> None:
         self.say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
-        ways: list[Any] = [Ind(), Snapshot(cycles=4, lr_max=0.05), FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
+        ways: list[Any] = [tw.Ind(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
         settings: dict[str, Any] = {"refresh": self.scanning["refresh"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
         test = self.data["test"]
-        result = compare(_network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings)
+        result = tw.compare(_network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings)
         result.save(self.folder / "budget.json")
         self.say("\n" + result.table() + "\n")
         figure = Figure(layout="constrained")
-        figures.budget(result, ax=figure.subplots())
-        figures.save(figure, self.folder / "budget")
+        tw.figures.budget(result, ax=figure.subplots())
+        tw.figures.save(figure, self.folder / "budget")
 
 
-def _network(seed: int) -> torch.nn.Module:
+def _network(seed: int) -> nn.Module:
     return digits(seed)["model"]

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import traceback
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -134,10 +135,8 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
     except ThalwegError:
         raise
     except Exception as error:
-        where = error.__traceback__
-        while where and where.tb_next:
-            where = where.tb_next
-        line = f"{where.tb_frame.f_code.co_filename}, line {where.tb_lineno}" if where else "?"
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{where.filename}, line {where.lineno}"
         raise ThalwegError(f"the task factory {spec} failed with {type(error).__name__}: {error} ({line})") from error
 
 

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Progress:
             self.row = self.bar.add_task(self.description, total=self.total, note=note)
         self.bar.update(self.row, completed=self.done, note=note)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
             self.bar.stop_task(self.row)
@@ -51,11 +50,8 @@ _open: "list[RichProgress]" = []  # the one on the screen, once for each row in 
 
 def _shared() -> "RichProgress":
     """Runs that take turns have one row each."""
-    if not _open:
-        bar = _bar()
-        bar.start()
-    else:
-        bar = _open[0]
+    bar = _open[0] if _open else _bar()
+    bar.start()
     _open.append(bar)
     return bar
 
@@ -68,16 +64,8 @@ def _release() -> None:
 
 def _bar() -> "RichProgress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    ]
-    return RichProgress(*columns, console=Console(stderr=True))
+    counted = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
+    return RichProgress(*counted, TimeElapsedColumn(), "left", TimeRemainingColumn(), console=Console(stderr=True))

@@ -5,26 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import thalweg as tw
+
 from ..errors import ThalwegError
-from .options import (
-    Clip,
-    Compile,
-    Decay,
-    Device,
-    Every,
-    Graph,
-    Momentum,
-    Out,
-    Precision,
-    Quiet,
-    Rate,
-    Resume,
-    Seed,
-    Task,
-    bar,
-    done,
-    plain,
-)
+from . import options
+from .options import bar, done, plain
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -35,12 +20,15 @@ Name = Literal["fge", "snapshot", "swa"]
 Cycle = Annotated[float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")]
 Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
 Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
+Data = Annotated[
+    str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+]
 Lowest = Annotated[float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")]
 
 
 def walk(
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     method: Annotated[Name, typer.Option(help="How to walk and when to collect.", case_sensitive=False)] = "fge",
     start: Annotated[
         list[Path] | None,
@@ -53,17 +41,17 @@ def walk(
     cycles: Cycles = 5,
     lr_max: Highest = 0.01,
     lr_min: Lowest = 0.0005,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Go on training under a cyclic learning rate and collect networks for an ensemble.
 
@@ -72,53 +60,46 @@ def walk(
     settings = plain(locals())
     from matplotlib.figure import Figure
 
-    from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_start
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
-    from ..training.walk import walk as train
 
     inputs = load_inputs(task, seed, device)
     way = _method(method, cycle, cycles, lr_max, lr_min)
     starts = [load_start(path, inputs.model) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"watch": inputs.data, "mode": Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
-    found = train(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
-    Ensemble(inputs.model, found).save(out / MEMBERS)
+    told: Any = {"watch": inputs.data, "mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
+    tw.Ensemble(inputs.model, found).save(out / MEMBERS)
     for number, trace in enumerate(found.traces, start=1):
         trace.save(out / f"trace-{number}.json")
         figure = Figure(figsize=(7, 8), layout="constrained")
-        figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
-        figures.save(figure, out / f"trace-{number}")
+        tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
+        tw.figures.save(figure, out / f"trace-{number}")
     typer.echo(f"collected {len(found)} networks")
     done(out, f"thalweg ensemble {out} --task {task} --out ensemble")
 
 
 def ensemble(
     what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or files of weights; all are pooled.")],
-    task: Task,
-    out: Out,
-    data: Annotated[
-        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
-    ] = None,
-    seed: Seed = 0,
-    device: Device = None,
-    quiet: Quiet = False,
+    task: options.Task,
+    out: options.Out,
+    data: Data = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Average what several networks predict: the score of each, and of all up to it.
 
     Writes `report.json` and the pooled networks into `members/`.
     """
     settings = plain(locals())
-    from ..evaluation.ensemble import Ensemble
     from ..inputs import load_inputs, load_members
     from ..store.runs import start_run
 
     inputs = load_inputs(task, seed, device)
     name = _chosen(inputs.data, data)
-    pooled = Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
+    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
     start_run(out, "ensemble", {**settings, "data": name})
     report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
     report.save(out / "report.json")
@@ -128,12 +109,12 @@ def ensemble(
 
 
 def compare(
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     methods: Annotated[str, typer.Option(help="Which methods, of ind, snapshot, fge and swa.")] = "ind,snapshot,fge,swa",
     budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
     seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
-    lr: Rate = 0.05,
+    lr: options.Rate = 0.05,
     cycle: Cycle = 2,
     cycles: Cycles = 5,
     lr_max: Annotated[
@@ -142,19 +123,17 @@ def compare(
     lr_min: Annotated[
         float | None, typer.Option(help="FGE's lowest rate. [default: a hundredth of --lr]", show_default=False)
     ] = None,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
-    data: Annotated[
-        str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
-    ] = None,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    data: Data = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Independent networks, Snapshot, FGE and SWA at equal cost: what each makes of one, two, three budgets.
 
@@ -164,11 +143,7 @@ def compare(
     from matplotlib.figure import Figure
 
     from ..inputs import load_inputs
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
-    from ..training.compare import Ind
-    from ..training.compare import compare as measure
 
     inputs = load_inputs(task, 0, device)
     highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
@@ -176,9 +151,9 @@ def compare(
     if not set(chosen) <= {"ind", "snapshot", "fge", "swa"}:
         raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{methods}'")
     rates = {"snapshot": lr, "fge": highest, "swa": highest}
-    ways = [Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
+    ways = [tw.Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
-    result = measure(
+    result = tw.compare(
         lambda seed: load_inputs(task, seed, device).model,
         inputs.task,
         inputs.train,
@@ -192,24 +167,22 @@ def compare(
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
-        mode=Mode(precision, compile, graph),
+        mode=tw.Mode(precision, compile, graph),
         run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )
     result.save(out / "comparison.json")
     figure = Figure(layout="constrained")
-    figures.budget(result, ax=figure.subplots())
-    figures.save(figure, out / "comparison")
+    tw.figures.budget(result, ax=figure.subplots())
+    tw.figures.save(figure, out / "comparison")
     typer.echo(f"on '{name}'\n{result.table()}")
     done(out, None)
 
 
 def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":
-    from ..training.methods import FGE, SWA, Snapshot
-
     if name == "fge":
-        return FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
-    return Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else SWA(lr=lr_max, cycle=cycle)
+        return tw.FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
+    return tw.Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else tw.SWA(lr=lr_max, cycle=cycle)
 
 
 def _chosen(data: dict[str, Any], name: str | None) -> str:

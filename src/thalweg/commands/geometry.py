@@ -1,40 +1,19 @@
 """demo, fit, connect, scan, plane."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import thalweg as tw
+
 from ..errors import ThalwegError
-from .options import (
-    Clip,
-    Compile,
-    Decay,
-    Device,
-    Epochs,
-    Every,
-    Graph,
-    Momentum,
-    Network,
-    Out,
-    Precision,
-    Quiet,
-    Rate,
-    Resume,
-    Seed,
-    Task,
-    bar,
-    decayed,
-    done,
-    plain,
-)
+from . import options
+from .options import bar, decayed, done, plain
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..evaluation.results import Scan
-    from ..weightspace.planes import Plane
 
 DEMO = Path("thalweg-demo")
 
@@ -43,7 +22,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where everything goes; an earlier demo there is replaced.")
     ] = DEMO,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Networks on handwritten digits: the curves between two of them, the planes around, and ensembles at one budget.
 
@@ -60,65 +39,61 @@ def demo(
 
 
 def fit(
-    task: Task,
-    out: Out,
-    epochs: Epochs = 30,
-    lr: Rate = 0.05,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
+    task: options.Task,
+    out: options.Out,
+    epochs: options.Epochs = 30,
+    lr: options.Rate = 0.05,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
     keep: Annotated[
         list[int] | None,
         typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
     ] = None,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     runs: Annotated[
-        int,
-        typer.Option(min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time."),
+        int, typer.Option(min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time.")
     ] = 1,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Train one network, or several at once: the ends of a curve.
 
     Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
     """
-    settings = plain({key: value for key, value in locals().items() if key != "runs"})
-    from ..evaluation.scan import scan as measure
+    settings = plain(locals())
     from ..inputs import load_inputs
-    from ..modes import Mode
     from ..store.runs import Run
-    from ..training.fit import fit as train
     from ..turns import at_once
 
-    inputs, mode = load_inputs(task, seed, device), Mode(precision, compile, graph)
-    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
-    common: Any = {"keep": keep or (), "mode": mode, "progress": bar(quiet), **rest}
+    inputs, mode = load_inputs(task, seed, device), tw.Mode(precision, compile, graph)
+    common: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
 
     def job(number: int) -> Any:
         folder = out if runs == 1 else out / f"seed-{number}"
         model = inputs.model if number == seed else load_inputs(task, number, device).model
         run = Run(folder, every=every, resume=resume, note={**settings, "seed": number})
-        return lambda: train(model, inputs.task, inputs.train, seed=number, run=run, **common)
+        told: Any = {"keep": keep or (), "mode": mode, "run": run, "progress": bar(quiet)}
+        return lambda: tw.fit(model, inputs.task, inputs.train, seed=number, **told, **common)
 
     trained = at_once([job(seed + k) for k in range(runs)], next(inputs.model.parameters()).device)
     for number, weights in enumerate(trained, start=seed):
-        alone = measure(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
+        alone = tw.scan(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     ends = f"{out} OTHER" if runs == 1 else f"{out}/seed-{seed} {out}/seed-{seed + 1}"
     done(out, f"thalweg connect {ends} --task {task}{decayed(weight_decay)} --out curve")
 
 
 def connect(
-    start: Network,
-    end: Network,
-    task: Task,
-    out: Out,
+    start: options.Network,
+    end: options.Network,
+    task: options.Task,
+    out: options.Out,
     curve: Annotated[Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)] = "bezier",
     bends: Annotated[int, typer.Option(help="How many trainable points between the ends.")] = 1,
     loss: Annotated[
@@ -128,22 +103,22 @@ def connect(
     same_t: Annotated[
         bool, typer.Option("--same-t", help="Under torchrun: one t for all processes in a step, not one each.")
     ] = False,
-    epochs: Epochs = 60,
-    lr: Rate = 0.05,
-    momentum: Momentum = 0.9,
-    weight_decay: Decay = 0.0,
-    clip: Clip = None,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: Precision = "fp32",
-    compile: Compile = None,
-    graph: Graph = None,
+    epochs: options.Epochs = 60,
+    lr: options.Rate = 0.05,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, where memory is short.")
     ] = False,
-    resume: Resume = False,
-    every: Every = "1m",
-    quiet: Quiet = False,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
 ) -> None:
     """Find a curve of low loss between two trained networks, START and END.
 
@@ -151,20 +126,17 @@ def connect(
     """
     settings = plain(locals())
     from ..inputs import load_inputs, load_weights
-    from ..modes import Mode
     from ..store.runs import Run
-    from ..training.connect import connect as train
-    from ..weightspace.curves import Bezier, PolyChain
 
     inputs = load_inputs(task, seed, device)
-    kind = Bezier if curve == "bezier" else PolyChain
+    kind = tw.Bezier if curve == "bezier" else tw.PolyChain
     a, b = (load_weights(path, inputs.model) for path in (start, end))
     fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    how = Mode(precision, compile, graph, stream)
+    how = tw.Mode(precision, compile, graph, stream)
     told: Any = {"loss": loss, "same_t": same_t, "mode": how, "run": run, "progress": bar(quiet)}
-    found = train(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
+    found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
 
@@ -174,16 +146,16 @@ def scan(
         list[Path],
         typer.Argument(help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."),
     ],
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     points: Annotated[int, typer.Option(help="How many equally spaced values of t, the ends included.")] = 61,
-    weight_decay: Decay = 0.0,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: Precision = "fp32",
-    graph: Graph = None,
-    resume: Resume = False,
-    quiet: Quiet = False,
+    weight_decay: options.Decay = 0.0,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure loss and error along a curve, or along the straight line between two networks.
 
@@ -191,98 +163,87 @@ def scan(
     values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF.
     """
     settings = plain(locals())
-    from ..evaluation.scan import scan as measure
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
-    from ..weightspace.curves import Segment
 
     inputs = load_inputs(task, seed, device)
     if len(what) == 1:
         target = load_curve(what[0], inputs.model)
     elif len(what) == 2 and not any(map(is_curve, what)):
-        target = Segment(*(load_weights(path, inputs.model) for path in what))
+        target = tw.Segment(*(load_weights(path, inputs.model) for path in what))
     else:
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"points": points, "weight_decay": weight_decay, "refresh": inputs.refresh, "progress": bar(quiet)}
-    mode = Mode(precision, graph=graph)
-    result = measure(inputs.model, target, inputs.task, inputs.data, run=run, mode=mode, **rest)
-    _write(out, result, "profile", lambda data, quantity, ax: figures.profile(result, data, quantity, ax))
-    typer.echo(result.table())
+    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
+    result = tw.scan(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))
+    _tell(out, result)
     plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
     done(out, plane if len(target.bends) == 1 else None)
 
 
 def plane(
     what: Annotated[
-        list[Path],
-        typer.Argument(help="Three networks; or one curve with one bend, for the plane in which it lies."),
+        list[Path], typer.Argument(help="Three networks; or one curve with one bend, for the plane in which it lies.")
     ],
-    task: Task,
-    out: Out,
+    task: options.Task,
+    out: options.Out,
     grid: Annotated[int, typer.Option(help="How many points along each axis.")] = 21,
     margin: Annotated[float, typer.Option(help="How far to look beyond the three points, as a share of their extent.")] = 0.2,
-    weight_decay: Decay = 0.0,
-    seed: Seed = 0,
-    device: Device = None,
-    precision: Precision = "fp32",
-    graph: Graph = None,
-    resume: Resume = False,
-    quiet: Quiet = False,
+    weight_decay: options.Decay = 0.0,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure loss and error over the plane through three networks, or through a curve's ends and its bend.
 
     Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
     """
     settings = plain(locals())
-    from ..evaluation.scan import scan as measure
     from ..inputs import load_inputs
-    from ..modes import Mode
-    from ..reporting import figures
     from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
     target, drawn = _plane(what, inputs.model)
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "draw": drawn, "progress": bar(quiet)}
-    rest["mode"] = Mode(precision, graph=graph)
-    result = measure(inputs.model, target, inputs.task, inputs.data, grid=(grid, grid), margin=margin, run=run, **rest)
-    _write(out, result, "surface", lambda data, quantity, ax: figures.surface(result, data, quantity, ax))
-    typer.echo(result.table())
+    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
+    where: Any = {"grid": (grid, grid), "margin": margin, "draw": drawn}
+    result = tw.scan(inputs.model, target, inputs.task, inputs.data, **where, **rest, progress=bar(quiet))
+    _tell(out, result)
     done(out, f"thalweg page {out} -o page.html")
 
 
-def _plane(what: list[Path], model: "nn.Module") -> "tuple[Plane, dict[str, Any]]":
+def _plane(what: list[Path], model: "nn.Module") -> "tuple[tw.Plane, dict[str, Any]]":
     from ..inputs import is_curve, load_curve, load_weights
-    from ..weightspace.planes import Plane
 
     if len(what) == 3 and not any(map(is_curve, what)):
-        return Plane(*(load_weights(path, model) for path in what)), {}
+        return tw.Plane(*(load_weights(path, model) for path in what)), {}
     if len(what) != 1:
         raise ThalwegError(f"give three networks, or one curve, for a plane; got {' '.join(map(str, what))}")
     curve = load_curve(what[0], model)
     if len(curve.bends) != 1:
         raise ThalwegError(f"a curve lies in a plane if it has one bend; {what[0]} has {len(curve.bends)}: give three networks")
-    return Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
+    return tw.Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
 
 
-def _write(out: Path, result: "Scan", name: str, draw: Callable[[str, str, Any], Any]) -> None:
-    """The result as JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
+def _tell(out: Path, result: "tw.Scan") -> None:
+    """The result as text, JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
     import numpy as np
     from matplotlib.figure import Figure
 
-    from ..reporting import figures
     from ..store.files import write
 
     result.save(out / "scan.json")
     write(out / "scan.csv", lambda temporary: temporary.write_text(result.to_csv()))
+    name, draw = ("surface", tw.figures.surface) if result.kind == "plane" else ("profile", tw.figures.profile)
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
     flat = 4.0 if result.x is None or result.y is None else 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x))
     figure = Figure(figsize=(5.5 * len(columns), min(flat, 8.0) * len(result.values)), layout="constrained")
     panels = figure.subplots(len(result.values), len(columns), squeeze=False)
     for row, data in zip(panels, result.values, strict=True):
         for ax, quantity in zip(row, columns, strict=True):
-            draw(data, quantity, ax)
-    figures.save(figure, out / name)
+            draw(result, data, quantity, ax)
+    tw.figures.save(figure, out / name)
+    typer.echo(result.table())

@@ -1,5 +1,6 @@
 """Options that several commands share, and how a command begins and ends."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,8 +24,7 @@ Decay = Annotated[float, typer.Option("--weight-decay", help="The loss counts ha
 Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradient. [default: no limit]", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Given to the factory; also decides shuffling, dropout and every draw of t.")]
 Device = Annotated[
-    str | None,
-    typer.Option(help="Where to compute, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
+    str | None, typer.Option(help="Where to compute, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, even on a terminal.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, from where it stopped.")]
@@ -50,12 +50,8 @@ Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .saf
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a command as JSON, without where it writes and how much it says."""
-
-    def value(item: Any) -> Any:
-        return [value(part) for part in item] if isinstance(item, list) else str(item) if isinstance(item, Path) else item
-
-    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream")
-    return {key: value(item) for key, item in settings.items() if key not in own}
+    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs")
+    return json.loads(json.dumps({key: value for key, value in settings.items() if key not in own}, default=str))
 
 
 def bar(quiet: bool) -> bool | None:

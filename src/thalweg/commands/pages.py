@@ -5,15 +5,14 @@ from typing import Annotated
 
 import typer
 
+PAGE = Path("page.html")
+
 
 def page(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders."),
+        list[Path], typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page; one that is there is replaced.")] = Path(
-        "page.html"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page; one that is there is replaced.")] = PAGE,
 ) -> None:
     """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.
 

@@ -2,14 +2,12 @@
 
 import os
 import posixpath
-import shutil
 import tarfile
 from collections.abc import Iterator
 from hashlib import md5
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 from urllib.request import urlopen
 
 from ..errors import ThalwegError
@@ -37,9 +35,9 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     """The copy of a set in `folder`, in whichever form; where there is none it is fetched, or the error says how to."""
     folder = Path(folder)
     copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
-    whole = next((copy for copy in copies if not copy.missing()), None)
-    if whole is not None:
-        return whole
+    for copy in copies:
+        if not copy.missing():
+            return copy
     form = SETS[name][0]
     if download:
         fetch(form, folder)
@@ -68,22 +66,17 @@ def fetch(form: Form, folder: Path) -> None:
 
 def download(url: str, expected: str, path: Path) -> None:
     """Fetch a file that must have the md5 that is expected."""
+    digest = md5(usedforsecurity=False)
     with urlopen(url, timeout=PATIENCE) as answer, open(path, "wb") as file:
         size = int(answer.headers.get("Content-Length") or 0)
-        digest = _save(answer, file, size, path.name)
-    require(digest == expected, f"what came from {url}", "try again later, or ask its makers")
-
-
-def _save(answer: IO[bytes], file: IO[bytes], size: int, name: str) -> str:
-    digest = md5(usedforsecurity=False)
-    with Progress(f"{name}, MB", -(-size // MB)) as progress:
-        while piece := answer.read(MB):
-            file.write(piece)
-            digest.update(piece)
-            progress.advance()
-    if file.tell() < size:
-        raise OSError(f"it broke off after {file.tell():,} of {size:,} bytes")
-    return digest.hexdigest()
+        with Progress(f"{path.name}, MB", -(-size // MB)) as progress:
+            while piece := answer.read(MB):
+                file.write(piece)
+                digest.update(piece)
+                progress.advance()
+        if file.tell() < size:
+            raise OSError(f"it broke off after {file.tell():,} of {size:,} bytes")
+    require(digest.hexdigest() == expected, f"what came from {url}", "try again later, or ask its makers")
 
 
 def _unpack(form: Form, archive: Path) -> Iterator[Path]:
@@ -95,8 +88,7 @@ def _unpack(form: Form, archive: Path) -> Iterator[Path]:
             content = members.extractfile(member) if name and member.isfile() else None
             if name and content:
                 path = archive.with_name(name)
-                with open(path, "wb") as file:
-                    shutil.copyfileobj(content, file)
+                path.write_bytes(content.read())
                 yield path
 
 

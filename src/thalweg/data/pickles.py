@@ -11,11 +11,18 @@ from torch import Tensor
 from ..errors import ThalwegError
 
 
-class Array:
-    """Stands in for numpy's array: it keeps what the pickle says of one."""
+class Kind:
+    """Stands in for the types that a pickle of an array names."""
 
     def __init__(self, *arguments: object):
         pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class Array(Kind):
+    """Stands in for numpy's array: it keeps what the pickle says of one."""
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
         _, self.shape, _, self.by_columns, self.content = state
@@ -23,16 +30,6 @@ class Array:
     def tensor(self) -> Tensor:
         values = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
         return values.reshape(self.shape[::-1]).T if self.by_columns else values.reshape(self.shape)
-
-
-class Kind:
-    """Stands in for the types that a pickle of an array names."""
-
-    def __init__(self, *arguments: object):
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        pass
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:

@@ -1,9 +1,6 @@
 """Ensembles of points on one curve, before and after temperature scaling."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +11,6 @@ from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..store import files
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
@@ -22,13 +18,14 @@ from ..weightspace.probe import Probe
 from . import metrics
 from .calibration import fit_scale, fit_temperature
 from .measure import Measurement
+from .results import Saved
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
 
 
 @dataclass(frozen=True, eq=False)
-class CurveEnsemble:
+class CurveEnsemble(Saved):
     """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
 
     t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
@@ -41,6 +38,7 @@ class CurveEnsemble:
     way round; "per point".
     """
 
+    saved_as = "curve-ensemble"
     t: list[float]
     train_loss: list[float]
     error: list[float]
@@ -50,20 +48,6 @@ class CurveEnsemble:
     scores: dict[str, dict[str, float]]
     reliability: dict[str, list[list[float]]]
     fitted_on: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "CurveEnsemble":
-        return cls(**entry)
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "curve-ensemble", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CurveEnsemble":
-        return cls.from_dict(files.load_json(Path(path), "curve-ensemble"))
 
 
 def curve_ensemble(
@@ -90,15 +74,14 @@ def curve_ensemble(
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
         )
-    for name, batches in (("the test batches", test), ("the refresh batches", refresh)):
-        count(batches, name)
+    count(test, "the test batches")
+    count(refresh, "the refresh batches")
     mode = mode or Mode()
     probe, ts = Probe(module, None, mode), curve.spaced(points)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
-    tested: list[Tensor] = []
-    held: list[Tensor] = []
-    first: Tensor | None = None
+    tested: list[tuple[Tensor, Tensor]] = []
+    held: list[tuple[Tensor, Tensor]] = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
     with aside(probe.device), Progress("curve ensemble", points, progress) as bar:
@@ -108,22 +91,19 @@ def curve_ensemble(
             with seeded(0, refresh, test, held_out):
                 statistics()
                 losses.append(measure()["data_loss"])
-                logits, labels = _logits(probe, task, test)
-                if first is not None and not torch.equal(labels, first):
+                tested.append(_logits(probe, task, test))
+                if not torch.equal(tested[0][1], tested[-1][1]):
                     raise ThalwegError("the test batches come in another order in each pass: use a loader without shuffling")
-                first = labels
-                tested.append(logits)
                 if held_out is not None:
-                    more, held_labels = _logits(probe, task, held_out)
-                    held.append(more)
+                    held.append(_logits(probe, task, held_out))
             bar.advance()
+    logits, labels = [x for x, _ in tested], tested[0][1]
     everything = torch.arange(len(labels))
     if held_out is not None:
-        folds = [(held, held_labels, everything)]
-    else:
-        halves = everything[::2], everything[1::2]
-        folds = [([x[a] for x in tested], labels[a], b) for a, b in (halves, halves[::-1])]
-    return _assemble(ts, losses, tested, labels, folds, HELD_OUT if held_out is not None else CROSS_FITTED)
+        return _assemble(ts, losses, logits, labels, [([x for x, _ in held], held[0][1], everything)], HELD_OUT)
+    halves = everything[::2], everything[1::2]
+    folds = [([x[a] for x in logits], labels[a], b) for a, b in (halves, halves[::-1])]
+    return _assemble(ts, losses, logits, labels, folds, CROSS_FITTED)
 
 
 def _assemble(

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
-from .results import PERCENT
+from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class Report(Saved):
     """Everything about an ensemble on one data set; all shares, no percentages.
 
     growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
@@ -40,6 +40,7 @@ class Report:
     epochs: how many had been trained when each member was there, where that is known.
     """
 
+    saved_as = "report"
     growth: list[dict[str, float]]
     members: list[dict[str, float]]
     pairs: list[list[float]]
@@ -55,22 +56,12 @@ class Report:
         """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
         names = list(self.scores)
         alone = names[0]
-        header = ["members", f"own {_title(alone)}", *map(_title, names)]
+        header = ["members", f"own {titled(alone)}", *map(titled, names)]
         rows = [
-            [str(k), _cell(alone, own[alone]), *(_cell(name, grown[name]) for name in names)]
+            [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
         return text.grid(header, rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "report", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Report":
-        return cls(**files.load_json(Path(path), "report"))
 
 
 class Ensemble:
@@ -129,8 +120,8 @@ class Ensemble:
             growth.append(_scores(mean, targets))
             chosen.append(own.argmax(1) if _are_labels(targets) else own)
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if _are_labels(targets) else []
-        for k, entry in enumerate(growth, start=1):
-            if pairs:
+        if pairs:
+            for k, entry in enumerate(growth, start=1):
                 entry["disagreement"] = _mean_pair(pairs, k)
         distances = [one.distance(two) for one, two in pairwise(self.members)]
         return Report(growth, members, pairs, distances, metrics.reliability(mean, targets) if pairs else [])
@@ -139,13 +130,12 @@ class Ensemble:
         """One safetensors file per member, one for frozen parameters that members share, and a manifest with their hashes and
         how each was made."""
         folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        again = (folder / MANIFEST).is_file()
+        if not again and folder.exists() and any(folder.iterdir()):
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )
-        if (folder / MANIFEST).is_file():
-            _check_kind(folder, self._probe.layout)
-        before = files.load_json(folder / MANIFEST, "ensemble")["members"] if (folder / MANIFEST).is_file() else []
+        before = _entries(folder, self._probe.layout) if again else []
         entries = [self._save_member(folder, member) for member in self.members]
         files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
         for stale in _files(before) - _files(entries):
@@ -158,8 +148,7 @@ class Ensemble:
         skip: files of members to leave out, such as a damaged one.
         """
         folder = Path(folder)
-        _check_kind(folder, Layout.of(module))
-        entries = files.load_json(folder / MANIFEST, "ensemble")["members"]
+        entries = _entries(folder, Layout.of(module))
         return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
 
     def _save_member(self, folder: Path, member: Weights) -> dict[str, Any]:
@@ -172,38 +161,27 @@ class Ensemble:
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Member after member: what it predicts, what all up to it predict together, and the targets."""
-        total: Tensor | float = 0.0
-        for k, (own, targets) in enumerate(self._each(task, batches, progress), start=1):
-            total = total + own
-            yield own, total / k, targets
-
-    def _each(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Probabilities and targets of one member after another."""
         check_task(task)
-        first: Tensor | None = None
+        total, first = torch.zeros(()), None
         crew = Crew.present
         with Progress("predicting", count(batches) * len(self), progress if crew.first else False) as bar:
             rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
-            found = chain.from_iterable(crew.all(self._one(task, batches, bar, members[crew.rank :][:1])) for members in rounds)
-            for number, (values, targets) in enumerate((pair for pair in found if pair is not None), start=1):
+            # of the members of a round this process has one, or in the last round perhaps none
+            own = ([_predictions(self._probe, w, task, batches, bar) for w in members[crew.rank :][:1]] for members in rounds)
+            found = (pair for everybody in map(crew.all, own) for pairs in everybody for pair in pairs)
+            for k, (values, targets) in enumerate(found, start=1):
                 if not bool(values.isfinite().all()):
-                    raise ThalwegError(f"member {number} predicts NaN or infinity: it has diverged; leave it out")
+                    raise ThalwegError(f"member {k} predicts NaN or infinity: it has diverged; leave it out")
                 if first is not None and not torch.equal(first, targets):
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
-                first = targets
-                yield values, targets
-
-    def _one(self, task: Task, batches: Batches, bar: Progress, own: Sequence[Weights]) -> tuple[Tensor, Tensor] | None:
-        """What this process's member of a round predicts, if it has one."""
-        for member in own:
-            self._probe.load(member)
-            self._probe.module.eval()
-            return _predictions(self._probe, task, batches, bar)
-        return None
+                first, total = targets, total + values
+                yield values, total / k, targets
 
 
-def _predictions(probe: Probe, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:
+def _predictions(probe: Probe, member: Weights, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:
     values, targets = [], []
+    probe.load(member)
+    probe.module.eval()
     with seeded(0, batches), torch.no_grad():
         for batch in moved(batches, probe.device):
             outputs, wanted = task.predictions(probe.module, batch)
@@ -235,9 +213,10 @@ def _files(entries: Sequence[Mapping[str, Any]]) -> set[str]:
     return {entry[key] for entry in entries for key in ("file", "base") if key in entry}
 
 
-def _check_kind(folder: Path, layout: Layout) -> None:
-    found = files.load_json(folder / MANIFEST, "ensemble")["layout"]
-    layout.check(Layout.from_dict(found), "the network", f"the ensemble in {folder}")
+def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:
+    manifest = files.load_json(folder / MANIFEST, "ensemble")
+    layout.check(Layout.from_dict(manifest["layout"]), "the network", f"the ensemble in {folder}")
+    return manifest["members"]
 
 
 def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
@@ -250,11 +229,3 @@ def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
         message = f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest"
         raise ThalwegError(f"{message}; restore it, or load the others with skip=['{entry['file']}']")
     return member
-
-
-def _title(name: str) -> str:
-    return f"{name} (%)" if name in PERCENT else name.replace("_", " ")
-
-
-def _cell(name: str, value: float) -> str:
-    return text.number(value, percent=name in PERCENT)

@@ -42,9 +42,7 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     >>> round(ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])), 6)
     0.3
     """
-    return float(
-        sum(share * abs(accuracy - confidence) for share, accuracy, confidence in reliability(probabilities, labels, bins))
-    )
+    return sum(share * abs(accuracy - confidence) for share, accuracy, confidence in reliability(probabilities, labels, bins))
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:

@@ -4,9 +4,10 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -17,8 +18,28 @@ Values = dict[str, dict[str, np.ndarray]]
 PERCENT = ("error", "disagreement")  # what tables and figures show in percent
 
 
+class Saved:
+    """A result that one JSON file holds."""
+
+    saved_as: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: plain(value) for key, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        return cls(**entry)
+
+    def save(self, path: str | Path) -> None:
+        files.save_json(Path(path), self.saved_as, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return cls.from_dict(files.load_json(Path(path), cls.saved_as))
+
+
 @dataclass(frozen=True, eq=False)
-class Scan:
+class Scan(Saved):
     """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
 
     name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
@@ -31,6 +52,7 @@ class Scan:
         drawn in it lie.
     """
 
+    saved_as = "scan"
     name: str
     kind: str
     values: Values
@@ -65,18 +87,15 @@ class Scan:
             for quantity, numbers in entry.items():
                 if quantity == "data_loss" and not self.weight_decay:
                     continue
-                percent = quantity in PERCENT
-                label = f"{name} {quantity}{' (%)' if percent else ''}"
-                rows.append([label, *(text.number(numbers[key], percent) for key in keys)])
+                rows.append([f"{name} {quantity}{unit(quantity)}", *(shown(quantity, numbers[key]) for key in keys)])
         title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
 
     def to_dict(self) -> dict[str, Any]:
-        entry = {key: value for key, value in vars(self).items() if value is not None}
-        return {key: plain(value) for key, value in entry.items()}
+        return {key: value for key, value in super().to_dict().items() if value is not None}
 
     @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Scan":
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         arrays = {key: array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
         values = {name: {key: array(v) for key, v in each.items()} for name, each in entry["values"].items()}
         places = {
@@ -96,22 +115,11 @@ class Scan:
         writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
         return out.getvalue()
 
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "scan", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Scan":
-        return cls.from_dict(files.load_json(Path(path), "scan"))
-
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         if self.kind == "curve" and self.t is not None and self.length is not None:
             straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
-            numbers |= {
-                "mean": _mean(values, self.t),
-                "int": _mean(values, self.length),
-                "barrier": (values - straight).max(),
-            }
+            numbers |= {"mean": _mean(values, self.t), "int": _mean(values, self.length), "barrier": (values - straight).max()}
         return {key: float(number) for key, number in numbers.items()}
 
     def _coordinates(self) -> dict[str, np.ndarray]:
@@ -124,16 +132,16 @@ class Scan:
         lines = []
         for name, entry in self.stored.items():
             for quantity, pair in entry.items():
-                percent, own = quantity in PERCENT, self.values[name][quantity][[0, -1]]
-                before, after = (" / ".join(text.number(v, percent) for v in values) for values in (pair, own))
                 if quantity in (*PERCENT, "loss"):
-                    what = f"{name} {quantity}{' (%)' if percent else ''}"
+                    own = self.values[name][quantity][[0, -1]]
+                    before, after = (" / ".join(shown(quantity, v) for v in values) for values in (pair, own))
+                    what = f"{name} {quantity}{unit(quantity)}"
                     lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
         return lines
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Saved):
     """What happened along one walk, iteration by iteration.
 
     lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
@@ -141,6 +149,7 @@ class Trace:
     watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start).
     """
 
+    saved_as = "trace"
     lr: np.ndarray
     loss: np.ndarray
     distance: np.ndarray
@@ -149,29 +158,20 @@ class Trace:
     watched_at: list[int] = field(default_factory=list)
     watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in vars(self).items()}
-
     @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> "Trace":
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         return cls(**{**entry, **{key: np.array(entry[key]) for key in ("lr", "loss", "distance")}})
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "trace", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Trace":
-        return cls.from_dict(files.load_json(Path(path), "trace"))
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Saved):
     """The budget table; shares, no percentages.
 
     budget: epochs. multiples: of the budget, k pooling the first k runs. seeds: one per run.
     entries: method -> epochs spent and networks collected per run, the scores of every run alone, and of the pools by k.
     """
 
+    saved_as = "comparison"
     budget: int
     multiples: list[int]
     seeds: list[int]
@@ -186,27 +186,32 @@ class Comparison:
         return mean(values), stdev(values) if len(values) > 1 else float("nan")
 
     def table(self, name: str = "error") -> str:
-        header = [f"{name}{' (%)' if name in PERCENT else ''}", "epochs per run", "networks per run"]
+        header = [f"{name}{unit(name)}", "epochs per run", "networks per run"]
         rows = []
         for method, entry in self.entries.items():
             cells = [self._cell(method, k, name) for k in self.multiples]
             rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
         return text.grid([*header, *(f"{k}B" for k in self.multiples)], rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def save(self, path: str | Path) -> None:
-        files.save_json(Path(path), "comparison", self.to_dict())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Comparison":
-        return cls(**files.load_json(Path(path), "comparison"))
-
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)
-        shown = text.number(value, name in PERCENT)
-        return shown if spread != spread else f"{shown} ± {text.number(spread, name in PERCENT)}"
+        return shown(name, value) if isnan(spread) else f"{shown(name, value)} ± {shown(name, spread)}"
+
+
+def titled(quantity: str) -> str:
+    """
+    >>> titled("error"), titled("data_loss")
+    ('error (%)', 'data loss')
+    """
+    return quantity.replace("_", " ") + unit(quantity)
+
+
+def unit(quantity: str) -> str:
+    return " (%)" if quantity in PERCENT else ""
+
+
+def shown(quantity: str, value: float) -> str:
+    return text.number(value, percent=quantity in PERCENT)
 
 
 def array(values: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,12 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
         raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {got}")
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
-    if not isinstance(target, Curve | Plane) and not (
-        isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)
-    ):
+    between = isinstance(target, Curve | Plane)
+    if not between and not (isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)):
         raise ThalwegError(f"a scan needs a curve, a plane, or a list of Weights; got {type(target).__name__}")
-    layouts = [target.layout] if isinstance(target, Curve | Plane) else [w.layout for w in target]
-    for layout in layouts:
-        probe.layout.check(layout, "the network", "what is scanned")
-    carried = not isinstance(target, Curve | Plane) and all(w.has_statistics for w in target)
+    for part in [target] if between else target:
+        probe.layout.check(part.layout, "the network", "what is scanned")
+    carried = not between and all(w.has_statistics for w in target)
     if probe.layout.statistics and refresh is None and not carried:
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
@@ -169,15 +168,15 @@ def _points_of(
         ts = target.spaced(int(points)) if isinstance(points, int | np.integer) else _increasing(points)
         steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
         where = {"t": array(ts), "length": array(np.cumsum(steps)), "length_ratio": target.length_ratio()}
-        return {"name": type(target).__name__, "kind": "curve", **where}, [_maker(target.point, t) for t in ts]
+        return {"name": type(target).__name__, "kind": "curve", **where}, [partial(target.point, t) for t in ts]
     if isinstance(target, Plane):
         if not isinstance(grid, tuple | list) or len(grid) != 2:
             raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
         x, y = (_span(values, n, margin) for values, n in zip(zip(*target.corners, strict=True), grid, strict=True))
         where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
-        return where, [_maker(target.point, float(u), float(v)) for v in y for u in x]
+        return where, [partial(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [_maker(lambda w: w, w) for w in target]
+    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [partial(lambda w: w, w) for w in target]
 
 
 def _description(
@@ -203,10 +202,6 @@ def _increasing(points: Sequence[float]) -> list[float]:
     return [float(t) for t in points]
 
 
-def _maker(function: Callable[..., Weights], *args: Any) -> Callable[[], Weights]:
-    return lambda: function(*args)
-
-
 def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
     if not isinstance(points, int | np.integer) or points < 2 or not margin >= 0:
         raise ThalwegError(f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}")
@@ -215,12 +210,9 @@ def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
 
 
 def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
-    curves = {name: item for name, item in draw.items() if isinstance(item, Curve)}
-    lists = {name: item for name, item in draw.items() if not isinstance(item, Curve)}
-    return {
-        "paths": {name: plane.path(curve) for name, curve in curves.items()},
-        "marks": {name: [plane.project(weights) for weights in item] for name, item in lists.items()},
-    }
+    paths = {name: plane.path(item) for name, item in draw.items() if isinstance(item, Curve)}
+    marks = {name: [plane.project(w) for w in item] for name, item in draw.items() if not isinstance(item, Curve)}
+    return {"paths": paths, "marks": marks}
 
 
 def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:

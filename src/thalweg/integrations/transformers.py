@@ -28,7 +28,8 @@ def own_loss(model: nn.Module) -> Task:
 
     model: one of that kind, a peft model too; only its form matters. Tokens labelled -100 do not count.
     """
-    ahead = 1 if _looks_ahead(model) else 0
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    ahead = 1 if not encodes and getattr(model, "loss_type", None) in AHEAD else 0
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = net(**batch).logits, batch["labels"]
@@ -44,11 +45,6 @@ def own_loss(model: nn.Module) -> Task:
         return int((labels[:, ahead:] != IGNORED).sum()) if _per_token(labels) else len(labels)
 
     return Task(lambda net, batch: net(**batch).loss, predict, size=size)
-
-
-def _looks_ahead(model: nn.Module) -> bool:
-    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return not encodes and getattr(model, "loss_type", None) in AHEAD
 
 
 def _per_token(labels: Tensor) -> bool:

@@ -5,10 +5,11 @@ from math import sqrt
 from torch import nn
 
 
-def he_by_outputs(module: nn.Module) -> None:
-    """Convolutions as N(0, 2 / (k k out)), their biases 0; batch norm as 1 and 0."""
-    for part in module.modules():
+def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
+    """The same network with its convolutions as N(0, 2 / (k k out)), their biases 0; batch norm as 1 and 0."""
+    for part in network.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.normal_(part.weight, 0.0, sqrt(2 / (part.kernel_size[0] * part.kernel_size[1] * part.out_channels)))
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+    return network

@@ -30,12 +30,8 @@ def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
     units = round(1000 * width)
     if units < 1:
         raise ValueError(f"the width must leave at least one of 1000 hidden units; got {width}: give 0.001 or more")
-    convolutions = [part for before, after in ((3, 32), (32, 64), (64, 128)) for part in _convolution(before, after)]
+    convolutions: list[nn.Module] = []
+    for before, after in ((3, 32), (32, 64), (64, 128)):
+        convolutions += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)]
     hidden = [nn.Linear(1152, units), nn.ReLU(inplace=True), nn.Linear(units, units), nn.ReLU(inplace=True)]
-    network = nn.Sequential(*convolutions, nn.Flatten(), *hidden, nn.Linear(units, classes))
-    he_by_outputs(network)
-    return network
-
-
-def _convolution(before: int, after: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)
+    return he_by_outputs(nn.Sequential(*convolutions, nn.Flatten(), *hidden, nn.Linear(units, classes)))

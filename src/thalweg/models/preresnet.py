@@ -43,9 +43,7 @@ def preresnet(depth: int = 164, classes: int = 10) -> nn.Sequential:
             layers.append(Bottleneck(before, width, stride if block == 0 else 1))
             before = EXPANSION * width
     tail = [nn.BatchNorm2d(before), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)]
-    network = nn.Sequential(*layers, *tail)
-    he_by_outputs(network)
-    return network
+    return he_by_outputs(nn.Sequential(*layers, *tail))
 
 
 def preresnet164(classes: int = 10) -> nn.Sequential:

@@ -50,9 +50,7 @@ def _resnet(blocks: int, body: Callable[[int, int, int], list[nn.Module]], expan
         for stride in (first, *[1] * (blocks - 1)):
             layers.append(Block(body(before, width, stride), before, after, stride))
             before = after
-    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
-    he_by_outputs(network)
-    return network
+    return he_by_outputs(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)))
 
 
 def _basic(before: int, width: int, stride: int) -> list[nn.Module]:

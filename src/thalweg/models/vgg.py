@@ -36,6 +36,4 @@ def _vgg16(classes: int, normalised: bool) -> nn.Sequential:
         layers.append(nn.MaxPool2d(2))
     head = [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
     again = [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
-    network = nn.Sequential(*layers, nn.Flatten(), *head, *again, nn.Linear(512, classes))
-    he_by_outputs(network)
-    return network
+    return he_by_outputs(nn.Sequential(*layers, nn.Flatten(), *head, *again, nn.Linear(512, classes)))

@@ -7,12 +7,7 @@ from ..evaluation.results import PERCENT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
-
-
-def styles(count: int) -> list[tuple[str, Any]]:
-    """A colour and a dash for each of so many lines."""
-    return [STYLES[i % len(STYLES)] for i in range(count)]
+STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))  # colour, dash
 
 
 def one(ax: "Axes | None") -> "Axes":
@@ -29,12 +24,15 @@ def several(axes: Any, rows: int, columns: int, **settings: Any) -> Any:
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)[1].ravel()
 
 
-def titled(name: str) -> str:
-    """
-    >>> titled("error"), titled("data_loss")
-    ('error (%)', 'data loss')
-    """
-    return name.replace("_", " ") + (" (%)" if name in PERCENT else "")
+def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True) -> "Axes":
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if limits is not None:
+        ax.set_xlim(*limits)
+    ax.grid(alpha=0.3)
+    if legend:
+        ax.legend()
+    return ax
 
 
 def factor(name: str) -> int:

@@ -1,12 +1,12 @@
 """What a page shows, gathered from result files as plain data."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..evaluation.results import PERCENT, Comparison, Scan, Trace, plain
+from ..evaluation.results import PERCENT, Comparison, Scan, Trace
 from .folders import Found
 
 MISSING = {
@@ -46,7 +46,7 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
 
 def _scan(item: Found) -> dict[str, Any]:
     scan = Scan.from_dict(item.content)
-    own = {key: plain(value) for key, value in vars(scan).items() if value is not None}
+    own = scan.to_dict()
     own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
         summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
@@ -127,10 +127,9 @@ def _time(stamp: str) -> str:
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> dict[str, str]:
     """Settings inside settings in one line each."""
-    facts = {}
+    facts: dict[str, str] = {}
     for key, value in entry.items():
-        inner = _flat(value, f"{before}{key} ") if isinstance(value, dict) else {f"{before}{key}": _brief(value)}
-        facts.update(inner)
+        facts |= _flat(value, f"{before}{key} ") if isinstance(value, dict) else {f"{before}{key}": _brief(value)}
     return facts
 
 
@@ -159,10 +158,4 @@ def _unfinished(item: Found) -> str:
     return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."
 
 
-READERS: dict[str, Callable[[Found], dict[str, Any]]] = {
-    "scan": _scan,
-    "report": _report,
-    "comparison": _comparison,
-    "trace": _trace,
-    "run": _run,
-}
+READERS = {"scan": _scan, "report": _report, "comparison": _comparison, "trace": _trace, "run": _run}

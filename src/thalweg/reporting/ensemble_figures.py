@@ -9,8 +9,8 @@ import numpy as np
 from ..errors import ThalwegError
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
-from ..evaluation.results import Comparison, Trace
-from .axes import STYLES, factor, one, several, styles, titled
+from ..evaluation.results import Comparison, Trace, titled
+from .axes import STYLES, factor, finish, one, several
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,11 +25,11 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     found: of one curve, or of several by name.
     """
     ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
-    for (name, each), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
+    for (name, each), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     last = next(reversed(named.values()))
     ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
-    return _finish(ax, "t", "test error of two networks (%)", limits=(0, 1))
+    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1))
 
 
 def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
@@ -37,11 +37,11 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     and after temperature scaling."""
     left, right = several(axes, 1, 2)
     left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
-    for (scaling, name), (colour, style) in zip(SCALED.items(), styles(len(SCALED) + 1)[1:], strict=True):
+    for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
         left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
         right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
-    _finish(left, "t", "test error (%)", limits=(0, 1))
-    _finish(right, "t", "test cross-entropy", limits=(0, 1))
+    finish(left, "t", "test error (%)", limits=(0, 1))
+    finish(right, "t", "test cross-entropy", limits=(0, 1))
     return left, right
 
 
@@ -54,12 +54,12 @@ def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], 
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     ax = one(ax)
     ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="as sure as right")
-    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), styles(len(found)), strict=False):
+    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
         share, accuracy, confidence = 100 * np.array(bins).T
         ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, label=name)
         ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker)
     ax.set_aspect("equal")
-    return _finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
+    return finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
 
 
 def growth(reports: Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None) -> "Axes":
@@ -70,19 +70,19 @@ def growth(reports: Mapping[str, Report], score: str = "error", budget: float | 
     """
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
     for (name, report), (cross, diamond, fill), (colour, style) in zip(
-        reports.items(), cycle(MARKS), styles(len(reports)), strict=False
+        reports.items(), cycle(MARKS), cycle(STYLES), strict=False
     ):
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
         alone, pooled = ([factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth))
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
-        drawn = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
+        drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
         ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
     if timed and budget:
         spent = max(max(report.epochs or [0]) for report in reports.values())
         for k in range(1, round(spent / budget) + 1):
             ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
             ax.annotate(f"{k}B ", (k * budget, 0.01), xycoords=("data", "axes fraction"), ha="right", va="bottom")
-    return _finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
+    return finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
 
 
 def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
@@ -118,19 +118,9 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
     """A score of each method against the budget; bars show the standard deviation over runs."""
     ax, entries = one(ax), comparison.entries
     shifts = np.linspace(-0.06, 0.06, len(entries))
-    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styles(len(entries)), strict=False):
+    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), cycle(STYLES), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
         ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)
     ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
-    return _finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
-
-
-def _finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None) -> "Axes":
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if limits is not None:
-        ax.set_xlim(*limits)
-    ax.grid(alpha=0.3)
-    ax.legend()
-    return ax
+    return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))

@@ -1,6 +1,7 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..evaluation.results import Scan
-from .axes import factor, one, several, styles, titled
+from ..evaluation.results import Scan, titled
+from .axes import STYLES, factor, finish, one, several
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
 if TYPE_CHECKING:
@@ -35,16 +36,10 @@ def profile(
     """
     named = _named(scans)
     ax = one(ax)
-    for (name, scan), (colour, style) in zip(named.items(), styles(len(named)), strict=True):
+    for (name, scan), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
         ax.plot(t, values, color=colour, linestyle=style, label=name)
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("t")
-    ax.set_ylabel(_label(next(iter(named.values())), data, quantity))
-    ax.grid(alpha=0.3)
-    if len(named) > 1:
-        ax.legend()
-    return ax
+    return finish(ax, "t", _label(next(iter(named.values())), data, quantity), limits=(0, 1), legend=len(named) > 1)
 
 
 def chain(
@@ -82,7 +77,8 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     [scan] = _named(scan).values()
     ax = one(ax)
     filled = _contours(scan, data, quantity, ax, _levels(_pick(scan, data, quantity)))
-    _bar(filled, ax, _label(scan, data, quantity))
+    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
+    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(_label(scan, data, quantity))
     return ax
 
 
@@ -99,10 +95,13 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
 
 
 def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: np.ndarray) -> Any:
+    from matplotlib.colors import BoundaryNorm
+
+    norm = BoundaryNorm(levels, ncolors=256, extend="both")
     x, y, values = _need(scan.x, "a surface"), _need(scan.y, "a surface"), _pick(scan, data, quantity)
-    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=_norm(levels), extend="both")
+    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=norm, extend="both")
     ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
-    for (name, path), (_, style) in zip(scan.paths.items(), styles(len(scan.paths)), strict=True):
+    for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
         ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
     for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         ax.plot(*zip(*places, strict=True), marker, color="black", markeredgecolor="white", markersize=6, label=name)
@@ -112,12 +111,6 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: n
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
-
-
-def _bar(filled: Any, ax: "Axes", label: str) -> None:
-    """A scale as high as the map, however flat that is."""
-    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))
-    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(label)
 
 
 def _levels(*values: np.ndarray) -> np.ndarray:
@@ -142,9 +135,9 @@ def lines(
     series: name -> places and values. x, y: what the axes are called, with units. levels: name -> value of a dashed line.
     """
     ax = one(ax)
-    for (name, (places, values)), (colour, style) in zip(series.items(), styles(len(series)), strict=True):
+    for (name, (places, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
         ax.plot(places, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
-    for (name, value), (colour, _) in zip((levels or {}).items(), styles(len(levels or {})), strict=True):
+    for (name, value), (colour, _) in zip((levels or {}).items(), cycle(STYLES), strict=False):
         ax.axhline(value, color=colour, linestyle="--", linewidth=1, label=name)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
@@ -157,11 +150,10 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF."""
     from ..store.files import write
 
-    def draw(path: Path, kind: str) -> Path:
-        write(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))
-        return path
-
-    return [draw(Path(f"{stem}.{kind}"), kind) for kind in ("png", "pdf")]
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
+    for path in paths:
+        write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))
+    return paths
 
 
 def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
@@ -170,12 +162,6 @@ def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
     if not isinstance(scans, Mapping) or not all(isinstance(scan, Scan) for scan in scans.values()):
         raise ThalwegError(f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load")
     return dict(scans)
-
-
-def _norm(levels: np.ndarray) -> Any:
-    from matplotlib.colors import BoundaryNorm
-
-    return BoundaryNorm(levels, ncolors=256, extend="both")
 
 
 def _need(values: np.ndarray | None, what: str) -> np.ndarray:

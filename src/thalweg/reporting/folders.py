@@ -33,7 +33,10 @@ class Found:
 
 def find(folders: Sequence[str | Path]) -> list[Found]:
     """Every JSON file of ours in the folders and in those inside them; a damaged one is an error that names it."""
-    roots = [_existing(Path(folder)).resolve() for folder in folders]
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ThalwegError(f"a page is made from folders that thalweg commands have written; {folder} is not a folder")
+    roots = [Path(folder).resolve() for folder in folders]
     bases = roots if len(roots) == 1 else [root.parent for root in roots]
     common = Path(os.path.commonpath(bases))
     found: dict[Path, Found] = {}
@@ -42,12 +45,6 @@ def find(folders: Sequence[str | Path]) -> list[Found]:
             if path not in found and (kind := files.json_kind(path)) is not None:
                 found[path] = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
     return list(found.values())
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ThalwegError(f"a page is made from folders that thalweg commands have written; {folder} is not a folder")
-    return folder
 
 
 def _json_files(root: Path) -> Iterator[Path]:

@@ -132,7 +132,6 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    existing(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
@@ -148,11 +147,9 @@ def _read_pickle(path: Path) -> Any:
 
 def _unwrapped(state: Any) -> Any:
     """The state dict inside the records that training scripts save."""
-    while isinstance(state, Mapping):
-        inner = next((state[key] for key in WRAPPERS if isinstance(state.get(key), Mapping)), None)
-        if inner is None:
-            break
-        state = inner
+    for key in WRAPPERS:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            return _unwrapped(state[key])
     return state
 
 

@@ -64,10 +64,8 @@ class Run:
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
-        text = json.dumps(entry)
-        line = json.dumps({"format": files.FORMAT, "entry": entry, "sha256": files.text_digest("line", text)})
         with open(self.folder / name, "a") as file:
-            file.write(line + "\n")
+            file.write(_hashed(entry))
             file.flush()
             os.fsync(file.fileno())
 
@@ -87,12 +85,8 @@ class Run:
         return entries
 
     def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
-        if not changed:
-            return
-        digests = [files.text_digest("line", json.dumps(entry)) for entry in entries]
-        lines = [{"format": files.FORMAT, "entry": e, "sha256": d} for e, d in zip(entries, digests, strict=True)]
-        content = "".join(json.dumps(line) + "\n" for line in lines)
-        files.write(self.folder / name, lambda temporary: temporary.write_text(content))
+        if changed:
+            files.write(self.folder / name, lambda temporary: temporary.write_text("".join(map(_hashed, entries))))
 
     def finish(self, write: Callable[[Path], object]) -> None:
         """Write the result; what was kept for going on is no longer needed."""
@@ -107,15 +101,16 @@ class Run:
 
         result: the file that a finished run holds, which may then be read by many at once.
         """
+        known = json.loads(json.dumps({**self.note, **settings}))
         if result and (self.folder / result).is_file():
-            self._check(command, json.loads(json.dumps({**self.note, **settings})))
+            self._check(command, known)
             yield self
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
             for litter in self.folder.glob(".*.part"):  # of a process that was killed while it wrote
                 litter.unlink()
-            self._check(command, json.loads(json.dumps({**self.note, **settings})))
+            self._check(command, known)
             yield self
 
     def _check(self, command: str, settings: dict[str, Any]) -> None:
@@ -127,8 +122,7 @@ class Run:
         if others:
             self._compare(files.load_json(record, "run"), command, settings)
         else:
-            about = {"command": command, "settings": settings, "versions": versions(), "code": _code(), "started": _now()}
-            files.save_json(record, "run", {**about, "argv": sys.argv[1:]})
+            _record(self.folder, command, settings)
 
     def _compare(self, before: Mapping[str, Any], command: str, settings: Mapping[str, Any]) -> None:
         if before["command"] != command:
@@ -190,16 +184,20 @@ class Interrupts:
         raise Stopped(f"stopped by {name} after {what}; {kept}go on with --resume", number)
 
 
-def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> Path:
+def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
     """Make a folder for one run that is not resumed; a folder that holds anything else than a note is refused.
 
     again: take a folder that an earlier run of the same command made.
     """
-    if _occupied(folder) and not (again and _made_by(folder, command)):
+    record = folder / RECORD
+    if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
         raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
+    _record(folder, command, settings)
+
+
+def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
     about = {"command": command, "settings": settings, "versions": versions(), "code": _code(), "started": _now()}
     files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
-    return folder
 
 
 def versions() -> dict[str, str]:
@@ -213,11 +211,6 @@ def versions() -> dict[str, str]:
 def _occupied(folder: Path) -> bool:
     """A run that failed before it had anything to show leaves only its note, which does not count."""
     return folder.exists() and (not folder.is_dir() or any(path.name not in (RECORD, LOCK) for path in folder.iterdir()))
-
-
-def _made_by(folder: Path, command: str) -> bool:
-    record = folder / RECORD
-    return record.is_file() and files.load_json(record, "run")["command"] == command
 
 
 @contextmanager
@@ -235,6 +228,11 @@ def _locked(path: Path, command: str) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
         yield
+
+
+def _hashed(entry: Mapping[str, Any]) -> str:
+    digest = files.text_digest("line", json.dumps(entry))
+    return json.dumps({"format": files.FORMAT, "entry": entry, "sha256": digest}) + "\n"
 
 
 def _line(path: Path, text: str) -> dict[str, Any] | None:

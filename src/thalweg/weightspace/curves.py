@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, comb, isfinite
+from math import ceil, comb
 from numbers import Integral
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import ThalwegError
 from ..store import files
 from .layout import Layout
-from .weights import Weights, check_agreement, combine, gram
+from .weights import Weights, check_agreement, combine, inner_products
 
 NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
 CONTROL = re.compile(r"net\.(?P<name>.+)_(?P<index>\d+)")  # a tensor of a control point in the paper's public code
@@ -129,7 +129,7 @@ class Curve(ABC):
     @cached_property
     def gram(self) -> Tensor:
         """Inner products of the differences of the control points to the first."""
-        return gram([point.vector for point in self.points])
+        return inner_products([point.vector for point in self.points]).cpu()
 
     def to(self, device: torch.device | str) -> "Curve":
         other = copy(self)
@@ -246,8 +246,6 @@ class Curve(ABC):
 
 
 class _Straight(Curve):
-    """Straight pieces from point to point, each taking the same share of t."""
-
     @property
     def knots(self) -> tuple[float, ...]:  # type: ignore[override]
         pieces = len(self.points) - 1
@@ -317,7 +315,7 @@ class Bezier(Curve):
 
 
 def check_t(t: float) -> None:
-    if not (isfinite(t) and 0 <= t <= 1):
+    if not 0 <= t <= 1:
         raise ThalwegError(f"t must lie between 0 (the start) and 1 (the end); got {float(t)}")
 
 

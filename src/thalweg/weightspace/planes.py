@@ -3,12 +3,11 @@
 from math import hypot
 
 import torch
-from torch import Tensor
 
 from ..errors import ThalwegError
 from .curves import Curve
 from .layout import Layout
-from .weights import BLOCK, Weights, check_agreement, check_weights, combine, gram
+from .weights import Weights, check_agreement, check_weights, combine, inner_products
 
 FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
 
@@ -30,7 +29,7 @@ class Plane:
         check_agreement(a, b, "the first point", "the second")
         check_agreement(a, c, "the first point", "the third")
         self.points = (a, b, c)
-        (uu, uw), (_, ww) = gram([point.vector for point in self.points]).tolist()
+        (uu, uw), (_, ww) = inner_products([point.vector for point in self.points]).tolist()
         if uu == 0:
             raise ThalwegError("a plane needs three different points, but the first and the second are equal")
         self.width = uu**0.5
@@ -64,9 +63,10 @@ class Plane:
         """The coordinates of the nearest point of the plane."""
         check_weights(weights, "what is projected")
         self.layout.check(weights.layout, "the plane", "the weights")
-        along = _inner(self.points[0].vector, weights.vector, self.points[1].vector) / self.width
-        toward = _inner(self.points[0].vector, weights.vector, self.points[2].vector)
-        return along, (toward - along * self.shift) / self.height
+        a, b, c = (point.vector for point in self.points)
+        _, second, third = inner_products([a, weights.vector.to(a.device), b, c])[0].tolist()
+        along = second / self.width
+        return along, (third - along * self.shift) / self.height
 
     def path(self, curve: Curve, points: int = 121) -> list[tuple[float, float]]:
         """Where a curve runs, seen from the plane: a projection is linear, so its control points suffice."""
@@ -79,11 +79,3 @@ class Plane:
         x, y = self.project(weights)
         whole = self.points[0].distance(weights)
         return max(whole**2 - hypot(x, y) ** 2, 0.0) ** 0.5
-
-
-def _inner(origin: Tensor, one: Tensor, two: Tensor) -> float:
-    """(one - origin) . (two - origin) in float64."""
-    total = 0.0
-    for o, a, b in zip(origin.split(BLOCK), one.to(origin.device).split(BLOCK), two.split(BLOCK), strict=True):
-        total += float((a.double() - o.double()) @ (b.double() - o.double()))
-    return total

@@ -114,7 +114,7 @@ class Weights:
         """Euclidean distance between the moving vectors."""
         check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
-        return float(gram([self.vector, other.vector])[0, 0].sqrt())
+        return float(inner_products([self.vector, other.vector])[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
@@ -241,14 +241,18 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
     if start.vector.device != end.vector.device:
         devices = f"{start.vector.device} and {end.vector.device}"
         raise ThalwegError(f"{here} and {there} must be on one device; they are on {devices}: use weights.to(device)")
-    thaw = ", or let it move with requires_grad_()"
-    for kind, ours, theirs, more in (("frozen parameter", start.frozen, end.frozen, thaw), *_plain_buffers(start, end)):
-        for name in ours:
-            if not _equal(ours[name], theirs[name]):
-                raise ThalwegError(
-                    f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
-                    f"start both from the same value{more}"
-                )
+    ours, theirs = ({**point.frozen, **point.bare().buffers} for point in (start, end))
+    odd = sorted(set(ours) ^ set(theirs))
+    if odd:
+        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
+    for name in ours:
+        if not _equal(ours[name], theirs[name]):
+            frozen = name in start.frozen
+            kind, thaw = ("frozen parameter", ", or let it move with requires_grad_()") if frozen else ("buffer", "")
+            raise ThalwegError(
+                f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
+                f"start both from the same value{thaw}"
+            )
 
 
 def check_weights(weights: object, name: str) -> None:
@@ -256,13 +260,8 @@ def check_weights(weights: object, name: str) -> None:
         raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use Weights.of(module)")
 
 
-def gram(vectors: Sequence[Tensor]) -> Tensor:
-    """Inner products of the differences to the first vector, in float64 on the CPU; raw weights would cancel."""
-    return inner_products(vectors).cpu()
-
-
 def inner_products(vectors: Sequence[Tensor]) -> Tensor:
-    """`gram`, left on the device."""
+    """Of the differences to the first vector, in float64, on the device of the vectors; raw weights would cancel."""
     total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
     for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
         origin = block[0].double()
@@ -281,14 +280,6 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
     odd = sorted(set(state) - set(expected))
     if odd:
         raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
-
-
-def _plain_buffers(start: Weights, end: Weights) -> list[tuple[str, dict[str, Tensor], dict[str, Tensor], str]]:
-    ours, theirs = start.bare().buffers, end.bare().buffers
-    odd = sorted(set(ours) ^ set(theirs))
-    if odd:
-        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
-    return [("buffer", ours, theirs, "")]
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
