@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
+from thalweg.commands import options
 
 TASK = """
 import torch
@@ -52,6 +53,9 @@ def no_model(seed):
 
 def extra(seed):
     return {**circle(seed), "surprise": 3}
+
+def seedless():
+    return circle(0)
 
 def raises(seed):
     return {}["missing"]
@@ -213,11 +217,18 @@ BAD = {
         ("connect", "a", "other.pt", *CONNECT[3:]),
         "in the network but not in",
     ),
+    "the same network twice": (("connect", "a", "a", *CONNECT[3:]), "and a and a are the same: give another end"),
+    "a scan of one network": (
+        ("scan", "one.pt", *CONNECT[3:]),
+        "one.pt is not a curve: give a folder of `thalweg connect`, or two",
+    ),
+    "a curve that is not finished": (("scan", "begun", *CONNECT[3:]), "it was not finished; go on with --resume"),
+    "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
     "a task without a colon": ((*FIT, "mine"), "without .py or slashes; got 'mine'"),
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),
-        "ModuleNotFoundError: No module named 'nowhere'",
+        "ModuleNotFoundError: No module named 'nowhere' (looked in ",
     ),
     "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
     "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
@@ -252,6 +263,9 @@ def bad_files(place):
     (place / "short.safetensors").write_bytes(content[: len(content) // 2])
     torch.save({"weight": Evil()}, place / "evil.pt")
     torch.save(nn.Linear(2, 2).state_dict(), place / "other.pt")
+    torch.save(tw.Weights.load(place / "a" / "weights.safetensors").state_dict(), place / "one.pt")
+    (place / "begun").mkdir()
+    (place / "begun" / "state.safetensors").write_bytes(content)
     (place / "broken.py").write_text("def task(:\n")
     ends = [tw.Weights.load(place / name / "weights.safetensors") for name in ("a", "b")]
     tw.average(ends).save(place / "middle.safetensors")
@@ -284,6 +298,8 @@ def test_divergence_keeps_the_last_good_weights(here):
     result = invoke("fit", "--task", "mine:explodes", "--out", "exploded")
     assert result.exit_code == 1
     assert "the loss became nan in step 1" in result.output
+    assert "look for bad values in the data, or try a smaller learning rate or clipping" in result.output
+    assert result.output.rstrip().endswith("before that epoch are in exploded/last-good.safetensors")
     assert tw.Weights.load("exploded/last-good.safetensors").layout.size == 16 * 2 + 16 * 3 + 34
 
 
@@ -454,3 +470,12 @@ def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, fact
     assert result.exit_code == 2
     assert re.search(said, result.output), result.output
     assert "Traceback" not in result.output
+
+
+def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
+    for number in range(40):
+        (tmp_path / f"member-{number}").mkdir()
+        (tmp_path / f"member-{number}" / "weights").touch()
+    (tmp_path / "report.json").touch()
+    options.done(tmp_path, "thalweg page")
+    assert capsys.readouterr().out == f"wrote {tmp_path}/report.json\n      and 40 files in folders below\nnext: thalweg page\n"

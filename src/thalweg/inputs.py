@@ -15,7 +15,7 @@ from .errors import ThalwegError
 from .evaluation.ensemble import MANIFEST, Ensemble
 from .randomness import seeded
 from .store import files
-from .store.runs import CURVE, WEIGHTS
+from .store.runs import CURVE, STATE, WEIGHTS
 from .tasks import Task
 from .weightspace.curves import Curve
 from .weightspace.layout import Layout
@@ -83,11 +83,12 @@ def load_members(path: Path, model: nn.Module) -> list[Weights]:
 
 def load_curve(path: Path, model: nn.Module) -> Curve:
     path = _inside(path, CURVE)
-    if not files.is_safetensors(path):
-        return Curve.from_state(files.read_state(path), model).to(_device(model))
-    if not is_curve(path):
-        raise ThalwegError(f"{path} is not a curve of thalweg: give a folder of `thalweg connect`, or two networks")
-    return Curve.load(path).to(_device(model))
+    if not is_curve(files.existing(path)):
+        raise ThalwegError(
+            f"{path} is not a curve: give a folder of `thalweg connect`, or two networks for the line between them"
+        )
+    made = Curve.load(path) if files.is_safetensors(path) else Curve.from_state(files.read_state(path), model)
+    return made.to(_device(model))
 
 
 def is_curve(path: Path) -> bool:
@@ -101,9 +102,10 @@ def is_curve(path: Path) -> bool:
 
 def _inside(path: Path, name: str) -> Path:
     if path.is_dir() and not (path / name).is_file():
-        raise ThalwegError(
-            f"{path} holds no {name}: give a folder of `thalweg {'fit' if name == WEIGHTS else 'connect'}`, or a file"
-        )
+        command = "fit" if name == WEIGHTS else "connect"
+        begun = (path / STATE).is_file()
+        advice = "it was not finished; go on with --resume" if begun else f"give a folder of `thalweg {command}`, or a file"
+        raise ThalwegError(f"{path} holds no {name}: {advice}")
     return path / name if path.is_dir() else path
 
 
@@ -123,7 +125,8 @@ def _find(spec: str) -> Any:
     try:
         found = importlib.import_module(module)
     except Exception as error:
-        raise ThalwegError(f"the task {spec} cannot be imported: {type(error).__name__}: {error}") from error
+        where = f" (looked in {Path.cwd()}, and among what is installed)" if isinstance(error, ModuleNotFoundError) else ""
+        raise ThalwegError(f"the task {spec} cannot be imported: {type(error).__name__}: {error}{where}") from error
     if not hasattr(found, name):
         raise ThalwegError(f"the task {spec} cannot be found: {module} has no '{name}'")
     return getattr(found, name)
@@ -135,6 +138,8 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
     except ThalwegError:
         raise
     except Exception as error:
+        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            raise ThalwegError(f"a task factory takes one argument, the seed; {spec} does not ({error})") from error
         where = traceback.extract_tb(error.__traceback__)[-1]
         line = f"{where.filename}, line {where.lineno}"
         raise ThalwegError(f"the task factory {spec} failed with {type(error).__name__}: {error} ({line})") from error

@@ -131,7 +131,8 @@ def test_absent_files(tmp_path, published, written):
         cifar10(tmp_path)
     assert str(error.value) == (
         f"CIFAR-10 must lie in {tmp_path} as its makers publish it, and {tmp_path}/cifar-10-batches-bin/data_batch_1.bin is not "
-        f"there: unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, or pass download=True"
+        f"there: unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, "
+        "or let it be fetched: --download, in Python download=True"
     )
     files = pickled("cifar10", by_python_3)
     published("cifar10", files, form=1)

@@ -155,7 +155,8 @@ def test_absent_and_not_wanted(tmp_path):
     names = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
     assert str(error.value) == (
         f"MNIST must lie in {tmp_path} as its makers publish it, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is not there: "
-        f"put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, or pass download=True"
+        f"put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, "
+        "or let it be fetched: --download, in Python download=True"
     )
     assert below(tmp_path) == []
 

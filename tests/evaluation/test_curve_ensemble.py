@@ -96,7 +96,9 @@ def test_what_would_be_wrong_without_a_word_is_refused(setting):
             return iter(dice.sample(list(super().__iter__()), len(self)))
 
     settings = {"refresh": animal.batches(), "points": 6}
-    with pytest.raises(tw.ThalwegError, match="another order in each pass"):
+    with pytest.raises(tw.ThalwegError, match="the held-out batches come in another order in each pass"):
+        tw.curve_ensemble(animal.module(1), curve, animal.task, test, held_out=Unruly(test * 4), **settings)
+    with pytest.raises(tw.ThalwegError, match="the test batches come in another order in each pass"):
         tw.curve_ensemble(animal.module(1), curve, animal.task, Unruly(test), **settings)
     own = tw.Task(animal.task.loss, animal.task.predict, activation=torch.sigmoid)
     with pytest.raises(tw.ThalwegError, match="an activation of its own"):

@@ -245,3 +245,14 @@ class TestOneForwardPassForLossAndPredictions:
             return net[2](net[1](net[0](batch[0]))).square().sum(1)
 
         assert self.values(loss, self.predict)["first"] == pytest.approx(self.expected_first())
+
+
+def test_data_with_nan_are_told():
+    animal = ZOO["mlp"]
+    (x, y), *rest = animal.batches()
+    spoiled = x.clone()
+    spoiled[0, 0] = float("nan")
+    data = {"good": [(x, y), *rest], "bad": [(spoiled, y), *rest]}
+    with pytest.warns(UserWarning, match="not a number at 3 of 3 points, measured on 'bad': look for NaN in those data"):
+        found = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, points=3)
+    assert np.isfinite(found.values["good"]["loss"]).all()

@@ -203,3 +203,10 @@ def test_width_shows_the_worst_loss_and_the_length(scans):
     assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, worst["Bezier"]], [1.0, worst["Segment"]]])
     assert np.allclose(left.lines[1].get_ydata(), worst["Segment"])
     assert np.allclose(right.lines[0].get_ydata(), [scans["Bezier"].length_ratio, 1])
+
+
+def test_one_report_needs_no_name():
+    animal = ZOO["mlp"]
+    report = tw.Ensemble(animal.module(1), animal.ends()).report(animal.task, animal.batches())
+    assert [line.get_label() for line in tw.figures.growth(report, ax=Figure().subplots()).lines][1] == "networks, ensemble"
+    assert tw.figures.reliability(report, Figure().subplots()).lines[1].get_label() == "the ensemble"

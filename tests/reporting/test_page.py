@@ -68,6 +68,19 @@ def test_what_lies_in_one_folder_is_shown_together(tmp_path):
     ]
 
 
+def test_the_same_scan_in_two_folders_of_a_run_is_shown_once(tmp_path):
+    for name in ("curves", "profile"):
+        curve().save(tmp_path / name / "bezier.json")
+    assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier"]
+
+
+def test_a_folder_with_nothing_to_show_is_named(tmp_path):
+    whole(tmp_path / "one")
+    (tmp_path / "ensemble").mkdir()
+    with pytest.raises(tw.ThalwegError, match=r"^\S*ensemble holds no results that a page could show"):
+        made(tmp_path, tmp_path / "one", tmp_path / "ensemble")
+
+
 def test_without_weight_decay_there_is_one_loss(tmp_path):
     scan = curve()
     tw.Scan(**{**vars(scan), "weight_decay": 0.0}).save(tmp_path / "scan.json")

@@ -1,5 +1,7 @@
 """The path through the origin: logits times t^n, in float64, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,12 @@ def test_logits_are_multiplied_and_predictions_kept(make):
         path.point(s).load_into(module)
         wanted = abs(1 - 2 * s) ** depth * networks[int(s > 0.5)](x)
         assert torch.allclose(module(x), wanted, rtol=1e-9, atol=0)
+
+
+def test_points_do_not_carry_the_story_of_an_end():
+    a = tw.Weights.of(tw.models.fc())
+    told = replace(a, made={"seed": 1})
+    assert OriginPath(tw.models.fc(), told, a).point(0.2).made == {}
 
 
 def test_the_origin_itself_is_left_out():

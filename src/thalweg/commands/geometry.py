@@ -132,6 +132,8 @@ def connect(
     kind = tw.Bezier if curve == "bezier" else tw.PolyChain
     a, b = (load_weights(path, inputs.model) for path in (start, end))
     fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
+    if a.distance(b) == 0:
+        raise ThalwegError(f"a curve joins two networks, and {start} and {end} are the same: give another end")
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     how = tw.Mode(precision, compile, graph, stream)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+MANY = 30  # files from which on only those on top are listed
 Task = Annotated[
     str,
     typer.Option(
@@ -65,6 +66,9 @@ def decayed(weight_decay: float) -> str:
 
 def done(out: Path, following: str | None) -> None:
     """Say what was written, and what one would type next."""
-    typer.echo("wrote " + "\n      ".join(str(path) for path in sorted(out.rglob("*")) if path.is_file() and path.name[0] != "."))
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name[0] != "."]
+    top = [path for path in files if len(path.relative_to(out).parts) == 1] if len(files) > MANY else files
+    below = f"\n      and {len(files) - len(top)} files in folders below" if len(files) > len(top) else ""
+    typer.echo("wrote " + "\n      ".join(map(str, top)) + below)
     if following:
         typer.echo(f"next: {following}")

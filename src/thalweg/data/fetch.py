@@ -45,7 +45,7 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     best = min([Copy(form, folder / form.home), *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
     raise ThalwegError(
         f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not there: "
-        f"{_by_hand(best.form, folder)}, or pass download=True"
+        f"{_by_hand(best.form, folder)}, or let it be fetched: --download, in Python download=True"
     )
 
 

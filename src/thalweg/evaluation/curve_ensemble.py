@@ -78,6 +78,7 @@ def curve_ensemble(
     count(refresh, "the refresh batches")
     mode = mode or Mode()
     probe, ts = Probe(module, None, mode), curve.spaced(points)
+    mode.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
     tested: list[tuple[Tensor, Tensor]] = []
@@ -91,11 +92,9 @@ def curve_ensemble(
             with seeded(0, refresh, test, held_out):
                 statistics()
                 losses.append(measure()["data_loss"])
-                tested.append(_logits(probe, task, test))
-                if not torch.equal(tested[0][1], tested[-1][1]):
-                    raise ThalwegError("the test batches come in another order in each pass: use a loader without shuffling")
+                _keep(tested, _logits(probe, task, test), "test")
                 if held_out is not None:
-                    held.append(_logits(probe, task, held_out))
+                    _keep(held, _logits(probe, task, held_out), "held-out")
             bar.advance()
     logits, labels = [x for x, _ in tested], tested[0][1]
     everything = torch.arange(len(labels))
@@ -104,6 +103,12 @@ def curve_ensemble(
     halves = everything[::2], everything[1::2]
     folds = [([x[a] for x in logits], labels[a], b) for a, b in (halves, halves[::-1])]
     return _assemble(ts, losses, logits, labels, folds, CROSS_FITTED)
+
+
+def _keep(found: list[tuple[Tensor, Tensor]], pair: tuple[Tensor, Tensor], name: str) -> None:
+    found.append(pair)
+    if not torch.equal(found[0][1], pair[1]):
+        raise ThalwegError(f"the {name} batches come in another order in each pass: use a loader without shuffling")
 
 
 def _assemble(

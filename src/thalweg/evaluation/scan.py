@@ -1,9 +1,11 @@
 """Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +99,18 @@ def scan(
                 interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
         whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
         stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
+    _look_for_nan(measured)
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
+
+
+def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]]) -> None:
+    for name in measured[0]:
+        bad = sum(isnan(point[name]["data_loss"]) for point in measured)
+        if bad:
+            text = f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}'"
+            warnings.warn(f"{text}: look for NaN in those data, in refresh, and in the weights", stacklevel=3)
 
 
 def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew) -> Iterator[list[Any]]:

@@ -45,11 +45,14 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     return left, right
 
 
-def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None) -> "Axes":
+def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None) -> "Axes":
     """How often a prediction is right against how sure it is; on the diagonal it is as sure as it is right.
 
-    found: a curve ensemble, drawn before and after temperature scaling, or name -> bins as `Report.reliability` holds them.
+    found: a curve ensemble, drawn before and after temperature scaling, the report of an ensemble, or name -> bins as
+        `Report.reliability` holds them.
     """
+    if isinstance(found, Report):
+        found = {"the ensemble": found.reliability}
     if isinstance(found, CurveEnsemble):
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     ax = one(ax)
@@ -62,12 +65,15 @@ def reliability(found: CurveEnsemble | Mapping[str, Sequence[Sequence[float]]], 
     return finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
 
 
-def growth(reports: Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None) -> "Axes":
+def growth(
+    reports: Report | Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None
+) -> "Axes":
     """A score of ensembles against the epochs spent on them: crosses for single networks, diamonds for all up to then.
 
-    reports: by the name of the method; those without `epochs` are drawn against the number of networks.
+    reports: one, or several by the name of the method; those without `epochs` are drawn against the number of networks.
     budget: epochs of one budget, of which every multiple is marked.
     """
+    reports = {"networks": reports} if isinstance(reports, Report) else reports
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
     for (name, report), (cross, diamond, fill), (colour, style) in zip(
         reports.items(), cycle(MARKS), cycle(STYLES), strict=False
@@ -88,6 +94,7 @@ def growth(reports: Mapping[str, Report], score: str = "error", budget: float | 
 def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
     """Learning rate, a watched quantity and the distance from the start along a walk, collected networks marked.
 
+    trace: one of `traces` of what `walk` gives. Returns three axes.
     data, quantity: what of the watched data to show; the error, or else the loss, of the last set if not given.
     """
     axes = several(axes, 3, 1, sharex=True)

@@ -117,7 +117,7 @@ def _levels(*values: np.ndarray) -> np.ndarray:
     """Levels that crowd near the lowest value, so that the valley and the barrier both show."""
     finite = np.concatenate([v[np.isfinite(v)].ravel() for v in values])
     if finite.size == 0:
-        raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged")
+        raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
     low, high = finite.min(), finite.max()
     high = max(high, low + max(1e-6, 1e-6 * abs(low)))
     return low + (high - low) * np.geomspace(np.exp(-DEPTH), 1.0, LEVELS)

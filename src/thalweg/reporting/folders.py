@@ -26,6 +26,9 @@ class Found:
     kind: str
     content: dict[str, Any]
 
+    def copies(self, other: "Found") -> bool:
+        return (self.group, self.kind, self.content) == (other.group, other.kind, other.content)
+
     @property
     def full_label(self) -> str:
         return f"{self.group}/{self.label}" if self.group else self.label
@@ -43,7 +46,10 @@ def find(folders: Sequence[str | Path]) -> list[Found]:
     for root, base in zip(roots, bases, strict=True):
         for path in _json_files(root):
             if path not in found and (kind := files.json_kind(path)) is not None:
-                found[path] = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
+                item = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
+                beside = [other for other in found.values() if other.path.is_relative_to(root)]
+                if kind == "run" or not any(item.copies(other) for other in beside):
+                    found[path] = item
     return list(found.values())
 
 

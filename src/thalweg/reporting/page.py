@@ -36,8 +36,10 @@ def write(path: str | Path, runs: Sequence[str | Path]) -> Path:
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
     found = find(runs)
-    if not any(item.kind in READERS for item in found):
-        told = ", ".join(map(str, runs))
+    shown = [item.path for item in found if item.kind in READERS]
+    empty = [run for run in runs if not any(path.is_relative_to(Path(run).resolve()) for path in shown)]
+    if empty:
+        told = ", ".join(map(str, empty))
         raise ThalwegError(f"{told} holds no results that a page could show: make some with `thalweg scan` or `thalweg demo`")
     title = ", ".join(Path(run).resolve().name for run in runs)
     text = _filled(title, content(found))

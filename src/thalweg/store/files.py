@@ -127,8 +127,11 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
         with safe_open(existing(path), framework="pt") as file:
             return read(file)
     except (SafetensorError, OSError) as error:
-        message = f"{path} is not a whole safetensors file ({error}): it may be truncated; make it again or restore it"
-        raise ThalwegError(message) from None
+        with open(path, "rb") as file:
+            pickled = file.read(2) in (b"PK", b"\x80\x02")  # as torch.save writes now, and as it did
+        advice = "it is one of torch.save; read it with torch.load, and make Weights of it with Weights.from_state"
+        what = advice if pickled else "it may be truncated; make it again or restore it"
+        raise ThalwegError(f"{path} is not a whole safetensors file ({error}): {what}") from None
 
 
 def _read_pickle(path: Path) -> Any:

@@ -60,4 +60,4 @@ class OriginPath:
         vector = end.vector.clone()
         for name, piece in end.layout.split(vector).items():
             piece.mul_(t ** self.powers[name])
-        return replace(end, vector=vector)
+        return replace(end, vector=vector, made={}, kept={})

@@ -63,6 +63,9 @@ class Weights:
     def from_state(cls, state: Mapping[str, Tensor], module: nn.Module) -> "Weights":
         """The weights in a state dict of `module`'s kind; the module itself is only looked at."""
         own = cls.of(module)
+        nested = [key for key, value in state.items() if isinstance(value, Mapping)]
+        if nested:
+            raise ThalwegError(f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}")
         state = {**{alias: state[name] for alias, name in own.layout.aliases if name in state}, **state}
         check_state(state, own.state_dict(), "the state dict", "the network")
         for alias, name in own.layout.aliases:

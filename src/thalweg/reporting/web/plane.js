@@ -103,7 +103,7 @@ function crossings(square, level) {
 /** The map of a plane with what is drawn in it; returns where a place of the plane lies in the drawing. */
 function planeMap(host, plane, grid, label) {
   const scale = scaleOf(grid);
-  if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged."));
+  if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged, or the data hold NaN."));
   const width = Math.max(260, host.clientWidth);
   const [left, top, room] = [46, 8, 92];
   const [spanX, spanY] = [plane.x, plane.y].map((axis) => axis.at(-1) - axis[0]);
