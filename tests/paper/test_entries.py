@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import claims, paths, voting, words
+from thalweg.paper import claims, drawing, paths, voting, words
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform, price
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
@@ -348,3 +348,15 @@ def test_the_time_of_runs_that_took_turns_is_divided(tmp_path):
     for entry in ({"seconds": 6.0, "at_once": 3}, {"seconds": 1.0}):
         run.append(LOG, entry)
     assert shop.seconds(Need("network", 0)) == 3.0
+
+
+def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path):
+    t = np.linspace(0, 1, 3)
+    for name, height in (("segment", 9.0), ("bezier", 0.2), ("polychain", 0.3)):
+        scan_of([0.1, height, 0.1], [0.1, height / 10, 0.1], t).save(tmp_path / f"{name}.json")
+    [canvas] = drawing._profile_and_close(tmp_path, Result("profile", "made", [], [])).values()
+    whole, close, *_ = canvas.axes
+    assert [line.get_label() for line in whole.lines] == ["Segment", "Bezier", "Polychain"]
+    assert [line.get_label() for line in close.lines] == ["Bezier", "Polychain"]
+    assert close.lines[0].get_color() == whole.lines[1].get_color()
+    assert close.get_ylim()[1] < 0.5 < 9 < whole.get_ylim()[1]

@@ -178,6 +178,18 @@ def test_a_line_cut_anywhere_does_not_spoil_the_next(cut, tmp_path):
     assert [entry["epoch"] for entry in run.lines("log.jsonl")] == [*whole, 3]
 
 
+def test_more_than_a_line_cut_short_is_not_thrown_away(tmp_path):
+    run = Run(tmp_path)
+    for epoch in (1, 2, 3):
+        run.append("log.jsonl", {"epoch": epoch})
+    path = tmp_path / "log.jsonl"
+    path.write_text(path.read_text().replace('"epoch": 2', '"epoch": 7').replace('"epoch": 3', '"epoch": 8'))
+    before = path.read_bytes()
+    with pytest.raises(tw.ThalwegError, match=r"log\.jsonl is damaged in line 2"):
+        run.lines("log.jsonl")
+    assert path.read_bytes() == before
+
+
 def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
     (tmp_path / ".state.safetensors.abc.part").write_bytes(b"half")
     with Run(tmp_path).opened("fit", {}):

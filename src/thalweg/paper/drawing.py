@@ -40,6 +40,19 @@ def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
     return {"profile": canvas}
 
 
+def _profile_and_close(folder: Path, result: Result) -> Mapping[str, Figure]:
+    """On the left with the straight line, whose barrier sets the scale, on the right without it."""
+    canvas, scans = _canvas(10, 13), scans_in(folder)
+    for (whole, close), (data, quantity) in zip(canvas.subplots(4, 2), PANELS, strict=True):
+        figures.profile(scans, data, quantity, whole)
+        figures.profile(scans, data, quantity, close)
+        next(line for line in close.lines if line.get_label() == "Segment").remove()
+        close.relim()
+        close.autoscale(axis="y")
+        close.legend()
+    return {"profile": canvas}
+
+
 def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
     names = {"three optima": "plane-three-optima", "Bezier": "plane-bezier", "Polychain": "plane-polychain"}
     scans = {name: Scan.load(folder / f"{file}.json") for name, file in names.items()}
@@ -109,7 +122,7 @@ def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 DRAWERS: dict[str, Callable[[Path, Result], Mapping[str, Any]]] = {
     "curves": _profile,
-    "profile": _profile,
+    "profile": _profile_and_close,
     "planes": _planes,
     "pair-ensemble": _pair_ensemble,
     "curve-ensemble": _curve_ensemble,

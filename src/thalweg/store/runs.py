@@ -70,12 +70,12 @@ class Run:
             os.fsync(file.fileno())
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a file; a damaged one in the middle is an error, at the end it was cut short."""
+        """The whole lines of a file; the last may have been cut short, any other that is damaged is an error."""
         path = self.folder / name
         content = path.read_text(errors="replace") if path.is_file() else ""
         raw = content.splitlines()
         found = [_line(path, text) for text in raw]
-        while found and found[-1] is None:
+        if found and found[-1] is None:
             found.pop()
         if None in found:
             raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
