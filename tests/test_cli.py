@@ -472,6 +472,14 @@ def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, fact
     assert "Traceback" not in result.output
 
 
+def test_what_to_type_next_names_a_folder_that_is_free(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("scan", "scan-2", "scan-3"):
+        options.done(tmp_path, "thalweg scan curve --task mine:task --out scan")
+        assert capsys.readouterr().out.endswith(f"next: thalweg scan curve --task mine:task --out {expected}\n")
+        (tmp_path / expected).mkdir()
+
+
 def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
     for number in range(40):
         (tmp_path / f"member-{number}").mkdir()

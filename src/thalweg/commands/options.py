@@ -1,6 +1,8 @@
 """Options that several commands share, and how a command begins and ends."""
 
 import json
+import re
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,4 +73,10 @@ def done(out: Path, following: str | None) -> None:
     below = f"\n      and {len(files) - len(top)} files in folders below" if len(files) > len(top) else ""
     typer.echo("wrote " + "\n      ".join(map(str, top)) + below)
     if following:
-        typer.echo(f"next: {following}")
+        typer.echo("next: " + re.sub(r"(?<=--out )\S+", lambda match: _free(match[0]), following))
+
+
+def _free(name: str) -> str:
+    """A folder of that name, or with a number where there is one already."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(free for free in chain([name], numbered) if not Path(free).exists())
