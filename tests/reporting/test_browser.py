@@ -314,8 +314,8 @@ def test_folders_are_chosen(browser, tmp_path):
 
 
 def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path):
-    for name in ("one", "two"):
-        curve().save(tmp_path / name / "scan.json")
+    for name, height in (("one", 1.0), ("two", 2.0)):
+        curve(height=height).save(tmp_path / name / "scan.json")
     plane().save(tmp_path / "plane" / "scan.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
