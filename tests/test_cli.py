@@ -487,3 +487,15 @@ def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
     (tmp_path / "report.json").touch()
     options.done(tmp_path, "thalweg page")
     assert capsys.readouterr().out == f"wrote {tmp_path}/report.json\n      and 40 files in folders below\nnext: thalweg page\n"
+
+
+def test_a_reader_who_leaves_is_no_error(here):
+    """As `thalweg ... | head` does."""
+    command = [sys.executable, "-m", "thalweg", "scan", "curve", "--task", "mine:circle", "--out", "piped", "--quiet"]
+    read, write = os.pipe()
+    with subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, text=True) as process:
+        os.close(write)
+        os.close(read)
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+    assert (here / "piped" / "scan.json").is_file()

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find low-loss curves between trained networks, measure and draw what lies along and around them, and ensemble them.",
-    epilog="Start with `thalweg demo`. Every command writes one new folder and says at its end what it wrote.",
+    epilog="Start with `thalweg demo`. Every command writes one new folder and says at its end what it wrote; only `demo` and "
+    "`paper` write into theirs again.",
 )
 
 
@@ -77,6 +79,9 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
             _fail(_kept(error, kwargs.get("out")), 1)
+        except BrokenPipeError:  # who read what we print has gone, such as head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
             _fail(str(error), 2)
         except Exception as error:
