@@ -88,6 +88,7 @@ def growth(
         for k in range(1, round(spent / budget) + 1):
             ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
             ax.annotate(f"{k}B ", (k * budget, 0.01), xycoords=("data", "axes fraction"), ha="right", va="bottom")
+    ax.locator_params(axis="x", integer=True)
     return finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
 
 
@@ -107,7 +108,7 @@ def trace(trace: Trace, data: str | None = None, quantity: str | None = None, ax
         ax.plot(collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected")
         ax.set_ylabel(label)
         ax.grid(alpha=0.3)
-    axes[0].legend()
+    axes[-1].legend()  # distances leave a corner free
     axes[-1].set_xlabel("epoch")
     return axes
 
