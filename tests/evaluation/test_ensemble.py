@@ -10,6 +10,7 @@ from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
 from thalweg.evaluation import metrics
+from thalweg.evaluation.measure import predicted
 
 LABELLED = [name for name in ZOO if name != "two_inputs"]
 
@@ -229,3 +230,28 @@ def test_saving_repairs_a_damaged_member_and_spares_another_networks_ensemble(sa
     with pytest.raises(tw.ThalwegError, match="do not describe the same network"):
         tw.Ensemble.load(folder, nn.Linear(2, 3))
     assert len(tw.Ensemble.load(folder, animal.module(7))) == 4
+
+
+@pytest.mark.parametrize("fits", [4096, 300, 40])
+def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits):
+    torch.manual_seed(0)
+    images, labels = torch.randint(256, (500, 1, 4, 4), dtype=torch.uint8), torch.randint(3, (500,))
+    module, seen = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), []
+
+    def predict(net, batch):
+        seen.append(len(batch[0]))
+        if len(batch[0]) > fits:
+            raise torch.OutOfMemoryError("no more room")
+        return net(batch[0]), batch[1]
+
+    task = tw.Task(tw.classification().loss, predict)
+    batches = tw.data.DeviceBatches(images, labels, 32, mean=(0.5,), std=(0.25,))
+    found, targets = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs, width=4096)
+    plain, _ = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs)
+    assert torch.equal(targets, labels)
+    assert torch.allclose(found, plain, atol=1e-6)
+    tried = seen[: -len(batches)]
+    assert tried[0] == 500
+    assert max(size for size in tried if size <= fits) == {4096: 500, 300: 256, 40: 32}[fits]
+    with pytest.raises(torch.OutOfMemoryError):
+        predicted(module, task, [(torch.zeros(5000, 1, 4, 4), torch.zeros(5000).long())], torch.device("cpu"), lambda x, _: x)

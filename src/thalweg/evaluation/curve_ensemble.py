@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count, moved
+from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..progress import Progress
@@ -17,7 +17,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import Measurement
+from .measure import Measurement, predicted
 from .results import Saved
 
 HELD_OUT = "held-out data"
@@ -153,9 +153,7 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
 
 
 def _logits(probe: Probe, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        parts = [task.predictions(probe.module, batch) for batch in moved(batches, probe.device)]
-    outputs, targets = (torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True))
+    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs)
     if outputs.ndim != 2 or targets.is_floating_point():
         shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
         raise ThalwegError(f"a curve ensemble scales logits (count, classes) for labels (count,); it got {shapes}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import text
-from ..batches import Batches, count, moved
+from ..batches import Batches, count
 from ..crew import Crew
 from ..errors import ThalwegError
 from ..progress import Progress
@@ -23,6 +23,7 @@ from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
+from .measure import predicted
 from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
@@ -164,10 +165,11 @@ class Ensemble:
         check_task(task)
         total, first = torch.zeros(()), None
         crew = Crew.present
-        with Progress("predicting", count(batches) * len(self), progress if crew.first else False) as bar:
+        count(batches)
+        with Progress("predicting", len(self), progress if crew.first else False) as bar:
             rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
             # of the members of a round this process has one, or in the last round perhaps none
-            own = ([_predictions(self._probe, w, task, batches, bar) for w in members[crew.rank :][:1]] for members in rounds)
+            own = ([_predictions(self._probe, w, task, batches) for w in members[crew.rank :][:1]] for members in rounds)
             found = (pair for everybody in map(crew.all, own) for pairs in everybody for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
                 if not bool(values.isfinite().all()):
@@ -175,20 +177,17 @@ class Ensemble:
                 if first is not None and not torch.equal(first, targets):
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
                 first, total = targets, total + values
+                bar.advance()
                 yield values, total / k, targets
 
 
-def _predictions(probe: Probe, member: Weights, task: Task, batches: Batches, bar: Progress) -> tuple[Tensor, Tensor]:
-    values, targets = [], []
+def _predictions(probe: Probe, member: Weights, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
     probe.load(member)
     probe.module.eval()
-    with seeded(0, batches), torch.no_grad():
-        for batch in moved(batches, probe.device):
-            outputs, wanted = task.predictions(probe.module, batch)
-            values.append(task.probabilities(outputs.double(), wanted).cpu())
-            targets.append(wanted.cpu())
-            bar.advance()
-    return torch.cat(values), torch.cat(targets)
+    with seeded(0, batches):
+        return predicted(
+            probe.module, task, batches, probe.device, lambda values, wanted: task.probabilities(values.double(), wanted)
+        )
 
 
 def _scores(values: Tensor, targets: Tensor) -> dict[str, float]:

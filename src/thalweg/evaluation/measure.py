@@ -1,6 +1,6 @@
 """The loss and metrics of a network over a data set."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batches import Batches, source
+from ..batches import Batches, moved, source
 from ..explaining import explained
 from ..modes import Mode
 from ..replay import Replay, form_of
 from ..tasks import Task
 from ..weightspace.modules import batch_norms, buffers_kept
 
-WIDE, SMALL = 8192, 128  # examples at once on a card to begin with, and at the least
+WIDE = 8192  # examples at once on a card to begin with
 _never = count(-1, -1)
 Call = tuple[tuple[Any, ...], Any, list[int]]
 
@@ -37,17 +37,12 @@ class Measurement:
             try:
                 return self._measured()
             except torch.OutOfMemoryError:
-                if self.width <= SMALL or self.used is self.batches:
+                if self.used is self.batches:
                     raise
                 self._batched(self.width // 2)
 
     def _batched(self, width: int) -> None:
-        """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
-        self.width = width
-        alike = self.task.size is None and not any(
-            isinstance(p, _BatchNorm) and p.running_mean is None for p in self.module.modules()
-        )
-        self.used = self.batches.widened(width) if alike and hasattr(self.batches, "widened") else self.batches
+        self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
         self.passes, self.make = source(self.used, self.device)
         self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool)
         self.sizes: dict[str, dict[str, int]] = {}
@@ -83,6 +78,41 @@ class Measurement:
             self.totals[name] = torch.zeros((), dtype=torch.float64, device=values.device)
         self.totals[name] += values.double().sum()
         self.seen[name] = size
+
+
+def predicted(
+    module: nn.Module,
+    task: Task,
+    batches: Batches,
+    device: torch.device,
+    then: Callable[[Tensor, Tensor], Tensor],
+    width: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `then` makes of outputs and targets, and the targets, over a data set, on the CPU.
+
+    width: how many examples at once to begin with.
+    """
+    width = width if width is not None else WIDE if device.type == "cuda" else 0
+    while True:
+        used, values, targets = _widened(batches, width, task, module), [], []
+        try:
+            with torch.no_grad():
+                for batch in moved(used, device):
+                    with explained(module, batch):
+                        outputs, wanted = task.predictions(module, batch)
+                    values.append(then(outputs, wanted).cpu())
+                    targets.append(wanted.cpu())
+            return torch.cat(values), torch.cat(targets)
+        except torch.OutOfMemoryError:
+            if used is batches:
+                raise
+            width //= 2
+
+
+def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Batches:
+    """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
+    alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
+    return batches.widened(width) if alike and hasattr(batches, "widened") else batches
 
 
 @contextmanager
