@@ -17,7 +17,8 @@ import thalweg as tw
 from thalweg.cli import app
 from thalweg.paper import claims, drawing, paths, voting, words
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform, price
+from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform
+from thalweg.paper.pricing import price
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
 from thalweg.paper.result import Claim, Result, published, row_of
 from thalweg.paper.workshop import Need, prepare

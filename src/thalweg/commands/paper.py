@@ -59,7 +59,8 @@ def run(
     import torch
 
     from ..modes import Mode
-    from ..paper.entries import ENTRIES, find_entry, open_shop, price
+    from ..paper.entries import ENTRIES, find_entry, open_shop
+    from ..paper.pricing import price
     from ..paper.workshop import Workshop
 
     entries = [find_entry(name) for name in (ENTRIES if names == ["all"] else names)]

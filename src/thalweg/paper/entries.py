@@ -1,24 +1,20 @@
 """The list of entries: what each shows, what it needs, and how it is run."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..bench import Bench, Timing
 from ..errors import ThalwegError
-from ..inputs import Inputs
-from ..replay import aside
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw
 from .recipes import RECIPES, SCALES, Scale, find_recipe
 from .result import FILE, Claim, Result
-from .workshop import Need, Wanted, Workshop, missing, prepare
+from .workshop import Need, Workshop, prepare
 
 Run = Callable[[Workshop, Path, int], tuple[list[dict[str, Any]], list[Claim]]]
 
@@ -36,7 +32,6 @@ OF_CURVES = (
     ("cifar100", "vgg16"),
     ("cifar100", "resnet_bottleneck164"),
 )
-TOGETHER = 0.7  # of the time of one after another, three networks at once on a card (docs/results.md)
 OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
 
 
@@ -232,54 +227,6 @@ def find_entry(name: str) -> Entry:
     if name not in ENTRIES:
         raise ThalwegError(f"the paper's entries are {', '.join(ENTRIES)}; got '{name}'")
     return ENTRIES[name]
-
-
-def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
-    """What is still to be trained and what will be measured, in a sentence."""
-    wanted = [item for entry, shop in runs for item in entry.wanted(shop, seeds)]
-    left = missing(wanted)
-    epochs, steps = sum(shop.epochs(need) for shop, need in left), sum(shop.epochs(n) * len(shop.train) for shop, n in left)
-    listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
-    before = len({(shop.folder, need) for shop, need in wanted}) - len(left)
-    disk = sum(shop.size_on_disk(need) for shop, need in left) / 1e9
-    parts = [
-        f"to train: {listed}, {epochs} epochs, {steps} steps" if left else "nothing to train",
-        f"{before} trained before" if before else "",
-        f"{disk:.1f} GB on disk" if disk > 0.1 else "",
-        f"to measure: {points} points" if (points := sum(entry.points(shop.scale) for entry, shop in runs)) else "",
-        _duration(left, runs),
-        *(entry.more for entry, _ in runs),
-    ]
-    return "; ".join(part for part in parts if part)
-
-
-def _duration(left: Wanted, runs: Sequence[tuple[Entry, Workshop]]) -> str:
-    """Roughly how long that takes here, from a few steps of each network, of which a forward pass is a third."""
-    shops = {
-        shop.folder: shop for shop in (*(shop for shop, _ in left), *(shop for entry, shop in runs if entry.points(shop.scale)))
-    }
-    if not shops or runs[0][1].scale.name == "smoke":
-        return ""
-    pace = {folder: _seconds_per_step(shop) for folder, shop in shops.items()}
-    training = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
-    if len(left) > 1 and left[0][0].device.type == "cuda":
-        training *= TOGETHER
-    points = [(shop, number) for entry, shop in runs if (number := entry.points(shop.scale))]
-    measuring = sum(number * shop.batches_per_point() * pace[shop.folder] / 3 for shop, number in points)
-    parts = [f"{_rounded(training)} of training" if left else "", f"{_rounded(measuring)} of measuring" if points else ""]
-    return f"about {' and '.join(part for part in parts if part)} here"
-
-
-def _rounded(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
-
-
-def _seconds_per_step(shop: Workshop) -> float:
-    inputs = Inputs(shop.form, shop.task, shop.train, None, {"train": shop.train})
-    timer = Bench(inputs, replace(shop.mode, compile=False), rounds=3)
-    with aside(shop.device):
-        step = timer.plain()
-        return Timing(timer.alternate({"step": lambda: [step() for _ in range(timer.steps)]})["step"]).median / timer.steps
 
 
 def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
