@@ -165,6 +165,19 @@ def _wait_for(path):
     raise AssertionError(f"{path} was never written")
 
 
+def test_what_fails_in_all_processes_is_told_once(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        TASK + '\n\ndef single(seed):\n    return {**task(seed), "model": task(seed)["model"].float()}\n'
+    )
+    line = torchrun(2, "-m", "thalweg", "fit", "--task", "mine:single", "--out", "out", "--quiet")
+    done = subprocess.run(line, env={**ENVIRONMENT, "PYTHONPATH": "."}, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    [said] = re.findall(r"^thalweg: (.*)", done.stderr, re.M)
+    assert re.search(
+        r"RuntimeError: .*mine\.py, line \d+\); .* weights are float32 on cpu, a batch of \(float64 8 x 2, int64 8\)", said
+    )
+
+
 def test_batches_are_divided_along_their_first_dimension():
     batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "name": "a"}
     parts = [Crew(rank, 3).share(batch) for rank in range(3)]

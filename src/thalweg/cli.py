@@ -72,7 +72,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            (_with_others if _several() else _alone)(command, kwargs)
+            (_with_others if _several() else _perform)(command, kwargs)
         except Stopped as error:
             _fail(str(error), 128 + error.signal)
         except KeyboardInterrupt:
@@ -84,18 +84,22 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
             _fail(str(error), 2)
-        except Exception as error:
-            from .explaining import in_a_sentence
-
-            if (sentence := in_a_sentence(error)) is None:
-                raise
-            _fail(sentence, 2)
 
     return wrapped
 
 
-def _alone(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    command(**settings)
+def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
+    """Where code of the user's own failed, with what it was given."""
+    try:
+        command(**settings)
+    except (ThalwegError, OSError):
+        raise
+    except Exception as error:
+        from .explaining import in_a_sentence
+
+        if (sentence := in_a_sentence(error)) is None:
+            raise
+        raise ThalwegError(sentence) from error
 
 
 def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None:
@@ -111,7 +115,7 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
         try:
             if command.__name__ not in SHARED:
                 raise ThalwegError(f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone")
-            command(**settings)
+            _perform(command, settings)
         except (KeyboardInterrupt, ThalwegError, OSError) as error:
             if crew.first if isinstance(error, Stopped | Diverged) else crew.tells():
                 raise

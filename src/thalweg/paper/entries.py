@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,7 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
     about = {"scale": shop.scale.name, "seeds": seeds, "seconds": round(time.perf_counter() - began, 1), "machine": machine}
     about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(shop, seeds)), 1)
     about |= {
-        "recipe": asdict(shop.recipe) | (asdict(shop.words) if isinstance(shop, words.WordShop) else {}),
+        "recipe": shop.described(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
         "precision": shop.mode.precision,

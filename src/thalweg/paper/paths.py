@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from ..bench import Bench
-from ..evaluation.results import Scan
+from ..evaluation.results import Scan, titled
 from ..inputs import Inputs
 from ..replay import aside
+from ..reporting.axes import factor
 from ..weightspace.curves import Segment
 from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane
 from ..weightspace.weights import Weights
+from .drawing import PANELS
 from .result import Claim, beside, figure, row_of
 from .workshop import Need, Workshop
 
@@ -30,7 +32,6 @@ TABLE = (
     ("test", "error", ("min", "int", "max")),
 )
 PUBLISHED = ("curves", "reference_curves")  # by the paper, and by its public code
-PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))
 Found = tuple[list[dict[str, Any]], list[Claim]]
 
 
@@ -112,21 +113,13 @@ def profile(shop: Workshop, out: Path, seeds: int) -> Found:
     scans = scans_of(shop)
     keep(scans, out)
     rows = [
-        {"curve": name, "t": float(t), **{f"{d} {_unit(q)}": _scale(q) * float(scan.values[d][q][k]) for d, q in PANELS}}
+        {"curve": name, "t": float(t), **{f"{d} {titled(q)}": factor(q) * float(scan.values[d][q][k]) for d, q in PANELS}}
         for name, scan in scans.items()
         if scan.t is not None
         for k, t in enumerate(scan.t)
         if k % max(1, (len(scan.t) - 1) // 8) == 0
     ]
     return rows, _low_all_along(shop, scans)
-
-
-def _unit(quantity: str) -> str:
-    return f"{quantity} (%)" if quantity == "error" else quantity
-
-
-def _scale(quantity: str) -> float:
-    return 100.0 if quantity == "error" else 1.0
 
 
 def keep(scans: Mapping[str, Scan], out: Path) -> None:
@@ -196,32 +189,33 @@ def two_bends(shop: Workshop, out: Path, seeds: int) -> Found:
 
 
 def of_all_widths(shop: Workshop) -> list[tuple[Workshop, Need]]:
-    return [(shop.wide(factor), need) for factor in shop.scale.widths for need in (*NETWORKS, Need("bezier", 0))]
+    return [(shop.wide(breadth), need) for breadth in shop.scale.widths for need in (*NETWORKS, Need("bezier", 0))]
 
 
 def width(shop: Workshop, out: Path, seeds: int) -> Found:
     rows: list[dict[str, Any]] = []
-    for factor in shop.scale.widths:
-        part = shop.wide(factor)
+    rises = []  # inside the curve, whose highest point may be an end
+    for breadth in shop.scale.widths:
+        part = shop.wide(breadth)
         bent = part.scan("bezier", part.curve("bezier"))
         ends = part.scan("single", part.networks(2), refresh=None)
-        row = {
-            "K": factor,
-            "worst train loss on the curve": float(bent.values["train"]["loss"][1:-1].max()),
+        row: dict[str, Any] = {
+            "K": breadth,
+            "worst train loss on the curve": float(bent.values["train"]["loss"].max()),
             "train loss of the ends": float(ends.values["train"]["loss"].max()),
             "length ratio": bent.length_ratio,
         }
         rows.append(row)
-        keep({f"curve-{factor:g}": bent, f"ends-{factor:g}": ends}, out)
+        rises.append(float(bent.values["train"]["loss"][1:-1].max()) - row["train loss of the ends"])
+        keep({f"curve-{breadth:g}": bent, f"ends-{breadth:g}": ends}, out)
     at, ratios = ([row[key] for row in rows] for key in ("K", "length ratio"))
-    gaps = [row["worst train loss on the curve"] - row["train loss of the ends"] for row in rows]
     return rows, [
         Claim(
             "wider networks are joined by straighter curves",
             all(later < earlier for earlier, later in pairwise(ratios)),
             "length ratio " + ", ".join(f"{ratio:.2f} at K = {k:g}" for k, ratio in zip(at, ratios, strict=True)),
         ),
-        Claim("inside which the loss rises less above the ends", gaps[-1] <= gaps[0], f"{gaps[0]:+.3g} and {gaps[-1]:+.3g}"),
+        Claim("inside which the loss rises less above the ends", rises[-1] <= rises[0], f"{rises[0]:+.3g} and {rises[-1]:+.3g}"),
     ]
 
 

@@ -34,16 +34,14 @@ def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
 
 def _duration(left: Wanted, runs: Sequence[tuple[Entry, Workshop]]) -> str:
     """Roughly how long that takes here, from a few steps of each network, of which a forward pass is a third."""
-    shops = {
-        shop.folder: shop for shop in (*(shop for shop, _ in left), *(shop for entry, shop in runs if entry.points(shop.scale)))
-    }
+    points = [(shop, number) for entry, shop in runs if (number := entry.points(shop.scale))]
+    shops = {shop.folder: shop for shop, _ in (*left, *points)}
     if not shops or runs[0][1].scale.name == "smoke":
         return ""
     pace = {folder: _seconds_per_step(shop) for folder, shop in shops.items()}
     training = sum(pace[shop.folder] * shop.epochs(need) * len(shop.train) for shop, need in left)
     if len(left) > 1 and left[0][0].device.type == "cuda":
         training *= TOGETHER
-    points = [(shop, number) for entry, shop in runs if (number := entry.points(shop.scale))]
     measuring = sum(number * shop.batches_per_point() * pace[shop.folder] / 3 for shop, number in points)
     parts = [f"{_rounded(training)} of training" if left else "", f"{_rounded(measuring)} of measuring" if points else ""]
     return f"about {' and '.join(part for part in parts if part)} here"

@@ -1,7 +1,7 @@
 """The entry ptb: perplexity along the straight line and a Bezier curve between two LSTMs on Penn Treebank."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,9 @@ class WordShop(Workshop):
         fresh, run = Bezier(self.network(0), self.network(1)), self.folder / f"{kind}-{seed}"
         own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": run}
         return connect(self.form, fresh, self.task, self.train, **own, **self.training)
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | asdict(self.words)
 
     def batches_per_point(self) -> int:
         return sum(len(batches) for batches in self.data.values())

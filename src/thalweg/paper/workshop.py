@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,10 @@ class Workshop:
         common: dict[str, Any] = {"refresh": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         data = {"train": self.clean, "test": self.test}
         return scan(self.form, target, self.task, data, **{"points": self.scale.points, **common, **settings})
+
+    def described(self) -> dict[str, Any]:
+        """All settings of the recipe, to be kept with results."""
+        return asdict(self.recipe)
 
     def batches_per_point(self) -> int:
         """Forward passes at one point of a scan: for batch norm's statistics, and over both sets."""
