@@ -93,7 +93,7 @@ class _Demo:
             plane = tw.Plane(networks[0], networks[1], third)
             scans[name] = tw.scan(self.model, plane, self.task, {"train": self.data["train"]}, draw=drawn, **self.scanning)
             scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
-        figure = Figure(figsize=(14, 4), layout="constrained")
+        figure = Figure(figsize=(14, 3.4), layout="compressed")
         tw.figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
         tw.figures.save(figure, self.folder / "planes")
 

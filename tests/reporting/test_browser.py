@@ -298,6 +298,22 @@ def test_gaps_are_gaps(browser, tmp_path):
     assert table(tab, "#numbers table")[1][1] == NONE
 
 
+@pytest.mark.parametrize("above", [True, False])
+def test_a_wall_of_millions_hides_nothing(above, browser, tmp_path):
+    scan = plane(21, data=("train",), quantities=("loss",))
+    scan.values["train"]["loss"][:] = 1 + (scan.x - 5) ** 2 / 60
+    scan.values["train"]["loss"][scan.y > 5 if above else scan.y < -0.5] = 1e9
+    scan.paths["away"] = [(-50.0, 40.0), (50.0, 40.0)]
+    scan.save(tmp_path / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    assert tab.troubles() == []
+    turn = float(tab.run("document.querySelector('#surface canvas').dataset.view").split()[0])
+    assert np.cos(turn) > 0.8 if above else np.cos(turn) < -0.8  # seen from the other side
+    texts = tab.run("[...document.querySelectorAll('#plane svg text')].map((text) => text.textContent)")
+    [highest] = [text.split()[1] for text in texts if text.startswith("≥")]
+    assert 1 < float(highest) < 3
+
+
 def test_folders_are_chosen(browser, tmp_path):
     for number, name in enumerate(("one", "two")):
         curve(height=1.0 + number).save(tmp_path / name / "scan" / "scan.json")

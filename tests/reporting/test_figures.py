@@ -1,5 +1,7 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.reporting.figures import LEVELS, _Scale
 
 mpl.use("Agg")
 
@@ -62,16 +65,35 @@ def test_a_surface_shows_its_points_and_the_curve_in_it(scans):
     assert ax.get_aspect() == 1.0
 
 
-def test_levels_crowd_near_the_lowest_value(scans):
-    from thalweg.reporting.figures import _levels
+def plane_of(values, corners=()):
+    side = np.linspace(-1, 1, len(values))
+    return tw.Scan(name="Plane", kind="plane", values={"train": {"loss": values}}, x=side, y=side, corners=list(corners))
 
-    values = scans["Plane"].values["train"]["loss"]
-    levels = _levels(values, np.array([np.nan, np.inf]))
-    steps = np.diff(levels)
-    assert np.all(steps > 0)
-    assert np.allclose(steps[1:] / steps[:-1], steps[1] / steps[0])
-    assert values.min() < levels[0] < values.min() + 0.01 * np.ptp(values)
-    assert levels[-1] == pytest.approx(values.max())
+
+def test_levels_crowd_near_the_lowest_value():
+    side = np.linspace(-1, 1, 41)
+    bowl = 3 + side**2 + side[:, None] ** 2
+    scale = _Scale.of([plane_of(bowl), plane_of(np.full((2, 2), np.inf))], None, "loss")
+    assert (scale.low, scale.high) == pytest.approx((3, 5))  # drawn whole
+    levels = [float(scale.text(share)) for share in np.linspace(0, 1, LEVELS)]
+    assert levels[0] == pytest.approx(3 + 2 * np.exp(-5), abs=0.01)
+    assert levels[-1] == pytest.approx(5, abs=0.01)
+    assert scale.share(np.array([3 + 2 * np.exp(-2.5), 5.0])) == pytest.approx([0.5, 1])
+    assert np.isnan(scale.share(np.array([np.nan]))).all()
+
+
+def test_a_wall_of_millions_hides_neither_valley_nor_barrier():
+    across = np.linspace(-1, 1, 21)
+    valley = np.tile(1 + across**2, (21, 1))
+    walled = valley + np.where(np.arange(21) > 10, 1e9, 0)[:, None]
+    scale = _Scale.of([plane_of(walled)], None, "loss")
+    assert scale.high < 5
+    shares = scale.share(walled)
+    assert np.ptp(shares[0]) > 0.5
+    assert (shares[11:] > 1).all()
+    assert np.isfinite(scale.share(np.array([np.inf])))
+    walled[5, 10] = 70  # on the straight line between the networks
+    assert _Scale.of([plane_of(walled, [(-0.5, -0.5), (0.5, -0.5), (0, 1)])], None, "loss").high == 70
 
 
 def test_several_surfaces_share_one_scale(scans):
@@ -81,11 +103,17 @@ def test_several_surfaces_share_one_scale(scans):
     assert len(figure.axes) == 3
 
 
-@pytest.mark.parametrize("draw", ["profile", "surface"])
+@pytest.mark.parametrize("draw", ["profile", "surface", "surfaces"])
 def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tmp_path):
     figure = Figure(layout="constrained")
     if draw == "profile":
         tw.figures.profile(curves(scans), ax=figure.subplots())
+    elif draw == "surfaces":
+        figure = Figure(figsize=(14, 4.4), layout="compressed")
+        narrow, wide = (
+            replace(scans["Plane"], x=np.linspace(0, to, 6), corners=scans["Plane"].corners[:1], paths={}) for to in (1, 9)
+        )
+        tw.figures.surfaces({"plane": scans["Plane"], "narrow": narrow, "wide": wide}, axes=figure.subplots(1, 3))
     else:
         tw.figures.surface(scans["Plane"], ax=figure.subplots())
     png, pdf = tw.figures.save(figure, tmp_path / "figure")

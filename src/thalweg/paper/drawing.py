@@ -24,8 +24,8 @@ def draw(folder: Path) -> list[Path]:
     return [path for name, canvas in drawn.items() for path in figures.save(canvas, folder / name)]
 
 
-def _canvas(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained")
+def _canvas(width: float, height: float, layout: Any = "constrained") -> Figure:
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def scans_in(folder: Path, names: tuple[str, ...] = CURVES) -> dict[str, Scan]:
@@ -58,7 +58,7 @@ def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
     scans = {name: Scan.load(folder / f"{file}.json") for name, file in names.items()}
     found = {}
     for data, quantity in (("train", "loss"), ("test", "error")):
-        found[f"planes-{data}-{quantity}"] = canvas = _canvas(14, 4.4)
+        found[f"planes-{data}-{quantity}"] = canvas = _canvas(14, 4.4, "compressed")
         figures.surfaces(scans, data, quantity, canvas.subplots(1, 3))
     return found
 

@@ -135,7 +135,7 @@ def planes(shop: Workshop, out: Path, seeds: int) -> Found:
     side, rows, scans = (shop.scale.grid, shop.scale.grid), [], {}
     for name, third in thirds.items():
         plane = Plane(a, b, third)
-        drawn = {name: curves[name]} if name in curves else {}
+        drawn = {type(curves[name]).__name__: curves[name]} if name in curves else {}
         scans[name] = shop.scan(f"plane-{name.replace(' ', '-')}", plane, grid=side, draw=drawn)
         loss = scans[name].values["train"]["loss"]
         rows.append({"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())})

@@ -14,14 +14,14 @@ def one(ax: "Axes | None") -> "Axes":
     return ax if ax is not None else several(None, 1, 1)[0]
 
 
-def several(axes: Any, rows: int, columns: int, **settings: Any) -> Any:
+def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", **settings: Any) -> Any:
     """The axes given, or new ones in a figure of a fitting size, in reading order."""
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt
 
     size = (7 if columns == 1 else 4.8 * columns, (4.4 if rows == 1 else 3) * rows)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **settings)[1].ravel()
+    return plt.subplots(rows, columns, figsize=size, layout=layout, squeeze=False, **settings)[1].ravel()
 
 
 def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True) -> "Axes":

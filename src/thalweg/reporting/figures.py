@@ -1,6 +1,7 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -22,7 +23,9 @@ __all__ = [
     "budget", "chain", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save", "surface",
     "surfaces", "trace", "width",
 ]  # fmt: skip
+DISTANCE = "distance in weight space"
 LEVELS = 14
+NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
 DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
 
 
@@ -76,51 +79,81 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the curve drawn in it."""
     [scan] = _named(scan).values()
     ax = one(ax)
-    filled = _contours(scan, data, quantity, ax, _levels(_pick(scan, data, quantity)))
-    scale = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
-    ax.figure.colorbar(filled, cax=scale, format="%.3g").set_label(_label(scan, data, quantity))
+    scale = _Scale.of([scan], data, quantity)
+    filled = _contours(scan, data, quantity, ax, scale)
+    ax.set_ylabel(DISTANCE)
+    bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
+    ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(_label(scan, data, quantity))
     return ax
 
 
 def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
     """Several surfaces side by side with one scale of colours, as in the paper's first figure."""
-    axes = several(axes, 1, len(scans))
-    levels = _levels(*(_pick(scan, data, quantity) for scan in scans.values()))
+    axes = several(axes, 1, len(scans), layout="compressed")
+    scale = _Scale.of([*scans.values()], data, quantity)
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
-        filled = _contours(scan, data, quantity, ax, levels)
+        filled = _contours(scan, data, quantity, ax, scale)
         ax.set_title(name)
-        ax.set_anchor("S")
-    axes[0].figure.colorbar(filled, ax=list(axes), format="%.3g").set_label(_label(scan, data, quantity))
+    if (grid := axes[0].get_gridspec()) is not None and grid.ncols == len(axes):  # room for maps of one height
+        grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2) for ax in axes])
+    axes[0].set_ylabel(DISTANCE)
+    axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(_label(scan, data, quantity))
     return axes
 
 
-def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", levels: np.ndarray) -> Any:
-    from matplotlib.colors import BoundaryNorm
-
-    norm = BoundaryNorm(levels, ncolors=256, extend="both")
-    x, y, values = _need(scan.x, "a surface"), _need(scan.y, "a surface"), _pick(scan, data, quantity)
-    filled = ax.contourf(x, y, values, levels, cmap="viridis_r", norm=norm, extend="both")
-    ax.contour(x, y, values, levels, colors="white", linewidths=0.5)
+def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: "_Scale") -> Any:
+    x, y, levels = _need(scan.x, "a surface"), _need(scan.y, "a surface"), np.linspace(0, 1, LEVELS)
+    shares = scale.share(_pick(scan, data, quantity))
+    filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
+    ax.contour(x, y, shares, levels, colors="white", linewidths=0.5)
     for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
         ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
     for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         ax.plot(*zip(*places, strict=True), marker, color="black", markeredgecolor="white", markersize=6, label=name)
     ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
     ax.set_aspect("equal")
-    ax.set_xlabel("distance in weight space")
+    ax.set_xlabel(DISTANCE)
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
 
 
-def _levels(*values: np.ndarray) -> np.ndarray:
-    """Levels that crowd near the lowest value, so that the valley and the barrier both show."""
-    finite = np.concatenate([v[np.isfinite(v)].ravel() for v in values])
-    if finite.size == 0:
-        raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
-    low, high = finite.min(), finite.max()
-    high = max(high, low + max(1e-6, 1e-6 * abs(low)))
-    return low + (high - low) * np.geomspace(np.exp(-DEPTH), 1.0, LEVELS)
+@dataclass(frozen=True)
+class _Scale:
+    """Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, scans: Sequence[Scan], data: str | None, quantity: str) -> "_Scale":
+        """Up to what lies between the first two networks and around, but not to losses of millions farther away."""
+        values = [_pick(scan, data, quantity) for scan in scans]
+        finite = np.concatenate([v[np.isfinite(v)] for v in values])
+        if finite.size == 0:
+            raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
+        low, near, high = np.quantile(finite, (0, NEAR, 1))
+        barrier = max(_barrier(scan, own, low) for scan, own in zip(scans, values, strict=True))
+        flat = max(1e-6, 1e-6 * abs(low))
+        return cls(low, low + max(min(high - low, max(WALL * (near - low), barrier - low)), flat))
+
+    def share(self, values: np.ndarray) -> np.ndarray:
+        """Where values lie between the lowest level, 0, and the highest, 1; a little outside for what is beyond them."""
+        above = (values - self.low) / (self.high - self.low)
+        return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
+
+    def text(self, share: float, _: Any = None) -> str:
+        return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
+
+
+def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
+    """The highest of the row of the grid on which the straight line between the first two networks lies."""
+    if len(scan.corners) < 2:
+        return low
+    x, y = _need(scan.x, "a surface"), _need(scan.y, "a surface")
+    (start, height), (end, _) = scan.corners[:2]
+    between = values[np.abs(y - height).argmin(), (x >= start) & (x <= end)]
+    return max(between[np.isfinite(between)], default=low)
 
 
 def lines(

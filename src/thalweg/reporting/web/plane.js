@@ -1,4 +1,4 @@
-const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
+const [LEVELS, DEPTH, NEAR, WALL] = [14, 5, 0.4, 4]; // as in the printed figures
 const FLATTEST = 90; // a plane thinner than so many pixels is stretched, or nothing could be seen in it
 const VIRIDIS = [
   [253, 231, 37],
@@ -15,26 +15,39 @@ const VIRIDIS = [
 
 /** A colour for a share of the scale: yellow for the lowest, dark for the highest. */
 function colourAt(share) {
-  const place = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1);
+  const place = clamp(share) * (VIRIDIS.length - 1);
   const index = Math.min(Math.floor(place), VIRIDIS.length - 2);
   return VIRIDIS[index].map((channel, i) => Math.round(channel + (place - index) * (VIRIDIS[index + 1][i] - channel)));
 }
 
 const COLOURS = Array.from({ length: 512 }, (_, i) => colourAt(i / 511));
 
-/** Levels crowd near the lowest value, so that the valley and the barrier both show. */
-function scaleOf(grid) {
-  const found = extent(grid.flat());
-  if (!found) return null;
-  const low = found[0];
-  const high = Math.max(found[1], low + Math.max(1e-6, 1e-6 * Math.abs(low)));
-  const share = (value) => (value <= low ? 0 : Math.max(0, 1 + Math.log((value - low) / (high - low)) / DEPTH));
-  const value = (part) => low + (high - low) * Math.exp(DEPTH * (part - 1));
-  return { low, high, share, value, levels: Array.from({ length: LEVELS }, (_, i) => value(i / (LEVELS - 1))) };
+/** Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show. */
+function scaleOf(plane, grid) {
+  const sorted = grid.flat().filter(isNumber).sort((a, b) => a - b);
+  if (!sorted.length) return null;
+  const [low, highest] = [sorted[0], sorted.at(-1)];
+  const around = WALL * (sorted[Math.round(NEAR * (sorted.length - 1))] - low);
+  const needed = Math.max(around, barrier(plane, grid, low) - low);
+  const reach = Math.max(Math.min(highest - low, needed), 1e-6, 1e-6 * Math.abs(low));
+  const share = (value) => (value <= low ? 0 : clamp(1 + Math.log((value - low) / reach) / DEPTH));
+  const value = (part) => low + reach * Math.exp(DEPTH * (part - 1));
+  const shares = grid.map((row) => row.map((value) => (isNumber(value) ? share(value) : null)));
+  return { shares, value, over: highest > low + reach };
 }
 
-/** The value between four points of the grid, at (u, v) in steps of it; null where one of them is missing. */
+/** The highest of the row of the grid on which the straight line between the first two networks lies. */
+function barrier(plane, grid, low) {
+  if (plane.corners.length < 2) return low;
+  const [[start, height], [end]] = plane.corners;
+  const away = plane.y.map((y) => Math.abs(y - height));
+  const row = grid[away.indexOf(Math.min(...away))];
+  return extent(row.filter((_, i) => plane.x[i] >= start && plane.x[i] <= end))?.[1] ?? low;
+}
+
+/** The value between four points of the grid, at (u, v) in steps of it; null outside it and where one of them is missing. */
 function inside(grid, u, v) {
+  if (u < 0 || v < 0 || u > grid[0].length - 1 || v > grid.length - 1) return null;
   const [i, j] = [Math.min(Math.floor(u), grid[0].length - 2), Math.min(Math.floor(v), grid.length - 2)];
   const corners = [grid[j][i], grid[j][i + 1], grid[j + 1][i], grid[j + 1][i + 1]];
   if (!corners.every(isNumber)) return null;
@@ -42,25 +55,26 @@ function inside(grid, u, v) {
   return (1 - b) * ((1 - a) * corners[0] + a * corners[1]) + b * ((1 - a) * corners[2] + a * corners[3]);
 }
 
-function heatMap(canvas, grid, scale) {
+function heatMap(canvas, grid) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   const [nx, ny] = [grid[0].length, grid.length];
   for (let row = 0; row < canvas.height; row++) {
     for (let column = 0; column < canvas.width; column++) {
       const v = ((canvas.height - row - 0.5) / canvas.height) * (ny - 1);
-      const value = inside(grid, ((column + 0.5) / canvas.width) * (nx - 1), v);
-      if (value !== null) paintPixel(image.data, 4 * (row * canvas.width + column), scale.share(value));
+      const share = inside(grid, ((column + 0.5) / canvas.width) * (nx - 1), v);
+      if (share !== null) paintPixel(image.data, 4 * (row * canvas.width + column), share);
     }
   }
   context.putImageData(image, 0, 0);
   context.strokeStyle = "rgba(255, 255, 255, 0.6)";
   context.lineWidth = canvas.width / 700;
-  context.stroke(contours(grid, scale.levels, canvas.width, canvas.height));
+  const levels = Array.from({ length: LEVELS - 1 }, (_, i) => i / (LEVELS - 1));
+  context.stroke(contours(grid, levels, canvas.width, canvas.height));
 }
 
 function paintPixel(pixels, place, share) {
-  [pixels[place], pixels[place + 1], pixels[place + 2]] = COLOURS[Math.round(511 * Math.min(share, 1))];
+  [pixels[place], pixels[place + 1], pixels[place + 2]] = COLOURS[Math.round(511 * share)];
   pixels[place + 3] = 255;
 }
 
@@ -102,7 +116,7 @@ function crossings(square, level) {
 
 /** The map of a plane with what is drawn in it; returns where a place of the plane lies in the drawing. */
 function planeMap(host, plane, grid, label) {
-  const scale = scaleOf(grid);
+  const scale = scaleOf(plane, grid);
   if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged, or the data hold NaN."));
   const width = Math.max(260, host.clientWidth);
   const [left, top, room] = [46, 8, 92];
@@ -114,7 +128,7 @@ function planeMap(host, plane, grid, label) {
   const sharp = Math.min(window.devicePixelRatio || 1, 2);
   const canvas = make("canvas", { width: Math.round(w * sharp), height: Math.round(h * sharp), "aria-hidden": "true" });
   Object.assign(canvas.style, { left: `${left}px`, top: `${top}px`, width: `${w}px`, height: `${h}px` });
-  heatMap(canvas, grid, scale);
+  heatMap(canvas, scale.shares);
   const svg = draw("svg", { width, height: h + top + room, role: "img", "aria-labelledby": "plane-text" });
   axes(svg, plane, { left, top, w, h, across, up });
   colourBar(svg, scale, { left, y: top + h + 48, w, label });
@@ -149,9 +163,8 @@ function colourBar(svg, scale, { left, y, w, label }) {
   const every = w > 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1];
   for (const part of every) {
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
-    svg.append(
-      draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, Number(scale.value(part).toPrecision(3)).toString()),
-    );
+    const text = `${part === 1 && scale.over ? "≥ " : ""}${Number(scale.value(part).toPrecision(3))}`;
+    svg.append(draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, text));
   }
   svg.append(
     draw(

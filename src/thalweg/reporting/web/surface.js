@@ -1,4 +1,4 @@
-const VIEW = { turn: Math.PI - 0.45, tilt: 0.95 };
+const [ASIDE, TILT, STEEP] = [0.45, 0.95, 0.42]; // the first view, and how high the highest is beside the longest side
 
 /** The plane as a surface that can be turned: squares drawn from the farthest to the nearest. */
 class Surface {
@@ -9,7 +9,7 @@ class Surface {
       "aria-labelledby": "surface-text",
       "aria-describedby": "surface-keys",
     });
-    Object.assign(this, VIEW, { marked: [] });
+    this.marked = [];
     host.replaceChildren(this.canvas);
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("pointerdown", (event) => this.canvas.setPointerCapture(event.pointerId));
@@ -19,16 +19,27 @@ class Surface {
   }
 
   show(plane, grid) {
-    this.grid = grid;
-    this.scale = scaleOf(grid);
+    this.grid = scaleOf(plane, grid)?.shares;
     this.paths = Object.values(plane.paths);
     this.place = ([x, y]) => [
       ((x - plane.x[0]) / (plane.x.at(-1) - plane.x[0])) * (grid[0].length - 1),
       ((y - plane.y[0]) / (plane.y.at(-1) - plane.y[0])) * (grid.length - 1),
     ];
     const flat = (plane.y.at(-1) - plane.y[0]) / (plane.x.at(-1) - plane.x[0]);
-    this.flat = Math.min(Math.max(flat, 0.25), 4);
+    this.flat = clamp(flat, 0.25, 4);
+    const drawn = (this.paths.length ? this.paths.flat() : plane.corners).map(this.place);
+    this.home = { turn: (this.grid && this.hidden(drawn, -1) < this.hidden(drawn, 1) ? 0 : Math.PI) - ASIDE, tilt: TILT };
+    if (plane !== this.plane) Object.assign(this, this.home, { plane });
     this.paint();
+  }
+
+  /** How many places the surface hides when it is seen from below (-1) or from above (1), straight on. */
+  hidden(places, side) {
+    const pace = (Math.tan(TILT) * this.flat) / Math.max(1, this.flat) / (this.grid.length - 1) / STEEP;
+    return places.filter(([u, v]) => {
+      const own = inside(this.grid, u, v) ?? 1; // outside there is nothing to be hidden
+      return this.grid.some((row, j) => side * (j - v) > 0 && row[Math.round(u)] - own > pace * Math.abs(j - v));
+    }).length;
   }
 
   mark(t) {
@@ -38,7 +49,7 @@ class Surface {
 
   key(event) {
     const step = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.08], ArrowDown: [0, 0.08] }[event.key];
-    if (event.key === "Home") Object.assign(this, VIEW);
+    if (event.key === "Home") Object.assign(this, this.home);
     if (!step && event.key !== "Home") return;
     event.preventDefault();
     this.rotate(...(step ?? [0, 0]));
@@ -46,16 +57,14 @@ class Surface {
 
   rotate(turn, tilt) {
     this.turn += turn;
-    this.tilt = Math.min(Math.max(this.tilt + tilt, 0.1), 1.5);
+    this.tilt = clamp(this.tilt + tilt, 0.1, 1.5);
     this.paint();
   }
 
   /** Make the surface fill the canvas as it is turned now. */
   fit(width, height) {
     Object.assign(this, { zoom: 1, centre: [0, 0] });
-    const seen = this.grid.flatMap((row, v) =>
-      row.map((value, u) => this.project(u, v, isNumber(value) ? this.scale.share(value) : 0)),
-    );
+    const seen = this.grid.flatMap((row, v) => row.map((share, u) => this.project(u, v, share ?? 0)));
     const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
     this.zoom = Math.min((width - 30) / (right - left), (height - 30) / (bottom - top));
     this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
@@ -67,14 +76,14 @@ class Surface {
     const x = (u / (this.grid[0].length - 1) - 0.5) / longest;
     const y = ((v / (this.grid.length - 1) - 0.5) * this.flat) / longest;
     const [cos, sin] = [Math.cos(this.turn), Math.sin(this.turn)];
-    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, 0.42 * height];
+    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, STEEP * height];
     const depth = away * Math.cos(this.tilt) - up * Math.sin(this.tilt);
     const rise = away * Math.sin(this.tilt) + up * Math.cos(this.tilt);
     return [this.centre[0] + this.zoom * across, this.centre[1] - this.zoom * rise, depth];
   }
 
   paint() {
-    if (!this.scale || !this.canvas.clientWidth) return;
+    if (!this.grid || !this.canvas.clientWidth) return;
     const width = this.canvas.clientWidth;
     const height = Math.round(Math.min(520, Math.max(250, 0.55 * width)));
     const sharp = Math.min(window.devicePixelRatio || 1, 2);
@@ -98,9 +107,8 @@ class Surface {
           [i + 1, j + 1],
           [i, j + 1],
         ];
-        const values = corners.map(([u, v]) => this.grid[v][u]);
-        if (!values.every(isNumber)) continue;
-        const shares = values.map(this.scale.share);
+        const shares = corners.map(([u, v]) => this.grid[v][u]);
+        if (!shares.every(isNumber)) continue;
         const points = corners.map(([u, v], k) => this.project(u, v, shares[k]));
         const colour = `rgb(${colourAt(shares.reduce((a, b) => a + b) / 4)})`;
         yield { depth: points.reduce((sum, point) => sum + point[2], 0) / 4, draw: (context) => square(context, points, colour) };
@@ -109,8 +117,8 @@ class Surface {
   }
 
   lifted([u, v]) {
-    const value = u < 0 || v < 0 || u > this.grid[0].length - 1 || v > this.grid.length - 1 ? null : inside(this.grid, u, v);
-    return value === null ? null : this.project(u, v, this.scale.share(value) + 0.012);
+    const share = inside(this.grid, u, v);
+    return share === null ? null : this.project(u, v, share + 0.012);
   }
 
   *lines() {

@@ -47,6 +47,8 @@ function ticks(low, high, count = 5) {
 
 const tickText = (value) => (Math.abs(value) >= 1e5 ? value.toExponential(0) : String(value));
 
+const clamp = (value, low = 0, high = 1) => Math.min(Math.max(value, low), high);
+
 function extent(values) {
   const finite = values.filter(isNumber);
   return finite.length ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))] : null;
