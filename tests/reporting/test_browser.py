@@ -11,6 +11,7 @@ from browser import CHROMIUM, Browser, Tab
 from run_folders import bezier, curve, plane, report, whole
 
 import thalweg as tw
+from thalweg.paper.result import Claim, Result
 from thalweg.reporting import page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open pages with")
@@ -312,6 +313,50 @@ def test_a_wall_of_millions_hides_nothing(above, browser, tmp_path):
     texts = tab.run("[...document.querySelectorAll('#plane svg text')].map((text) => text.textContent)")
     [highest] = [text.split()[1] for text in texts if text.startswith("≥")]
     assert 1 < float(highest) < 3
+
+
+def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
+    for name, height in (("one", 1.0), ("two", 500.0)):
+        curve(height=height).save(tmp_path / name / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    highest = "Math.max(...[...document.querySelectorAll('#profile svg[role=img] text')].map((text) => +text.textContent || 0))"
+    pressed = "[...document.querySelectorAll('#profile .legend button')].map((button) => button.ariaPressed)"
+    assert tab.run(highest) > 10
+    tab.run("document.querySelectorAll('#profile .legend button')[1].focus()")
+    tab.key("Enter")
+    assert tab.run(pressed) == ["true", "false"]
+    assert tab.run(highest) < 3
+    assert len(tab.run(SPOTS.format("#profile"))) == 1
+    tab.key("Enter")  # the focus has stayed
+    assert tab.run(pressed) == ["true", "true"]
+    assert len(tab.run(SPOTS.format("#profile"))) == 2
+    assert tab.troubles() == []
+
+
+def test_entries_of_the_paper_are_shown_with_their_claims(browser, tmp_path):
+    rows = [{"method": "Ind", "1B (%)": 27.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
+    Result("ensembles", HOSTILE, rows, [Claim("it works", True, "1"), Claim("so do we", False, "2")]).save(
+        tmp_path / "result.json"
+    )
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path, 375)
+    check(tab, path)
+    assert "1 of 2 sentences hold" in tab.run("document.querySelector('#paper summary').textContent")
+    tab.run("document.querySelector('#paper details').open = true")
+    assert table(tab, "#paper table")[2] == ["FGE", "25.00 (25.7)"]
+    assert "Does not hold: so do we (2)." in tab.run("document.querySelector('#paper .claims').innerText")
+    assert "No comparison here" not in tab.run("document.body.innerText")
+    check(tab, path)
+
+
+def test_the_pairs_of_many_members_are_colours(browser, tmp_path):
+    report(40).save(tmp_path / "report.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]), 375)
+    assert tab.run("document.querySelector('.matrix').getBoundingClientRect().width") < 375
+    cells = "document.querySelectorAll('.matrix tbody tr')[0].querySelectorAll('td')"
+    assert tab.run(f"[...{cells}].slice(0, 3).map((cell) => cell.title)") == ["", "1 and 2: 1.00 %", "1 and 3: 2.00 %"]
+    assert tab.run(f"new Set([...{cells}].map((cell) => cell.style.background)).size") > 30
+    assert tab.troubles() == []
 
 
 def test_folders_are_chosen(browser, tmp_path):

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.reporting.axes import STYLES, styled
 from thalweg.reporting.figures import LEVELS, _Scale
 
 mpl.use("Agg")
@@ -189,7 +190,7 @@ def test_a_curve_ensemble_is_drawn_before_and_after_rescaling(tmp_path):
 
 def test_reliability_is_accuracy_against_confidence(tmp_path):
     ax = tw.figures.reliability(made(tmp_path), Figure().subplots())
-    assert [line.get_label() for line in ax.lines] == ["as sure as right", "before rescaling", "after rescaling"]
+    assert [line.get_label() for line in ax.lines] == ["accuracy = confidence", "before rescaling", "after rescaling"]
     assert np.allclose(np.column_stack(ax.lines[1].get_data()), [[80, 50], [95, 90]])
     sizes = ax.collections[0].get_sizes()
     assert sizes[1] > 2 * sizes[0]
@@ -204,15 +205,21 @@ def test_growth_marks_single_networks_and_ensembles_at_every_budget():
     reports = {"SSE": report([0.3, 0.28], [0.3, 0.25], [10.0, 20.0]), "FGE": report([0.29], [0.29], [9.0])}
     ax = tw.figures.growth(reports, budget=10, ax=Figure().subplots())
     crosses, diamonds = ax.lines[0], ax.lines[1]
-    assert (crosses.get_marker(), diamonds.get_marker()) == ("x", "D")
+    assert (crosses.get_marker(), diamonds.get_marker()) == ("+", "d")
     assert np.allclose(np.column_stack(crosses.get_data()), [[10, 30], [20, 28]])
     assert np.allclose(diamonds.get_ydata(), [30, 25])
-    assert [text.get_text() for text in ax.texts] == ["1B ", "2B "]
-    assert ax.get_xlabel() == "epochs"
+    assert [text.get_text() for text in ax.texts] == ["1B", "2B"]
+    assert ax.get_xlabel() == "epochs spent"
     counted = tw.figures.growth({"Ind": report([0.3, 0.28], [0.3, 0.25], None)}, budget=10, ax=Figure().subplots())
     assert counted.get_xlabel() == "networks"
     assert list(counted.lines[0].get_xdata()) == [1, 2]
     assert not counted.texts
+
+
+def test_what_has_a_name_looks_alike_in_all_figures():
+    assert styled(["SSE", "FGE"]) == styled(["Ind", "SSE", "FGE"])[1:]
+    assert styled(["mine", "Bezier", "yours"]) == [STYLES[0], STYLES[1], STYLES[2]]
+    assert len(styled(map(str, range(9)))) == 9
 
 
 def test_a_chain_marks_the_networks_it_goes_through(scans):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
+from thalweg.paper.result import Claim, Result
 from thalweg.reporting import page
 from thalweg.store import files
 
@@ -62,10 +63,27 @@ def test_what_lies_in_one_folder_is_shown_together(tmp_path):
     assert {scan["group"] for scan in made(tmp_path)["curves"]} == {"one", "two"}
     found = made(tmp_path, tmp_path / "one" / "scan", tmp_path / "two" / "scan", tmp_path / "one")
     assert [(scan["group"], scan["label"]) for scan in found["curves"]] == [
-        ("one", "Segment"),
         ("", "Bezier, one/scan"),
         ("", "Bezier, two/scan"),
+        ("one", "Segment"),
     ]
+
+
+def test_of_several_curves_of_a_kind_the_one_in_a_file_of_that_name_is_called_by_it(tmp_path):
+    curve().save(tmp_path / "curves" / "bezier.json")
+    curve(height=2.0).save(tmp_path / "path" / "path.json")
+    assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier", "Bezier, path"]
+
+
+def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
+    claim = Claim("it works", False, "by 0.1")
+    rows = [{"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
+    Result("ensembles", "VGG-16 on CIFAR-100", rows, [claim], {"machine": "a card"}).save(tmp_path / "result.json")
+    [found] = made(tmp_path)["papers"]
+    assert (found["title"], found["heads"]) == ("ensembles: VGG-16 on CIFAR-100", ["method", "1B (%)"])
+    assert found["rows"] == [["FGE", "25.00 (25.7)"]]
+    assert found["claims"] == [{"says": "it works", "holds": False, "measured": "by 0.1"}]
+    assert ["machine", "a card"] in found["facts"]
 
 
 def test_the_same_scan_in_two_folders_of_a_run_is_shown_once(tmp_path):

@@ -26,7 +26,9 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
     read = {kind: [reader(item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
-    curves = sorted((scan for scan in scans if scan["kind"] == "curve"), key=lambda scan: scan["name"] != "Segment")
+    groups = list(dict.fromkeys(scan["group"] for scan in scans))
+    curves = [scan for scan in scans if scan["kind"] == "curve"]
+    curves.sort(key=lambda scan: (groups.index(scan["group"]), scan["name"] != "Segment"))
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
     points = [scan for scan in scans if scan["kind"] == "points"]
     data = _data_of(parts["run"])
@@ -38,6 +40,7 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
         "reports": [{**report, "data": data.get(report["folder"])} for report in read["report"]],
         "comparisons": read["comparison"],
         "walks": read["trace"],
+        "papers": read["paper"],
         "runs": read["run"],
         "notes": [note for item in parts["run"] if (note := _unfinished(item))],
         "missing": MISSING,
@@ -66,12 +69,19 @@ def _telling(entry: dict[str, Any], weight_decay: float) -> dict[str, Any]:
 def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Curves are called by their kind where that says which one is meant, planes and lists by where they lie."""
     kinds = Counter((scan["group"], scan["name"]) for scan in scans)
+    files = Counter((scan["group"], scan["name"]) for scan in scans if _called_by_kind(scan))
     for scan in scans:
         if scan["kind"] == "curve":
-            scan["label"] = scan["name"] if kinds[scan["group"], scan["name"]] == 1 else f"{scan['name']}, {scan['label']}"
+            which = scan["group"], scan["name"]
+            alone = kinds[which] == 1 or (files[which] == 1 and _called_by_kind(scan))
+            scan["label"] = scan["name"] if alone else f"{scan['name']}, {scan['label']}"
         for row in scan["summary"]:
             row |= {"group": scan["group"], "label": scan["label"]}
     return scans
+
+
+def _called_by_kind(scan: Mapping[str, Any]) -> bool:
+    return str(scan["label"]).rpartition("/")[2] == scan["name"].lower()
 
 
 def _report(item: Found) -> dict[str, Any]:
@@ -97,9 +107,20 @@ def _trace(item: Found) -> dict[str, Any]:
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
-    named = (("learning rate", trace.lr), ("train loss", trace.loss), ("distance from the start", trace.distance))
+    named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
     own = [{"data": "", "quantity": name, "at": every, "values": values.tolist()} for name, values in named]
-    return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": [*watched, *own]}
+    series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # which tells most, first
+    return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
+
+
+def _paper(item: Found) -> dict[str, Any]:
+    from ..paper.result import Result
+
+    result = Result.of_content(item.content)
+    heads, rows = result.cells()
+    claims = [vars(claim) for claim in result.claims]
+    title, facts = f"{result.entry}: {result.of}", [*_flat(result.about).items()]
+    return {"label": item.full_label, "title": title, "heads": heads, "rows": rows, "claims": claims, "facts": facts}
 
 
 def _once(items: Sequence[Found]) -> list[Found]:
@@ -158,4 +179,4 @@ def _unfinished(item: Found) -> str:
     return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."
 
 
-READERS = {"scan": _scan, "report": _report, "comparison": _comparison, "trace": _trace, "run": _run}
+READERS = {"scan": _scan, "report": _report, "comparison": _comparison, "trace": _trace, "paper": _paper, "run": _run}

@@ -10,7 +10,7 @@ from ..errors import ThalwegError
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
 from ..evaluation.results import Comparison, Trace, titled
-from .axes import STYLES, factor, finish, one, several
+from .axes import STYLES, factor, finish, one, places, several, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     found: of one curve, or of several by name.
     """
     ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
-    for (name, each), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
+    for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     last = next(reversed(named.values()))
     ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
@@ -56,13 +56,13 @@ def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[f
     if isinstance(found, CurveEnsemble):
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     ax = one(ax)
-    ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="as sure as right")
+    ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
     for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
         share, accuracy, confidence = 100 * np.array(bins).T
-        ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, label=name)
-        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker)
+        ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name)
+        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
     ax.set_aspect("equal")
-    return finish(ax, "confidence (%)", "accuracy (%)", limits=(0, 100))
+    return finish(ax, "confidence (%); marks as large as their share of the data", "accuracy (%)", limits=(0, 100))
 
 
 def growth(
@@ -75,9 +75,8 @@ def growth(
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
-    for (name, report), (cross, diamond, fill), (colour, style) in zip(
-        reports.items(), cycle(MARKS), cycle(STYLES), strict=False
-    ):
+    for (name, report), place in zip(reports.items(), places(reports), strict=True):
+        (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
         alone, pooled = ([factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth))
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
@@ -87,9 +86,9 @@ def growth(
         spent = max(max(report.epochs or [0]) for report in reports.values())
         for k in range(1, round(spent / budget) + 1):
             ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
-            ax.annotate(f"{k}B ", (k * budget, 0.01), xycoords=("data", "axes fraction"), ha="right", va="bottom")
+            ax.annotate(f"{k}B", (k * budget, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom")
     ax.locator_params(axis="x", integer=True)
-    return finish(ax, "epochs" if timed else "networks", f"test {titled(score)}")
+    return finish(ax, "epochs spent" if timed else "networks", f"test {titled(score)}")
 
 
 def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
@@ -104,7 +103,8 @@ def trace(trace: Trace, data: str | None = None, quantity: str | None = None, ax
     panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
     panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("train loss", iterations, trace.loss))
     for ax, (label, at, values) in zip(axes, panels, strict=True):
-        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1)
+        marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
+        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)
         ax.plot(collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected")
         ax.set_ylabel(label)
         ax.grid(alpha=0.3)
@@ -126,7 +126,7 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
     """A score of each method against the budget; bars show the standard deviation over runs."""
     ax, entries = one(ax), comparison.entries
     shifts = np.linspace(-0.06, 0.06, len(entries))
-    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), cycle(STYLES), strict=False):
+    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
         ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..evaluation.results import Scan, titled
-from .axes import STYLES, factor, finish, one, several
+from .axes import STYLES, factor, finish, one, several, styled
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def profile(
     data: which data set; the first one of the scan if not given.
     """
     named = _named(scans)
-    ax = one(ax)
-    for (name, scan), (colour, style) in zip(named.items(), cycle(STYLES), strict=False):
+    ax, styles = one(ax), styled(named) if len(named) > 1 else STYLES[:1]
+    for (name, scan), (colour, style) in zip(named.items(), styles, strict=True):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
         ax.plot(t, values, color=colour, linestyle=style, label=name)
     return finish(ax, "t", _label(next(iter(named.values())), data, quantity), limits=(0, 1), legend=len(named) > 1)
@@ -56,7 +56,7 @@ def chain(
     for ax, (data, quantity) in zip(axes, quantities, strict=True):
         profile(scan, data, quantity, ax)
         values = np.interp(knots, _need(scan.t, "a chain"), _pick(scan, data, quantity))
-        ax.plot(knots, values, "o", color="black", fillstyle="none", label="networks")
+        ax.plot(knots, values, "o", color="black", fillstyle="none", label="networks", clip_on=False)
         ax.legend()
     return axes
 
@@ -72,6 +72,7 @@ def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, a
     first = next(iter(scans.values()))[0]
     lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", _label(first, data, "loss"), left)
     lines({first.name: (at, [scan.length_ratio or 1.0 for scan, _ in scans.values()])}, "width K", "length ratio", right)
+    right.set_ylim(bottom=1, top=max(1.5, right.get_ylim()[1]))  # a hundredth is no difference
     return left, right
 
 
@@ -94,8 +95,10 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
         filled = _contours(scan, data, quantity, ax, scale)
         ax.set_title(name)
+        if list(scan.paths) == [name] and not scan.marks:
+            ax.get_legend().remove()  # the title says it
     if (grid := axes[0].get_gridspec()) is not None and grid.ncols == len(axes):  # room for maps of one height
-        grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2) for ax in axes])
+        grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
     axes[0].set_ylabel(DISTANCE)
     axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(_label(scan, data, quantity))
     return axes

@@ -62,7 +62,7 @@ def _json_files(root: Path) -> Iterator[Path]:
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
     """Group and label; what was named on its own is called by where it lies among the others."""
     around = base / path.parent.relative_to(base).parent
-    named = path.parent if path.stem in USUAL else path.with_suffix("")
+    named = path.parent if path.stem in (*USUAL, path.parent.name) else path.with_suffix("")
     label = base.relative_to(common) / named.relative_to(around)
     return _plain(around.relative_to(base)), _plain(label) or base.name
 

@@ -9,10 +9,12 @@ const MARKS = {
 
 /**
  * Lines and marks over a common axis.
- * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash).
- * whole: whether only whole numbers have a meaning along x. Returns the scales, so that something can be moved along the drawing.
+ * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash), hidden.
+ * whole: whether only whole numbers have a meaning along x. toggle: called with a name in the legend that was clicked.
+ * Returns the scales, so that something can be moved along the drawing.
  */
-function chart(host, { series, x, y, textId, range, whole }) {
+function chart(host, { series: all, x, y, textId, range, whole, toggle }) {
+  const series = all.filter((item) => !item.hidden);
   const width = Math.max(260, host.clientWidth);
   const height = Math.round(Math.min(400, Math.max(230, 0.62 * width)));
   const [low, high] = padded(extent(series.flatMap((item) => item.y)) ?? [0, 1]);
@@ -34,7 +36,7 @@ function chart(host, { series, x, y, textId, range, whole }) {
     places: ticks(left, right, width / 70).filter((tick) => !whole || Number.isInteger(tick)),
   });
   series.forEach((item) => svg.append(...lineParts(item, across, up)));
-  host.replaceChildren(...(series.length > 1 ? [legend(series)] : []), svg);
+  host.replaceChildren(...(all.length > 1 ? [legend(all, toggle)] : []), svg);
   return { svg, across, up, margin, height };
 }
 
@@ -96,12 +98,15 @@ function mark(kind, x, y, colour) {
   });
 }
 
-function legend(series) {
+function legend(series, toggle) {
   const items = series.map((item) => {
     const sample = draw("svg", { width: 30, height: 14, "aria-hidden": "true" });
     if (item.line !== false) sample.append(draw("line", { x1: 0, x2: 30, y1: 7, y2: 7, "stroke-width": 2, ...item.style }));
     if (item.mark) sample.append(mark(item.mark, 15, 7, item.style.stroke));
-    return make("li", {}, sample, item.name);
+    if (!toggle) return make("li", {}, sample, item.name);
+    const button = make("button", { type: "button", "aria-pressed": String(!item.hidden) }, sample, item.name);
+    button.addEventListener("click", () => toggle(item.name));
+    return make("li", {}, button);
   });
   return make("ul", { class: "legend" }, ...items);
 }

@@ -1,4 +1,4 @@
-const state = { curves: [], planes: [], plane: null, data: null, quantity: null, ts: [], place: 0 };
+const state = { curves: [], planes: [], plane: null, data: null, quantity: null, ts: [], place: 0, hidden: new Set() };
 const views = {};
 
 const t = () => state.ts[state.place];
@@ -105,13 +105,23 @@ function drawProfile() {
     x: curve.t,
     y: found[i].values.map((value) => scaled(value, found[i].quantity)),
     style: styleOf(i),
+    hidden: state.hidden.has(curve),
   }));
   figure.querySelector("figcaption").textContent = state.curves.map((curve, i) => course(curve, found[i])).join(" ");
   offer(
     figure.querySelector(".files"),
     state.curves.map((curve) => [curve.label, () => curve.csv]),
   );
-  return chart(figure.querySelector(".drawing"), { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1] });
+  const toggle = (name) => hide(state.curves[series.findIndex((item) => item.name === name)], name);
+  const host = figure.querySelector(".drawing");
+  return chart(host, { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1], toggle });
+}
+
+/** Hide a curve or show it again, so that the others can be seen on a scale of their own. */
+function hide(curve, name) {
+  if (!state.hidden.delete(curve)) state.hidden.add(curve);
+  drawCurves();
+  [...document.querySelectorAll("#profile .legend button")].find((button) => button.textContent === name).focus();
 }
 
 /** What a profile shows, in words. */
@@ -151,7 +161,7 @@ function tellPlane(values, quantity, label) {
   const words = `${sentence(label)} from ${low} to ${high} on ${values[0].length} x ${values.length} points`;
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
   const spots = Object.keys(state.plane.paths).length ? "The filled spot is the curve at t." : "No curve is drawn in this plane.";
-  find("#plane-text").textContent = `${words}. White spots: the three networks that span the plane. ${spots}${holes}`;
+  find("#plane-text").textContent = `${words}. White spots: the three points that span the plane. ${spots}${holes}`;
   find("#surface-text").textContent = `${words}, seen as a surface; height and colour are on the scale of the map.${holes}`;
   return true;
 }
@@ -176,7 +186,8 @@ function moveProfile() {
   svg.querySelector(".here")?.remove();
   const x = across(t());
   svg.append(draw("line", { class: "here", x1: x, x2: x, y1: margin.top, y2: height - margin.bottom }));
-  const heights = state.curves.map((curve) => {
+  const visible = state.curves.filter((curve) => !state.hidden.has(curve));
+  const heights = visible.map((curve) => {
     const { values, quantity } = picked(curve);
     return scaled(between(values, placeOf(curve.t, t())), quantity);
   });

@@ -35,6 +35,7 @@ showCurves();
 showEnsembles();
 showBudget();
 showWalks();
+showPapers();
 showRuns();
 showContents();
 startTheme();

@@ -12,11 +12,10 @@ function showNumbers() {
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
-/** Planes know their curves by name, so only one of that name can be meant. */
+/** Planes know their curves by name, so only one of that name can be meant: the one that is called by it alone. */
 function placeInPlane(curve) {
   const path = state.plane?.paths[curve.name];
-  const same = state.curves.filter((other) => other.name === curve.name);
-  return path && same.length === 1 ? pointOn(path, t()) : null;
+  return path && curve.label === curve.name ? pointOn(path, t()) : null;
 }
 
 function numberColumns() {

@@ -163,7 +163,8 @@ function colourBar(svg, scale, { left, y, w, label }) {
   const every = w > 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1];
   for (const part of every) {
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
-    const text = `${part === 1 && scale.over ? "≥ " : ""}${Number(scale.value(part).toPrecision(3))}`;
+    const sign = part === 0 ? "≤ " : part === 1 && scale.over ? "≥ " : "";
+    const text = `${sign}${Number(scale.value(part).toPrecision(3))}`;
     svg.append(draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, text));
   }
   svg.append(

@@ -58,6 +58,7 @@ function showSummary() {
 
 function showBudget() {
   const all = PAGE.comparisons.flatMap((comparison) => comparison.rows);
+  if (!all.length && PAGE.papers.length) return void (find("#budget").hidden = true);
   if (!all.length) return missing(find("#budget"), PAGE.missing.comparisons);
   const several = PAGE.comparisons.length > 1;
   const multiples = [...new Set(PAGE.comparisons.flatMap((comparison) => comparison.multiples))];
@@ -95,6 +96,8 @@ function showBudget() {
   );
 }
 
+const MANY = 15; // members from which on their pairs are shown as colours alone
+
 /** The disagreement of each pair of members; darker cells disagree more. */
 function showMatrix(report) {
   const { pairs } = report;
@@ -102,10 +105,12 @@ function showMatrix(report) {
   figure.hidden = !pairs.length;
   if (!pairs.length) return;
   const highest = Math.max(...pairs.flat()) || 1;
+  const dense = pairs.length > MANY;
   const cell = (value, i, j) => {
-    if (i === j) return make("td", {}, "–");
-    const made = make("td", {}, shown(value, "disagreement"));
-    const share = Math.round(5 + (45 * value) / highest); // no more, or the number could not be read
+    if (i === j) return make("td", {}, dense ? "" : "–");
+    const text = shown(value, "disagreement");
+    const made = make("td", { title: `${i + 1} and ${j + 1}: ${text} %` }, dense ? "" : text);
+    const share = Math.round(5 + ((dense ? 95 : 45) * value) / highest); // no more, or the number could not be read
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
     return made;
   };
@@ -114,9 +119,10 @@ function showMatrix(report) {
   const rows = pairs.map((row, i) =>
     make("tr", {}, make("th", { scope: "row" }, String(i + 1)), ...row.map((v, j) => cell(v, i, j))),
   );
-  figure.querySelector(".scroll").replaceChildren(make("table", { class: "matrix" }, head, make("tbody", {}, ...rows)));
+  figure.querySelector(".scroll").replaceChildren(make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows)));
   figure.querySelector("figcaption").textContent =
-    `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "error")} on average over pairs.`;
+    `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "error")} on average over pairs.` +
+    (dense ? ` From none to ${withUnit(highest, "error")}, the darkest; the numbers are in the CSV.` : "");
   offer(figure.querySelector(".files"), [
     [
       `${report.label} disagreement`,
@@ -133,5 +139,25 @@ function showRuns() {
   });
   if (parts.length === 1) parts[0].open = true;
   host.replaceChildren(...parts, ...PAGE.notes.map(note));
-  if (!PAGE.runs.length) host.append(note(PAGE.missing.runs));
+  if (!PAGE.runs.length && !PAGE.papers.length) host.append(note(PAGE.missing.runs));
+}
+
+/** Entries of the paper: our table, and whether its sentences hold. */
+function showPapers() {
+  find("#paper").hidden = !PAGE.papers.length;
+  const parts = PAGE.papers.map(({ label, title, heads, rows, claims, facts }) => {
+    const held = claims.filter((claim) => claim.holds).length;
+    const columns = heads.map((head, i) => ({ title: head, words: !i, value: (row) => row[i] }));
+    const table = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": title });
+    sortable(table, columns, rows);
+    const lines = claims.map(({ says, holds, measured }) =>
+      make("li", {}, make("strong", {}, holds ? "Holds" : "Does not hold"), `: ${says} (${measured}).`),
+    );
+    const terms = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+    const files = make("span", { class: "files" });
+    offer(files, [[label, () => csvOf([heads, ...rows])]]);
+    const told = make("summary", {}, `${title} · ${held} of ${claims.length} sentences hold`);
+    return make("details", {}, told, files, table, make("ul", { class: "claims" }, ...lines), make("dl", {}, ...terms));
+  });
+  find("#paper .runs").replaceChildren(...parts);
 }
