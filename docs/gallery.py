@@ -12,8 +12,8 @@ from thalweg.paper.result import FILE, Claim, Result
 DOCS = Path(__file__).parent
 HEAD = """# Gallery
 
-The figures of [the paper's entries](paper-again.md), made by `make gallery` from the files of results under `docs/paper` alone.
-Their numbers, claims, machines and commands are in [Results](results.md#the-paper-again).
+The figures of [the paper's entries](paper-again.md), made by `make gallery` from the files of results under `docs/paper` alone;
+the demo's are as it drew them. Their numbers, claims, machines and commands are in [Results](results.md#the-paper-again).
 
 ## The demo
 
@@ -27,6 +27,7 @@ Train loss around networks trained on handwritten digits, and loss and error alo
 $ thalweg demo --out demo
 ```
 """
+PLAIN = "\nWithout a figure, in [Results](results.md#the-paper-again) alone: {}.\n"
 ABSENT = "\nThose of the paper that are not here follow when they have been run at full length: {}.\n"
 BEGIN, END = "<!-- made by `make gallery` -->\n", "<!-- up to here -->\n"
 LONG = 15  # rows of a table from which on it is left to its file
@@ -47,7 +48,8 @@ def page(docs: Path) -> str:
     found = results(docs)
     drawn = {name: [(path, result) for path, result in each if _figures(path)] for name, each in found.items()}
     sections = [_section(name, each, docs) for name, each in drawn.items() if each]
-    return "".join([HEAD, *sections, _absent(found)])
+    plain = ", ".join(f"`{name}`" for name, each in found.items() if each and not drawn[name])
+    return "".join([HEAD, *sections, PLAIN.format(plain) if plain else "", _absent(found)])
 
 
 def numbers(docs: Path) -> str:
@@ -68,7 +70,7 @@ def _absent(found: dict[str, Found]) -> str:
 
 
 def _figures(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.png"))
+    return sorted(folder.glob("*.png"), key=lambda path: ("test" in path.stem, path.stem))  # train first, as in the paper
 
 
 def _section(name: str, found: Found, docs: Path) -> str:
@@ -76,15 +78,22 @@ def _section(name: str, found: Found, docs: Path) -> str:
     parts = [f"\n## {name}\n\n{entry.shows[0].upper()}{entry.shows[1:]} (in the paper: {entry.where}).\n"]
     for folder, result in found:
         here = folder.relative_to(docs).as_posix()
-        parts += [f"\n### {result.of}\n", *(f"\n![{name}: {result.of}]({here}/{path.name})\n" for path in _figures(folder))]
+        shown = [f"\n![{_alternative(path, result)}]({here}/{path.name})\n" for path in _figures(folder)]
+        parts += [f"\n### {result.of}\n", *shown]
     return "".join(parts)
+
+
+def _alternative(path: Path, result: Result) -> str:
+    what = path.stem.removeprefix(result.entry).replace("-", " ").strip()
+    return f"{result.entry}{what and f', {what}'}: {result.of}"
 
 
 def _numbers(folder: Path, result: Result, docs: Path) -> str:
     here = folder.relative_to(docs).as_posix()
+    long = f"A table of {len(result.rows)} rows, in the file; drawn in the [Gallery](gallery.md#{result.entry})."
     parts = [
         f"### {result.entry}: {result.of}",
-        f"```text\n{result.table()}\n```" if len(result.rows) <= LONG else f"{len(result.rows)} rows, in the file.",
+        f"```text\n{result.table()}\n```" if len(result.rows) <= LONG else long,
         "\n".join(map(_claim, result.claims)),
         f"{_origin(result.about)} Files: [{FILE}]({here}/{FILE}) and what lies beside it.",
         f"```console\n$ {_command(result)}\n```",

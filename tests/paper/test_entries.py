@@ -355,9 +355,9 @@ def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path)
     t = np.linspace(0, 1, 3)
     for name, height in (("segment", 9.0), ("bezier", 0.2), ("polychain", 0.3)):
         scan_of([0.1, height, 0.1], [0.1, height / 10, 0.1], t).save(tmp_path / f"{name}.json")
-    [canvas] = drawing._profile_and_close(tmp_path, Result("profile", "made", [], [])).values()
+    [canvas] = drawing._profile(tmp_path, Result("profile", "made", [], [])).values()
     whole, close, *_ = canvas.axes
-    assert [line.get_label() for line in whole.lines] == ["Segment", "Bezier", "Polychain"]
-    assert [line.get_label() for line in close.lines] == ["Bezier", "Polychain"]
+    assert [line.get_label() for line in whole.lines] == ["Segment", "Bezier", "PolyChain"]
+    assert [line.get_label() for line in close.lines] == ["Bezier", "PolyChain"]
     assert close.lines[0].get_color() == whole.lines[1].get_color()
     assert close.get_ylim()[1] < 0.5 < 9 < whole.get_ylim()[1]

@@ -12,7 +12,7 @@ from ..evaluation.results import Scan, Trace
 from ..reporting import figures
 from .result import FILE, Result
 
-CURVES = ("segment", "bezier", "polychain")
+CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # how files and figures call them
 PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))
 METHODS = ("Ind", "SSE", "FGE")
 
@@ -28,33 +28,24 @@ def _canvas(width: float, height: float, layout: Any = "constrained") -> Figure:
     return Figure(figsize=(width, height), layout=layout)
 
 
-def scans_in(folder: Path, names: tuple[str, ...] = CURVES) -> dict[str, Scan]:
-    """The scans that are there, by the names they get in a legend."""
-    return {name.capitalize(): Scan.load(file) for name in names if (file := folder / f"{name}.json").is_file()}
+def scans_in(folder: Path) -> dict[str, Scan]:
+    """The scans of curves that are there, by the names they get in a legend."""
+    return {name: Scan.load(file) for stem, name in CURVES.items() if (file := folder / f"{stem}.json").is_file()}
 
 
 def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas, scans = _canvas(10, 7.5), scans_in(folder)
-    for ax, (data, quantity) in zip(canvas.subplots(2, 2).flat, PANELS, strict=True):
-        figures.profile(scans, data, quantity, ax)
-    return {"profile": canvas}
-
-
-def _profile_and_close(folder: Path, result: Result) -> Mapping[str, Figure]:
     """On the left with the straight line, whose barrier sets the scale, on the right without it."""
     canvas, scans = _canvas(10, 13), scans_in(folder)
+    curves = {name: scan for name, scan in scans.items() if name != "Segment"}
     for (whole, close), (data, quantity) in zip(canvas.subplots(4, 2), PANELS, strict=True):
-        figures.profile(scans, data, quantity, whole)
-        figures.profile(scans, data, quantity, close)
-        next(line for line in close.lines if line.get_label() == "Segment").remove()
-        close.relim()
-        close.autoscale(axis="y")
-        close.legend()
+        for ax, shown in ((whole, scans), (close, curves)):
+            figures.profile(shown, data, quantity, ax).legend().remove()
+    canvas.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)
     return {"profile": canvas}
 
 
 def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
-    names = {"three optima": "plane-three-optima", "Bezier": "plane-bezier", "Polychain": "plane-polychain"}
+    names = {"three optima": "plane-three-optima", "Bezier": "plane-bezier", "PolyChain": "plane-polychain"}
     scans = {name: Scan.load(folder / f"{file}.json") for name, file in names.items()}
     found = {}
     for data, quantity in (("train", "loss"), ("test", "error")):
@@ -65,7 +56,7 @@ def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 def _pair_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
     canvas = _canvas(6.4, 4.4)
-    named = {name.capitalize(): CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}
+    named = {CURVES[name]: CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}
     figures.pair_ensemble(named, canvas.subplots())
     return {"pair-ensemble": canvas}
 
@@ -90,7 +81,8 @@ def _width(folder: Path, result: Result) -> Mapping[str, Figure]:
 def _trivial(folder: Path, result: Result) -> Mapping[str, Figure]:
     canvas, scan = _canvas(10, 4.2), Scan.load(folder / "path.json")
     for ax, (data, quantity) in zip(canvas.subplots(1, 2), (("train", "data_loss"), ("test", "error")), strict=True):
-        figures.profile(scan, data, quantity, ax).set_xlabel("s, of which t = |1 - 2s|")
+        figures.profile(scan, data, quantity, ax).set_xlabel("s, of which t = |1 - 2s|; without the origin, s = 1/2")
+    ax.set_ylim(0, 2 * ax.get_ylim()[1])  # a hundredth of a point is no difference
     return {"trivial": canvas}
 
 
@@ -122,7 +114,7 @@ def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 DRAWERS: dict[str, Callable[[Path, Result], Mapping[str, Any]]] = {
     "curves": _profile,
-    "profile": _profile_and_close,
+    "profile": _profile,
     "planes": _planes,
     "pair-ensemble": _pair_ensemble,
     "curve-ensemble": _curve_ensemble,

@@ -42,10 +42,13 @@ class Result:
     claims: list[Claim]
     about: dict[str, Any] = field(default_factory=dict)
 
-    def table(self) -> str:
-        """Behind our numbers the paper's in round brackets, and those of its reference code in square ones."""
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows: behind our numbers the paper's in round brackets, and those of its reference code in square ones."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row if not key.endswith((PAPER, CODE))))
-        return text.grid(keys, [[_with_others(row, key) for key in keys] for row in self.rows])
+        return keys, [[_with_others(row, key) for key in keys] for row in self.rows]
+
+    def table(self) -> str:
+        return text.grid(*self.cells())
 
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])
@@ -56,8 +59,11 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> "Result":
-        found = files.load_json(path, "paper")
-        return cls(**{**found, "claims": [Claim(**claim) for claim in found["claims"]]})
+        return cls.of_content(files.load_json(path, "paper"))
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any]) -> "Result":
+        return cls(**{**content, "claims": [Claim(**claim) for claim in content["claims"]]})
 
 
 @cache
@@ -107,10 +113,13 @@ def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[st
 
 def _with_others(row: Mapping[str, Any], key: str) -> str:
     theirs, code = row.get(key + PAPER), row.get(key + CODE)
-    return _shown(row.get(key)) + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code else "")
+    ours = _shown(row.get(key), percent="(%)" in f"{key} {next(iter(row.values()))}" or key == "+-")
+    return ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code else "")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, percent: bool = False) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.2f}" if percent and (abs(value) >= 0.01 or not value) else f"{value:.4g}"
