@@ -86,6 +86,16 @@ def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
     assert ["machine", "a card"] in found["facts"]
 
 
+def test_of_a_long_walk_some_steps_are_shown_and_all_that_was_collected(tmp_path):
+    steps = np.arange(1.0, 78_001)
+    tw.Trace(steps / 1e6, steps, steps / 2, [40_001, 78_000], 390).save(tmp_path / "trace.json")
+    series = {one["quantity"]: one for one in made(tmp_path)["walks"][0]["series"]}
+    shown = series["mini-batch loss"]
+    assert 3000 < len(shown["at"]) < 5000
+    assert {40_001, 78_000} <= {*shown["at"]}
+    assert shown["values"] == shown["at"]
+
+
 def test_the_same_scan_in_two_folders_of_a_run_is_shown_once(tmp_path):
     for name in ("curves", "profile"):
         curve().save(tmp_path / name / "bezier.json")

@@ -17,6 +17,7 @@ MISSING = {
     "comparisons": "No comparison here: make one with `thalweg compare --task ... --out compare`.",
     "runs": "No run.json here, so settings and origin are not known.",
 }
+STEPS = 4000  # of a walk about as many are shown, however long it is
 RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command leaves once it has finished
 
 
@@ -101,14 +102,14 @@ def _comparison(item: Found) -> dict[str, Any]:
 
 def _trace(item: Found) -> dict[str, Any]:
     trace = Trace.from_dict(item.content)
-    every = list(range(1, len(trace.lr) + 1))
+    every = sorted({*range(1, len(trace.lr) + 1, 1 + len(trace.lr) // STEPS), *trace.collected})
     watched = [
         {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values}
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
     named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
-    own = [{"data": "", "quantity": name, "at": every, "values": values.tolist()} for name, values in named]
+    own = [{"data": "", "quantity": name, "at": every, "values": [float(values[k - 1]) for k in every]} for name, values in named]
     series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # which tells most, first
     return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
 

@@ -98,7 +98,7 @@ function showBudget() {
 
 const MANY = 15; // members from which on their pairs are shown as colours alone
 
-/** The disagreement of each pair of members; darker cells disagree more. */
+/** The disagreement of each pair of members; stronger colours disagree more. */
 function showMatrix(report) {
   const { pairs } = report;
   const figure = find("#disagreement");
@@ -122,7 +122,7 @@ function showMatrix(report) {
   figure.querySelector(".scroll").replaceChildren(make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows)));
   figure.querySelector("figcaption").textContent =
     `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "error")} on average over pairs.` +
-    (dense ? ` From none to ${withUnit(highest, "error")}, the darkest; the numbers are in the CSV.` : "");
+    (dense ? ` The strongest colour is ${withUnit(highest, "error")}; all numbers are in the CSV.` : "");
   offer(figure.querySelector(".files"), [
     [
       `${report.label} disagreement`,
@@ -139,7 +139,8 @@ function showRuns() {
   });
   if (parts.length === 1) parts[0].open = true;
   host.replaceChildren(...parts, ...PAGE.notes.map(note));
-  if (!PAGE.runs.length && !PAGE.papers.length) host.append(note(PAGE.missing.runs));
+  find("#runs").hidden = !host.childElementCount && PAGE.papers.length > 0; // whose origin stands with them
+  if (!PAGE.runs.length) host.append(note(PAGE.missing.runs));
 }
 
 /** Entries of the paper: our table, and whether its sentences hold. */
