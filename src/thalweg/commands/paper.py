@@ -23,11 +23,12 @@ Chosen = Annotated[
 
 def list_entries() -> None:
     """Every table and figure of the paper that can be run again."""
-    from ..paper.entries import ENTRIES
+    from ..paper.entries import ENTRIES, SHOWS
 
     for entry in ENTRIES.values():
         pairs = ", ".join(f"{model} on {data}" for data, model in entry.pairs)
-        typer.echo(f"{entry.name:15} {entry.shows} ({entry.where}; {pairs})")
+        shows, where = SHOWS[entry.name]
+        typer.echo(f"{entry.name:15} {shows} ({where}; {pairs})")
 
 
 def run(

@@ -18,7 +18,7 @@ from . import claims
 from .drawing import METHODS
 from .paths import CURVES, Found, keep
 from .result import Claim, beside, figure
-from .workshop import Need, Workshop
+from .workshop import Workshop
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
 
@@ -226,11 +226,3 @@ def between_members(scan: Scan, knots: int) -> Found:
             row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
         rows.append(row)
     return rows, [claims.on_pieces(rows, name) for name in measured]
-
-
-NEEDS = {
-    "pair-ensemble": CHAIN,
-    "curve-ensemble": [*CHAIN, Need("network", 2)],
-    "diversity": [Need("network", 0), Need("network", 1), Need("snapshot", 0), Need("fge", 0)],
-    "fge-path": [Need("network", 0), Need("fge", 0)],
-}
