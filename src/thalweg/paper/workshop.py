@@ -123,6 +123,10 @@ class Workshop:
     def settings(self) -> dict[str, Any]:
         return {"weight_decay": self.recipe.weight_decay, "mode": self.mode, "progress": self.progress}
 
+    def rates(self, lr: float) -> dict[str, Any]:
+        """How a network or a curve is trained whose recipe has the rate `lr`."""
+        return {"lr": lr}
+
     def network(self, seed: int) -> Weights:
         return self.fulfil(Need("network", seed))
 
@@ -138,9 +142,8 @@ class Workshop:
     def _fit(self, seed: int) -> Weights:
         """A network trained for the whole budget, with the epochs kept at which FGE leaves it."""
         keep = self.recipe.walk.starts if self.recipe.walk else ()
-        own: dict[str, Any] = {"epochs": self.recipe.epochs, "lr": self.recipe.lr, "keep": keep, "seed": seed}
-        run = self.folder / f"network-{seed}"
-        return fit(self.model(seed), self.task, self.train, run=run, **own, **self.settings)
+        own: dict[str, Any] = {"epochs": self.recipe.epochs, "keep": keep, "seed": seed, "run": self.folder / f"network-{seed}"}
+        return fit(self.model(seed), self.task, self.train, **own, **self.rates(self.recipe.lr), **self.settings)
 
     def networks(self, count: int) -> list[Weights]:
         return [self.network(seed) for seed in range(count)]
@@ -148,9 +151,8 @@ class Workshop:
     def _connect(self, kind: str, seed: int = 0) -> Curve:
         """Between the first two networks; `seed` decides the draws of t and of the data."""
         fresh = KINDS[kind](self.network(0), self.network(1))
-        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "lr": self.recipe.curve_lr, "seed": seed}
-        run = self.folder / f"{kind}-{seed}"
-        return connect(self.form, fresh, self.task, self.train, run=run, **own, **self.settings)
+        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": self.folder / f"{kind}-{seed}"}
+        return connect(self.form, fresh, self.task, self.train, **own, **self.rates(self.recipe.curve_lr), **self.settings)
 
     def _walk(self, seed: int) -> Walk:
         """FGE from the kept epochs of a network."""
