@@ -105,6 +105,11 @@ def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[st
     return {key: ours, **{key + mark: row[name] for mark, row in rows.items() if row.get(name) is not None}}
 
 
+def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str, Any]:
+    """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same network."""
+    return {key: ours, key + PAPER: figure(what) if what and same else None}
+
+
 def _with_others(row: Mapping[str, Any], key: str) -> str:
     theirs, code = row.get(key + PAPER), row.get(key + CODE)
     return _shown(row.get(key)) + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code else "")
