@@ -165,10 +165,8 @@ def _check_part(part: Any, motion: Motion) -> None:
 def _check_buffers(motion: Motion) -> None:
     """What several processes average are the statistics of batch norm; all else must be the same by itself."""
     if Crew.present.size > 1:
-        found = motion.probe.weights().bare().buffers
-        Crew.present.agree(
-            {f"after an epoch, the buffer '{name}'": digest("buffer", {name: b}, "")[:8] for name, b in found.items()}
-        )
+        found = {name: digest("buffer", {name: b}, "")[:8] for name, b in motion.probe.weights().bare().buffers.items()}
+        Crew.present.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
 
 
 def _digests(where: Any) -> list[str]:
@@ -202,20 +200,11 @@ class _Watch:
         self.check()
         statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
         if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
-            self._stop(
-                f"the weights or their batch-norm statistics are no longer finite after step {step} with learning rate {lr:.4g}",
-                step,
-                None,
-                lr,
-            )
+            what = "the weights or their batch-norm statistics are no longer finite"
+            self._stop(f"{what} after step {step} with learning rate {lr:.4g}", step, None, lr)
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
         advice = f"{data}, or {rate}" if step == 1 else f"{rate}, and {data}"
-        raise Diverged(
-            f"{what}: {advice}; the weights from before that epoch are in .last_good",
-            step=step,
-            t=t,
-            lr=lr,
-            last_good=self.last_good,
-        )
+        message = f"{what}: {advice}; the weights from before that epoch are in .last_good"
+        raise Diverged(message, step=step, t=t, lr=lr, last_good=self.last_good)

@@ -192,12 +192,8 @@ class Checkpoint:
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
         tensors, about = files.load_tensors(Path(path), "checkpoint")
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, key = name.partition("/")
-            parts[part][key] = tensor
-        weights = Weights._of_parts(Path(path), parts["weights"], about)
-        return cls(weights, parts["optimizer"], about["kind"], about["epoch"])
+        weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
+        return cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"])
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
