@@ -46,10 +46,8 @@ class Weights:
     def of(cls, module: nn.Module) -> "Weights":
         """The weights of a module, copied; the module is left as it is."""
         if not isinstance(module, nn.Module):
-            name = type(module).__name__
-            raise ThalwegError(
-                f"Weights.of takes a module; got {name}: a state dict goes through Weights.from_state(state, module)"
-            )
+            given = f"Weights.of takes a module; got {type(module).__name__}"
+            raise ThalwegError(f"{given}: a state dict goes through Weights.from_state(state, module)")
         layout = Layout.of(module)
         parameters, _ = named_parameters(module)
         return cls(
