@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
 RESNET: tuple[Pair, ...] = (("cifar100", "resnet_bottleneck164"),)
 PRERESNET: tuple[Pair, ...] = (("cifar100", "preresnet164"),)
-CONVOLUTIONS: tuple[Pair, ...] = (("cifar10", "conv3fc3"),)
+PLAIN: tuple[Pair, ...] = (("cifar10", "conv3fc3"),)
 OF_CURVES = (("mnist", "fc"), *(("cifar10", name) for name in ("conv3fc3", "vgg16", "resnet158", "wrn28_10")), VGG[0], *RESNET)
 OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
 
@@ -88,6 +88,7 @@ SHOWS = {  # and where in the paper
     "cost": ("a curve step against a plain step", "supplement"),
 }
 THIRD, WALK, RUNS = Need("network", 2), Need("fge", 0), ("network", "snapshot", "fge")
+VOTERS = [*CHAIN, THIRD]
 FROM_PRETRAINED = "five epochs of ResNet-50 on ImageNet, and four passes over its validation set"
 ENTRIES = {
     entry.name: entry
@@ -97,16 +98,8 @@ ENTRIES = {
         Entry("profile", paths.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
         Entry("pair-ensemble", voting.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
         Entry("two-bends", paths.two_bends, VGG[1:], [*CHAIN, Need("polychain", 1)], points=lambda scale: 2 * scale.points),
-        Entry(
-            "curve-ensemble",
-            voting.curve_ensemble,
-            RESNET,
-            [*CHAIN, THIRD],
-            points=lambda scale: 2 * scale.points + scale.members,
-        ),
-        Entry(
-            "width", paths.width, CONVOLUTIONS, parts=paths.of_all_widths, points=lambda scale: len(scale.widths) * scale.points
-        ),
+        Entry("curve-ensemble", voting.curve_ensemble, RESNET, VOTERS, points=lambda scale: 2 * scale.points + scale.members),
+        Entry("width", paths.width, PLAIN, parts=paths.of_all_widths, points=lambda scale: len(scale.widths) * scale.points),
         Entry("trivial", paths.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
         Entry("ensembles", voting.ensembles, OF_ENSEMBLES, each=RUNS),
         Entry("fge-trace", voting.fge_trace, PRERESNET, each=RUNS),

@@ -199,9 +199,8 @@ def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
 
 def _need(values: np.ndarray | None, what: str) -> np.ndarray:
     if values is None:
-        raise ThalwegError(
-            f"{what} needs a scan of a {'plane' if what == 'a surface' else 'curve'}; this scan is of another kind"
-        )
+        kind = "plane" if what == "a surface" else "curve"
+        raise ThalwegError(f"{what} needs a scan of a {kind}; this scan is of another kind")
     return values
 
 

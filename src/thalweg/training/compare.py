@@ -33,6 +33,7 @@ class Ind:
 
 
 Contender = Ind | Method
+Make = Callable[[int], nn.Module]
 OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it leaves
 
 
@@ -119,9 +120,7 @@ class _Runner:
         if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
             raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
 
-    def run(
-        self, make: Callable[[int], nn.Module], contenders: Sequence[Contender], seed: int, run: Run | None
-    ) -> list[list[Weights]]:
+    def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
         with seeded(seed):
             module = make(seed)
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}

@@ -99,9 +99,8 @@ class Bends(Motion):
     def uniform(self) -> float:
         """One for each process that stands elsewhere, so that all know where the others' come from."""
         each = 1 if self.shared else Crew.present.size
-        return [float(torch.rand((), generator=self.generator, dtype=torch.float64)) for _ in range(each)][
-            Crew.present.rank % each
-        ]
+        drawn = [float(torch.rand((), generator=self.generator, dtype=torch.float64)) for _ in range(each)]
+        return drawn[Crew.present.rank % each]
 
     def draw(self) -> Sequence[float]:
         self.t = self.uniform()
