@@ -1,11 +1,9 @@
 """Networks, usable on their own."""
 
 from .imagenet import resnet50
-from .plain import conv3fc3, fc
+from .plain import conv3fc3, digits_net, fc, vgg16, vgg16_bn
 from .recurrent import Lstm, lstm
 from .residual import preresnet, preresnet164, resnet158, resnet_bottleneck164, wrn28_10
-from .small import digits_net
-from .vgg import vgg16, vgg16_bn
 
 __all__ = [
     "Lstm", "conv3fc3", "digits_net", "fc", "lstm", "preresnet", "preresnet164", "resnet158", "resnet50", "resnet_bottleneck164",
