@@ -56,13 +56,11 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
     early = figure("two-network ensemble error starts to fall at t")
+    says = f"from t = {near:g} on it is as good as that of both ends, to 0.3 points"
+    text = f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone"
     return rows, [
         Claim("the ensemble improves soon on the way", falls <= 0.25, f"from t = {falls:.2f}; in the paper from {early:g}"),
-        Claim(
-            f"from t = {near:g} on it is as good as that of both ends, to 0.3 points",
-            max(late) <= pair[-1] + 0.3,
-            f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone",
-        ),
+        Claim(says, max(late) <= pair[-1] + 0.3, text),
     ]
 
 
@@ -138,18 +136,11 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
     trace = shop.fge(0).traces[-1]
     trace.save(out / "trace.json")
     growth = {method: pooled(shop, method, seeds, out) for method in ("SSE", "FGE")}
-    errors = {name: [100 * entry["error"] for entry in found.growth] for name, found in growth.items()}
-    rows = [
-        {
-            "method": name,
-            "networks": k + 1,
-            "epochs": epoch,
-            "error of the ensemble (%)": error,
-            "its last network (%)": 100 * own["error"],
-        }
-        for name, found in growth.items()
-        for k, (epoch, error, own) in enumerate(zip(found.epochs or [], errors[name], found.members, strict=True))
-    ]
+    rows = []
+    for name, found in growth.items():
+        for k, (epoch, all_so_far, last) in enumerate(zip(found.epochs or [], found.growth, found.members, strict=True), start=1):
+            errors = {"error of the ensemble (%)": 100 * all_so_far["error"], "its last network (%)": 100 * last["error"]}
+            rows.append({"method": name, "networks": k, "epochs": epoch, **errors})
     return rows, claims.on_trace(trace, rows, seeds)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..evaluation.results import Scan, titled
+from ..store.files import write
 from .axes import STYLES, factor, finish, one, several
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
@@ -181,8 +182,6 @@ def lines(
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF."""
-    from ..store.files import write
-
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
         write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))

@@ -72,12 +72,6 @@ class Settings:
         plain = {name: getattr(self, name) for name in ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
         return {**plain, **named, "precision": self.mode.precision, "data": fingerprint(batches)}
 
-    def rates(self, steps: int) -> Schedule:
-        if self.schedule is not None:
-            return self.schedule
-        assert self.lr is not None
-        return decay(self.lr, self.epochs, steps)
-
 
 def train(
     motion: Motion,
@@ -98,8 +92,8 @@ def train(
     steps, crew = count(batches), Crew.present
     if crew.size > 1:
         _check_whole(batches)
-        crew.agree({**versions(), **settings.describe(batches), "the start": _digests(motion.snapshot())})
-    schedule = settings.rates(steps)
+        crew.agree({**versions(), **settings.describe(batches), "the start": digests(motion.snapshot())})
+    schedule = settings.schedule if settings.schedule is not None else decay(settings.lr or 0.0, settings.epochs, steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = source(batches, motion.probe.device)
     total = steps * settings.epochs
@@ -169,7 +163,7 @@ def _check_buffers(motion: Motion) -> None:
         Crew.present.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
 
 
-def _digests(where: Any) -> list[str]:
+def digests(where: Any) -> list[str]:
     """Of a network, or of every point of a curve."""
     return [point.digest() for point in getattr(where, "points", [where])]
 
