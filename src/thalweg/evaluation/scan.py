@@ -36,7 +36,7 @@ BREATH = 2.0  # seconds that each of several processes measures before they tell
 
 def scan(
     module: nn.Module,
-    target: Target,
+    target: Curve | Plane | Sequence[Weights],
     task: Task,
     data: Mapping[str, Batches],
     *,
