@@ -132,8 +132,6 @@ def train(
                 message = f"the batches promised {steps} batches and gave {saver.within}"
                 raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
             watch.end(saver.done, lr)
-            motion.probe.check()
-            _check_buffers(motion)
             observer.after_epoch(saver.epoch)
             saver.after_epoch(lr)
 
@@ -196,6 +194,8 @@ class _Watch:
         if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
             what = "the weights or their batch-norm statistics are no longer finite"
             self._stop(f"{what} after step {step} with learning rate {lr:.4g}", step, None, lr)
+        self.motion.probe.check()
+        _check_buffers(self.motion)
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
