@@ -166,10 +166,8 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
 
 def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     members = last_walk(shop)
-    path = PolyChain.through([member.bare().to(shop.device) for member in members])
-    per, knots = 8, len(members) - 1
-    at = [k / (per * knots) for k in range(per * knots + 1)]
-    scan = shop.scan("fge-path", path, points=at)
+    path, knots = PolyChain.through([member.bare().to(shop.device) for member in members]), len(members) - 1
+    scan = shop.scan("fge-path", path, points=[k / (8 * knots) for k in range(8 * knots + 1)])
     keep({"fge-path": scan}, out)
     return between_members(scan, knots)
 

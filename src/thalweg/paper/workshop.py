@@ -87,7 +87,8 @@ class Workshop:
             train, test = (self._drawn(n) for n in (self.scale.images, self.scale.tests))
         else:
             train, test = READERS[self.recipe.data](sets.find_data(self.given), download=self.download)
-        return _first(train, self.scale.images), _first(test, self.scale.tests)
+        images, tests = self.scale.images, self.scale.tests
+        return (train[0][:images], train[1][:images]), (test[0][:tests], test[1][:tests])
 
     def _drawn(self, count: int | None) -> tuple[Tensor, Tensor]:
         shape = (1, 28, 28) if self.recipe.data == "mnist" else (3, 32, 32)
@@ -258,7 +259,3 @@ def _network(model: str, classes: int, small: bool) -> nn.Module:
     if not small or model in ("fc", "conv3fc3"):
         return getattr(models, model)(classes=classes)
     return models.conv3fc3(width=0.05, classes=classes) if model == "vgg16" else models.preresnet(11, classes=classes)
-
-
-def _first(pair: tuple[Tensor, Tensor], count: int | None) -> tuple[Tensor, Tensor]:
-    return (pair[0][:count], pair[1][:count])
