@@ -6,7 +6,7 @@ from typing import Any
 
 from thalweg.errors import ThalwegError
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES
+from thalweg.paper.entries import ENTRIES, SHOWS
 from thalweg.paper.result import FILE, Claim, Result
 
 DOCS = Path(__file__).parent
@@ -74,8 +74,8 @@ def _figures(folder: Path) -> list[Path]:
 
 
 def _section(name: str, found: Found, docs: Path) -> str:
-    entry = ENTRIES[name]
-    parts = [f"\n## {name}\n\n{entry.shows[0].upper()}{entry.shows[1:]} (in the paper: {entry.where}).\n"]
+    shows, where = SHOWS[name]
+    parts = [f"\n## {name}\n\n{shows[0].upper()}{shows[1:]} (in the paper: {where}).\n"]
     for folder, result in found:
         here = folder.relative_to(docs).as_posix()
         shown = [f"\n![{_alternative(path, result)}]({here}/{path.name})\n" for path in _figures(folder)]

@@ -137,16 +137,9 @@ def _fail(message: str, code: int) -> None:
 
 
 for _command in (
-    geometry.demo,
-    geometry.fit,
-    geometry.connect,
-    geometry.scan,
-    geometry.plane,
-    ensembles.walk,
-    ensembles.ensemble,
-    ensembles.compare,
-    pages.page,
-    speed.bench,
+    *(geometry.demo, geometry.fit, geometry.connect, geometry.scan, geometry.plane),
+    *(ensembles.walk, ensembles.ensemble, ensembles.compare),
+    *(pages.page, speed.bench),
 ):
     app.command()(_plainly(_command))
 

@@ -89,10 +89,8 @@ class Crew:
         for rank, other in enumerate(each):
             for name, value in each[0].items():
                 if other.get(name) != value:
-                    message = f"{name} is {value!r} in process 0 and {other.get(name)!r} in process {rank}"
-                    raise ThalwegError(
-                        f"the processes of a run must agree, but {message}: start all alike, and seed what is drawn"
-                    )
+                    odd = f"{name} is {value!r} in process 0 and {other.get(name)!r} in process {rank}"
+                    raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
         """For a step: random numbers of this process alone, whichever came before."""

@@ -13,6 +13,7 @@ from .errors import ThalwegError
 from .text import first_line
 
 MARK = "thalweg gave the network"
+KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent)
 
 
@@ -31,7 +32,7 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, ThalwegError | torch.OutOfMemoryError) and not any(map(_ours, getattr(error, "__notes__", []))):
-            error.add_note(f"{MARK}{_weights(module)} a batch of {_said(batch)}{_rule(batch)}")
+            error.add_note(f"{MARK}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}")
         raise
 
 
@@ -40,10 +41,9 @@ def in_a_sentence(error: Exception) -> str | None:
     note = next(filter(_ours, getattr(error, "__notes__", [])), None)
     if note is None:
         return None
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not any(map(Path(frame.filename).is_relative_to, OURS))
-    ]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, OURS))]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {first_line(error)}{where}; {note}"
 
 
@@ -54,12 +54,6 @@ def _ours(note: str) -> bool:
 def _weights(module: nn.Module) -> str:
     first = next(module.parameters(), None)
     return "" if first is None else f", whose weights are {_short(first.dtype)} on {first.device},"
-
-
-def _rule(batch: Any) -> str:
-    return (
-        "; the keys of a dict, but for its labels, are the names of the network's arguments" if isinstance(batch, Mapping) else ""
-    )
 
 
 def _said(item: Any) -> str:

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-DEMO = Path("thalweg-demo")
-
-
 def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where everything goes; an earlier demo there is replaced.")
-    ] = DEMO,
+    ] = Path("thalweg-demo"),
     quiet: options.Quiet = False,
 ) -> None:
     """Networks on handwritten digits: the curves between two of them, the planes around, and ensembles at one budget.

@@ -23,11 +23,12 @@ Chosen = Annotated[
 
 def list_entries() -> None:
     """Every table and figure of the paper that can be run again."""
-    from ..paper.entries import ENTRIES
+    from ..paper.entries import ENTRIES, SHOWS
 
     for entry in ENTRIES.values():
         pairs = ", ".join(f"{model} on {data}" for data, model in entry.pairs)
-        typer.echo(f"{entry.name:15} {entry.shows} ({entry.where}; {pairs})")
+        shows, where = SHOWS[entry.name]
+        typer.echo(f"{entry.name:15} {shows} ({where}; {pairs})")
 
 
 def run(
@@ -97,9 +98,8 @@ def _perform(runs: "list[tuple[Entry, Workshop]]", seeds: int) -> None:
             except ThalwegError as error:
                 failed.append(f"{entry.name}: {error}")
     except Stopped as error:
-        raise Stopped(
-            "stopped; what was trained and measured is kept: give the same command again to go on", error.signal
-        ) from None
+        kept = "what was trained and measured is kept: give the same command again to go on"
+        raise Stopped(f"stopped; {kept}", error.signal) from None
     if failed:
         raise ThalwegError("; ".join(failed))
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .fetch import found
-from .files import Copy
+from .fetch import Copy, found
 from .pickles import read_pickle
 from .splits import Pair
 

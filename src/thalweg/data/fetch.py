@@ -1,22 +1,47 @@
 """A data set in a folder: found, checked against what its makers publish, and fetched where it is wanted."""
 
+import gzip
 import os
 import posixpath
 import tarfile
+import zlib
 from collections.abc import Iterator
 from hashlib import md5
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from urllib.request import urlopen
 
 from ..errors import ThalwegError
 from ..progress import Progress
-from .files import Copy, require
 from .sources import SETS, Form
 
 MB = 1_000_000
 PATIENCE = 60  # seconds without an answer
+
+
+class Copy(NamedTuple):
+    """A data set in one of its forms, and the folder where the files should lie, packed (.gz) or not."""
+
+    form: Form
+    folder: Path
+
+    def missing(self) -> list[str]:
+        return [name for name in self.form.files if self.path(name) is None]
+
+    def path(self, name: str) -> Path | None:
+        return next((path for path in (self.folder / f"{name}.gz", self.folder / name) if path.is_file()), None)
+
+    def content(self, name: str, check: bool = True) -> bytes:
+        """What one of the files holds, unpacked; with `check` it must be what its makers publish."""
+        path, remedy = self.path(name), f"delete it, and fetch it again from {self.form.origin(name)}"
+        if path is None:
+            raise ThalwegError(f"{self.folder / name} is missing: fetch it from {self.form.origin(name)}")
+        content = path.read_bytes() if path.suffix != ".gz" else _unpacked(path, remedy)
+        digest = md5(content, usedforsecurity=False).hexdigest()
+        require(not check or digest == self.form.files[name], str(path), remedy)
+        return content
 
 
 def find_data(folder: str | Path | None = None) -> Path:
@@ -95,3 +120,15 @@ def _unpack(form: Form, archive: Path) -> Iterator[Path]:
 def _by_hand(form: Form, folder: Path) -> str:
     urls = ", ".join(form.urls)
     return f"unpack {urls} in {folder}" if form.archived else f"put {urls} into {folder / form.home}"
+
+
+def require(same: bool, what: str, remedy: str) -> None:
+    if not same:
+        raise ThalwegError(f"{what} is not the file its makers publish, for its md5 is another: {remedy}")
+
+
+def _unpacked(path: Path, remedy: str) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ThalwegError(f"{path} is not a whole gz file ({error}): {remedy}") from None

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ThalwegError
-from .fetch import found
-from .files import Copy
+from .fetch import Copy, found
 from .splits import Pair
 
 

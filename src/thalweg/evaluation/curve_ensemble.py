@@ -22,6 +22,7 @@ from .results import Saved
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
+Predicted = list[tuple[Tensor, Tensor]]  # logits and labels, of one point after another
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +82,8 @@ def curve_ensemble(
     mode.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
-    tested: list[tuple[Tensor, Tensor]] = []
-    held: list[tuple[Tensor, Tensor]] = []
+    tested: Predicted = []
+    held: Predicted = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
     with aside(probe.device), Progress("curve ensemble", points, progress) as bar:
@@ -96,29 +97,26 @@ def curve_ensemble(
                 if held_out is not None:
                     _keep(held, _logits(probe, task, held_out), "held-out")
             bar.advance()
-    logits, labels = [x for x, _ in tested], tested[0][1]
-    everything = torch.arange(len(labels))
-    if held_out is not None:
-        return _assemble(ts, losses, logits, labels, [([x for x, _ in held], held[0][1], everything)], HELD_OUT)
-    halves = everything[::2], everything[1::2]
-    folds = [([x[a] for x in logits], labels[a], b) for a, b in (halves, halves[::-1])]
-    return _assemble(ts, losses, logits, labels, folds, CROSS_FITTED)
+    return _assemble(ts, losses, tested, held)
 
 
-def _keep(found: list[tuple[Tensor, Tensor]], pair: tuple[Tensor, Tensor], name: str) -> None:
+def _keep(found: Predicted, pair: tuple[Tensor, Tensor], name: str) -> None:
     found.append(pair)
     if not torch.equal(found[0][1], pair[1]):
         raise ThalwegError(f"the {name} batches come in another order in each pass: use a loader without shuffling")
 
 
-def _assemble(
-    ts: list[float],
-    losses: list[float],
-    logits: list[Tensor],
-    labels: Tensor,
-    folds: list[tuple[list[Tensor], Tensor, Tensor]],
-    fitted_on: str,
-) -> CurveEnsemble:
+def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tensor, Tensor]]:
+    """Logits and labels to fit temperatures to, and which of the test data to scale by these."""
+    everything = torch.arange(len(tested[0][1]))
+    if held:
+        return [([x for x, _ in held], held[0][1], everything)]
+    halves = everything[::2], everything[1::2]
+    return [([x[a] for x, _ in tested], tested[0][1][a], b) for a, b in (halves, halves[::-1])]
+
+
+def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Predicted) -> CurveEnsemble:
+    logits, labels, folds = [x for x, _ in tested], tested[0][1], _folds(tested, held)
     alone = [x.softmax(1) for x in logits]
     temperatures, nll, scores, reliability = {}, {}, {}, {}
     for scaling in ("none", "one", "train loss", "inverse train loss", "per point"):
@@ -133,7 +131,7 @@ def _assemble(
         reliability[scaling] = metrics.reliability(mean, labels)
     errors = [metrics.error(p, labels) for p in alone]
     pairs = [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, reliability, fitted_on)
+    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, reliability, HELD_OUT if held else CROSS_FITTED)
 
 
 def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:

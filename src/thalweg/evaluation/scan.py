@@ -30,6 +30,7 @@ from ..weightspace.weights import Weights
 from .measure import Measurement
 from .results import Scan, Values, array, plain
 
+Target = Curve | Plane | Sequence[Weights]
 BREATH = 2.0  # seconds that each of several processes measures before they tell each other
 
 
@@ -173,7 +174,7 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
 
 
 def _points_of(
-    target: Curve | Plane | Sequence[Weights], points: int | Sequence[float], grid: tuple[int, int], margin: float
+    target: Target, points: int | Sequence[float], grid: tuple[int, int], margin: float
 ) -> tuple[dict[str, Any], list[Callable[[], Weights]]]:
     if isinstance(target, Curve):
         ts = target.spaced(int(points)) if isinstance(points, int | np.integer) else _increasing(points)
@@ -191,11 +192,7 @@ def _points_of(
 
 
 def _description(
-    target: Curve | Plane | Sequence[Weights],
-    where: Mapping[str, Any],
-    data: Mapping[str, Batches],
-    refresh: Batches | None,
-    weight_decay: float,
+    target: Target, where: Mapping[str, Any], data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float
 ) -> dict[str, Any]:
     """What must be the same when a scan goes on."""
     points = target.points if isinstance(target, Curve | Plane) else target

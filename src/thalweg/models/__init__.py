@@ -1,13 +1,9 @@
 """Networks, usable on their own."""
 
 from .imagenet import resnet50
-from .plain import conv3fc3, fc
-from .preresnet import preresnet, preresnet164
+from .plain import conv3fc3, digits_net, fc, vgg16, vgg16_bn
 from .recurrent import Lstm, lstm
-from .resnet import resnet158, resnet_bottleneck164
-from .small import digits_net
-from .vgg import vgg16, vgg16_bn
-from .wideresnet import wrn28_10
+from .residual import preresnet, preresnet164, resnet158, resnet_bottleneck164, wrn28_10
 
 __all__ = [
     "Lstm", "conv3fc3", "digits_net", "fc", "lstm", "preresnet", "preresnet164", "resnet158", "resnet50", "resnet_bottleneck164",

@@ -1,8 +1,10 @@
-"""Networks of plain layers, one after another: no normalisation, no dropout."""
+"""Networks of layers one after another: for digits, fully connected, convolutional, and VGG-16."""
 
 from torch import nn
 
 from .initialise import he_by_outputs
+
+WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # of VGG-16, between which it pools
 
 
 def fc(classes: int = 10) -> nn.Sequential:
@@ -35,3 +37,56 @@ def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
         convolutions += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)]
     hidden = [nn.Linear(1152, units), nn.ReLU(inplace=True), nn.Linear(units, units), nn.ReLU(inplace=True)]
     return he_by_outputs(nn.Sequential(*convolutions, nn.Flatten(), *hidden, nn.Linear(units, classes)))
+
+
+def vgg16(classes: int = 10) -> nn.Sequential:
+    """VGG-16 for 32 x 32 images, as in the paper: thirteen convolutions, three linear layers with dropout, no batch norm.
+
+    >>> sum(p.numel() for p in vgg16(classes=10).parameters())
+    15245130
+    """
+    return _vgg16(classes, normalised=False)
+
+
+def vgg16_bn(classes: int = 10) -> nn.Sequential:
+    """The same with batch norm after each convolution, whose biases stay.
+
+    >>> sum(p.numel() for p in vgg16_bn(classes=10).parameters())
+    15253578
+    """
+    return _vgg16(classes, normalised=True)
+
+
+def _vgg16(classes: int, normalised: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    before = 3
+    for stage in WIDTHS:
+        for width in stage:
+            norm = [nn.BatchNorm2d(width)] if normalised else []
+            layers += [nn.Conv2d(before, width, 3, padding=1), *norm, nn.ReLU(inplace=True)]
+            before = width
+        layers.append(nn.MaxPool2d(2))
+    layers.append(nn.Flatten())
+    for _ in range(2):
+        layers += [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
+    return he_by_outputs(nn.Sequential(*layers, nn.Linear(512, classes)))
+
+
+def digits_net(width: int = 8, classes: int = 10) -> nn.Sequential:
+    """A convolutional network with batch norm for 8 x 8 images.
+
+    >>> sum(p.numel() for p in digits_net().parameters())
+    9570
+    """
+    return nn.Sequential(
+        *_block(1, width, stride=1),
+        *_block(width, 2 * width, stride=1),
+        *_block(2 * width, 2 * width, stride=2),
+        *_block(2 * width, 4 * width, stride=2),
+        nn.Flatten(),
+        nn.Linear(4 * width * 4, classes),
+    )
+
+
+def _block(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.results import Trace
 from .result import Claim
 
@@ -51,6 +52,21 @@ def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
         fge, sse = (values[k * len(values) // seeds - 1] for values in errors.values())
         found.append(Claim(f"at {k}B FGE is below SSE (the first {k} of {seeds} runs)", fge < sse, f"{fge:.2f} and {sse:.2f} %"))
     return found
+
+
+def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
+    """The errors of the two ends and of three networks in percent."""
+    before, after, by_loss = (100 * found.scores[name]["error"] for name in ("none", "per point", "train loss"))
+    spread = [max(found.nll[name]) - min(found.nll[name]) for name in ("none", "per point")]
+    flatter = f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}"
+    text = f"{before:.2f} to {after:.2f} %, temperatures {found.fitted_on}; by train loss {by_loss:.2f} %"
+    near = f"{after:.2f} after scaling, {three:.2f} %"
+    return [
+        Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
+        Claim("temperature scaling helps them", after < before, text),
+        Claim("and flattens the test NLL along the curve", spread[1] < spread[0], flatter),
+        Claim("they come within half a point of three networks, which have as many weights", after < three + 0.5, near),
+    ]
 
 
 def on_diversity(rows: Rows) -> list[Claim]:

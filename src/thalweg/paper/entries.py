@@ -12,26 +12,18 @@ from ..errors import ThalwegError
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw
+from .paths import CURVES, NETWORKS, Found
 from .recipes import RECIPES, SCALES, Scale, find_recipe
-from .result import FILE, Claim, Result
+from .result import FILE, Result
+from .voting import CHAIN
 from .workshop import Need, Workshop, prepare
-
-Run = Callable[[Workshop, Path, int], tuple[list[dict[str, Any]], list[Claim]]]
-
 
 Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
-BOTTLENECK: tuple[Pair, ...] = (("cifar100", "resnet_bottleneck164"),)
-PREACTIVATED: tuple[Pair, ...] = (("cifar100", "preresnet164"),)
-OF_CURVES = (
-    ("mnist", "fc"),
-    ("cifar10", "conv3fc3"),
-    ("cifar10", "vgg16"),
-    ("cifar10", "resnet158"),
-    ("cifar10", "wrn28_10"),
-    ("cifar100", "vgg16"),
-    ("cifar100", "resnet_bottleneck164"),
-)
+RESNET: tuple[Pair, ...] = (("cifar100", "resnet_bottleneck164"),)
+PRERESNET: tuple[Pair, ...] = (("cifar100", "preresnet164"),)
+PLAIN: tuple[Pair, ...] = (("cifar10", "conv3fc3"),)
+OF_CURVES = (("mnist", "fc"), *(("cifar10", name) for name in ("conv3fc3", "vgg16", "resnet158", "wrn28_10")), VGG[0], *RESNET)
 OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
 
 
@@ -39,14 +31,12 @@ OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model
 class Entry:
     """One table or figure of the paper.
 
-    where: it is in the paper. pairs: of data set and network that it has there. needs: what has to be trained first; `each`:
-    for every seed; `parts`: in other workshops. points: how many are measured, at a scale. more: what else it costs.
+    pairs: of data set and network that it has in the paper. needs: what has to be trained first; `each`: for every seed;
+    `parts`: in other workshops. points: how many are measured, at a scale. more: what else it costs.
     """
 
     name: str
-    shows: str
-    where: str
-    run: Run
+    run: Callable[[Workshop, Path, int], Found]
     pairs: tuple[Pair, ...]
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
@@ -80,132 +70,44 @@ class Entry:
         return found
 
 
+SHOWS = {  # and where in the paper
+    "curves": ("Single, Segment, Bezier, Polychain: length, loss and errors along them", "table of curves"),
+    "planes": ("train loss and test error in the planes of three optima and of both curves", "figures 1 and surfaces"),
+    "profile": ("loss and error against t", "figure 2 and supplement"),
+    "pair-ensemble": ("error of the ensemble of phi(0) and phi(t)", "figure 2, right"),
+    "two-bends": ("two chains between the same networks", "section on curve finding"),
+    "curve-ensemble": ("points of a chain ensembled, before and after temperature scaling", "supplement"),
+    "width": ("worst loss on a curve and its length against the width of the network", "supplement"),
+    "trivial": ("the path through the origin that keeps accuracy and raises the loss", "supplement"),
+    "ensembles": ("independent networks, Snapshot and FGE at budgets 1B, 2B, 3B", "table of ensembles"),
+    "fge-trace": ("learning rate, error and distance along FGE; error against epochs of FGE and SSE", "figure 3"),
+    "diversity": ("how networks of one run differ, and independent ones", "text"),
+    "fge-path": ("loss and error along the chain through FGE's members", "supplement, last figure"),
+    "ptb": ("perplexity along a Segment and a Bezier curve between LSTMs", "table of PTB"),
+    "imagenet": ("FGE for five epochs from a pretrained ResNet-50", "section ImageNet"),
+    "cost": ("a curve step against a plain step", "supplement"),
+}
+THIRD, WALK, RUNS = Need("network", 2), Need("fge", 0), ("network", "snapshot", "fge")
+VOTERS = [*CHAIN, THIRD]
+FROM_PRETRAINED = "five epochs of ResNet-50 on ImageNet, and four passes over its validation set"
 ENTRIES = {
     entry.name: entry
     for entry in [
-        Entry(
-            "curves",
-            "Single, Segment, Bezier, Polychain: length, loss and errors along them",
-            "table of curves",
-            paths.curves,
-            OF_CURVES,
-            paths.CURVES,
-            points=lambda scale: 3 * scale.points + 2,
-        ),
-        Entry(
-            "planes",
-            "train loss and test error in the planes of three optima and of both curves",
-            "figures 1 and surfaces",
-            paths.planes,
-            (*BOTTLENECK, *VGG[1:]),
-            [*paths.CURVES, Need("network", 2)],
-            points=lambda scale: 3 * scale.grid**2,
-        ),
-        Entry(
-            "profile",
-            "loss and error against t",
-            "figure 2 and supplement",
-            paths.profile,
-            BOTTLENECK,
-            paths.CURVES,
-            points=lambda scale: 3 * scale.points + 2,
-        ),
-        Entry(
-            "pair-ensemble",
-            "error of the ensemble of phi(0) and phi(t)",
-            "figure 2, right",
-            voting.pair_ensemble,
-            BOTTLENECK,
-            voting.NEEDS["pair-ensemble"],
-            points=lambda scale: 2 * scale.members,
-        ),
-        Entry(
-            "two-bends",
-            "two chains between the same networks",
-            "section on curve finding",
-            paths.two_bends,
-            VGG[1:],
-            [*voting.CHAIN, Need("polychain", 1)],
-            points=lambda scale: 2 * scale.points,
-        ),
-        Entry(
-            "curve-ensemble",
-            "points of a chain ensembled, before and after temperature scaling",
-            "supplement",
-            voting.curve_ensemble,
-            BOTTLENECK,
-            voting.NEEDS["curve-ensemble"],
-            points=lambda scale: 2 * scale.points + scale.members,
-        ),
-        Entry(
-            "width",
-            "worst loss on a curve and its length against the width of the network",
-            "supplement",
-            paths.width,
-            (("cifar10", "conv3fc3"),),
-            parts=paths.of_all_widths,
-            points=lambda scale: len(scale.widths) * scale.points,
-        ),
-        Entry(
-            "trivial",
-            "the path through the origin that keeps accuracy and raises the loss",
-            "supplement",
-            paths.trivial,
-            (("mnist", "fc"),),
-            paths.NETWORKS,
-            points=lambda scale: scale.points,
-        ),
-        Entry(
-            "ensembles",
-            "independent networks, Snapshot and FGE at budgets 1B, 2B, 3B",
-            "table of ensembles",
-            voting.ensembles,
-            OF_ENSEMBLES,
-            each=("network", "snapshot", "fge"),
-        ),
-        Entry(
-            "fge-trace",
-            "learning rate, error and distance along FGE; error against epochs of FGE and SSE",
-            "figure 3",
-            voting.fge_trace,
-            PREACTIVATED,
-            each=("network", "snapshot", "fge"),
-        ),
-        Entry(
-            "diversity",
-            "how networks of one run differ, and independent ones",
-            "text",
-            voting.diversity,
-            PREACTIVATED,
-            voting.NEEDS["diversity"],
-        ),
-        Entry(
-            "fge-path",
-            "loss and error along the chain through FGE's members",
-            "supplement, last figure",
-            voting.fge_path,
-            PREACTIVATED,
-            voting.NEEDS["fge-path"],
-            points=lambda scale: 81,
-        ),
-        Entry(
-            "ptb",
-            "perplexity along a Segment and a Bezier curve between LSTMs",
-            "table of PTB",
-            words.perplexity,
-            (("ptb", "lstm-large"),),
-            words.NEEDS,
-            points=lambda scale: 64,
-        ),
-        Entry(
-            "imagenet",
-            "FGE for five epochs from a pretrained ResNet-50",
-            "section ImageNet",
-            imagenet.fge_from_pretrained,
-            (("imagenet", "resnet50"),),
-            more="five epochs of ResNet-50 on ImageNet, and four passes over its validation set",
-        ),
-        Entry("cost", "a curve step against a plain step", "supplement", paths.cost, VGG[:1], more="half a minute of steps"),
+        Entry("curves", paths.curves, OF_CURVES, CURVES, points=lambda scale: 3 * scale.points + 2),
+        Entry("planes", paths.planes, (*RESNET, *VGG[1:]), [*CURVES, THIRD], points=lambda scale: 3 * scale.grid**2),
+        Entry("profile", paths.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
+        Entry("pair-ensemble", voting.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
+        Entry("two-bends", paths.two_bends, VGG[1:], [*CHAIN, Need("polychain", 1)], points=lambda scale: 2 * scale.points),
+        Entry("curve-ensemble", voting.curve_ensemble, RESNET, VOTERS, points=lambda scale: 2 * scale.points + scale.members),
+        Entry("width", paths.width, PLAIN, parts=paths.of_all_widths, points=lambda scale: len(scale.widths) * scale.points),
+        Entry("trivial", paths.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
+        Entry("ensembles", voting.ensembles, OF_ENSEMBLES, each=RUNS),
+        Entry("fge-trace", voting.fge_trace, PRERESNET, each=RUNS),
+        Entry("diversity", voting.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
+        Entry("fge-path", voting.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda scale: 81),
+        Entry("ptb", words.perplexity, (("ptb", "lstm-large"),), words.NEEDS, points=lambda scale: 64),
+        Entry("imagenet", imagenet.fge_from_pretrained, (("imagenet", "resnet50"),), more=FROM_PRETRAINED),
+        Entry("cost", paths.cost, VGG[:1], more="half a minute of steps"),
     ]
 }
 

@@ -16,7 +16,7 @@ from ..training.walk import walk
 from ..weightspace.weights import Weights
 from .paths import Found
 from .recipes import Recipe, Scale
-from .result import Claim, figure
+from .result import Claim, figure, quoted
 from .workshop import Workshop
 
 RECIPE = Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)
@@ -65,13 +65,10 @@ def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Found:
     members = [start, *walk(shop.form, shop.task, shop.train, method, **own)]
     found = Ensemble(shop.form, members).report(shop.task, shop.test, progress=shop.progress)
     before, after = 100 * found.members[0]["error"], 100 * found.scores["error"]
+    together, told = f"FGE, {len(members)} with the start", "FGE top-1 error after 5 epochs with 4 members (%)"
     rows = [
-        {"networks": "pretrained", "error (%)": before, "error (%) (paper)": figure("pretrained top-1 error (%)")},
-        {
-            "networks": f"FGE, {len(members)} with the start",
-            "error (%)": after,
-            "error (%) (paper)": figure("FGE top-1 error after 5 epochs with 4 members (%)"),
-        },
+        {"networks": "pretrained", **quoted("error (%)", before, "pretrained top-1 error (%)")},
+        {"networks": together, **quoted("error (%)", after, told)},
+        {"networks": "the best reported of SSE", "error (%) (paper)": figure("SSE best reported top-1 error (%)")},
     ]
-    rows.append({"networks": "the best reported of SSE", "error (%) (paper)": figure("SSE best reported top-1 error (%)")})
     return rows, [Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %")]

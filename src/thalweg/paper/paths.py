@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..bench import Bench
 from ..evaluation.results import Scan, titled
@@ -21,7 +20,7 @@ from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane
 from ..weightspace.weights import Weights
 from .drawing import PANELS
-from .result import Claim, beside, figure, row_of
+from .result import Claim, beside, figure, quoted, row_of
 from .workshop import Need, Workshop
 
 NETWORKS = [Need("network", 0), Need("network", 1)]
@@ -77,25 +76,26 @@ def _measured(scan: Scan, key: str) -> float | None:
 
 
 def _low_all_along(shop: Workshop, scans: dict[str, Scan]) -> list[Claim]:
-    def most(name: str, data: str, quantity: str) -> float:
-        return float(scans[name].values[data][quantity].max())
-
-    line, ends = most("segment", "train", "loss"), most("single", "train", "loss")
+    line, ends = _highest(scans["segment"]), _highest(scans["single"])
     middle, chance = float(np.median(scans["segment"].values["test"]["error"])), 1 - 1 / shop.recipe.classes
     text = f"train loss {line:.3g} on it, {ends:.3g} at its ends; median test error {100 * middle:.1f} %"
     claims = [Claim("the straight line meets a barrier", line > 2 * ends, text)]
     if shop.recipe.model == "vgg16":
-        worst = most("segment", "test", "error")
+        worst = _highest(scans["segment"], "test", "error")
         says = "in its middle the network knows nothing"
         claims.append(Claim(says, worst > 0.99 * chance, f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %"))
     for name in ("bezier", "polychain"):
         points, share = _bars(shop, name)
-        above, times = 100 * (most(name, "test", "error") - most("single", "test", "error")), most(name, "train", "loss") / ends
-        says = (
-            f"along the {name} the error stays within {points:.2f} points and the train loss within {share:.2f} of the worse end"
-        )
-        claims.append(Claim(says, above <= points and times <= share, f"{above:+.2f} points, {times:.3f} times"))
+        errors = [_highest(scans[which], "test", "error") for which in (name, "single")]
+        above, times = 100 * (errors[0] - errors[1]), _highest(scans[name]) / ends
+        limits = f"within {points:.2f} points and the train loss within {share:.2f} of the worse end"
+        says, text = f"along the {name} the error stays {limits}", f"{above:+.2f} points, {times:.3f} times"
+        claims.append(Claim(says, above <= points and times <= share, text))
     return claims
+
+
+def _highest(scan: Scan, data: str = "train", quantity: str = "loss") -> float:
+    return float(scan.values[data][quantity].max())
 
 
 def _bars(shop: Workshop, curve: str) -> tuple[float, float]:
@@ -137,16 +137,14 @@ def planes(shop: Workshop, out: Path, seeds: int) -> Found:
         plane = Plane(a, b, third)
         drawn = {type(curves[name]).__name__: curves[name]} if name in curves else {}
         scans[name] = shop.scan(f"plane-{name.replace(' ', '-')}", plane, grid=side, draw=drawn)
-        loss = scans[name].values["train"]["loss"]
-        rows.append({"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())})
+        lowest = float(scans[name].values["train"]["loss"].min())
+        rows.append({"plane": name, "train loss min": lowest, "train loss max": _highest(scans[name])})
     keep({f"plane {name}": scan for name, scan in scans.items()}, out)
-    highest = {kind: float(shop.scan(kind, curve).values["train"]["loss"].max()) for kind, curve in curves.items()}
+    highest = max(_highest(shop.scan(kind, curve)) for kind, curve in curves.items())
     between = min(_halfway(scans["three optima"]))
     says = "the three optima are apart, each in a hollow of its own, and the curves lead around what is between"
-    text = (
-        f"highest train loss {max(highest.values()):.3g} on the curves, at least {between:.3g} halfway between two of the three"
-    )
-    return rows, [Claim(says, max(highest.values()) < 0.5 * between, text)]
+    text = f"highest train loss {highest:.3g} on the curves, at least {between:.3g} halfway between two of the three"
+    return rows, [Claim(says, highest < 0.5 * between, text)]
 
 
 def _halfway(scan: Scan) -> list[float]:
@@ -164,23 +162,12 @@ def _halfway(scan: Scan) -> list[float]:
 def two_bends(shop: Workshop, out: Path, seeds: int) -> Found:
     one, two = shop.curve("polychain", 0), shop.curve("polychain", 1)
     apart, ends = one.bends[0].distance(two.bends[0]), one.start.distance(one.end)
-    paper = figure("distance between the bends of two polychains with the same ends"), figure("distance between those ends")
     same = shop.recipe.dataset == "CIFAR-10" and shop.recipe.title == "VGG-16"
-    rows = [
-        {
-            "bends apart": apart,
-            "bends apart (paper)": paper[0] if same else None,
-            "ends apart": ends,
-            "ends apart (paper)": paper[1] if same else None,
-            "ratio": apart / ends,
-        }
-    ]
-    worst = [
-        float(shop.scan(f"polychain-{seed}" if seed else "polychain", curve).values["train"]["loss"].max())
-        for seed, curve in enumerate((one, two))
-    ]
+    bends = quoted("bends apart", apart, "distance between the bends of two polychains with the same ends", same)
+    rows = [{**bends, **quoted("ends apart", ends, "distance between those ends", same), "ratio": apart / ends}]
+    worst = [_highest(shop.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
     says = "curves between the same networks are not unique: their bends lie far apart, of the order of the ends"
-    alone = float(shop.scan("single", shop.networks(2), refresh=None).values["train"]["loss"].max())
+    alone = _highest(shop.scan("single", shop.networks(2), refresh=None))
     low = f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends"
     return rows, [
         Claim(says, apart > 0.3 * ends, f"{apart:.1f} against {ends:.1f}, {apart / ends:.2f}"),
@@ -199,22 +186,14 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
         part = shop.wide(breadth)
         bent = part.scan("bezier", part.curve("bezier"))
         ends = part.scan("single", part.networks(2), refresh=None)
-        row: dict[str, Any] = {
-            "K": breadth,
-            "worst train loss on the curve": float(bent.values["train"]["loss"].max()),
-            "train loss of the ends": float(ends.values["train"]["loss"].max()),
-            "length ratio": bent.length_ratio,
-        }
-        rows.append(row)
-        rises.append(float(bent.values["train"]["loss"][1:-1].max()) - row["train loss of the ends"])
+        losses = {"worst train loss on the curve": _highest(bent), "train loss of the ends": _highest(ends)}
+        rows.append({"K": breadth, **losses, "length ratio": bent.length_ratio})
+        rises.append(float(bent.values["train"]["loss"][1:-1].max()) - _highest(ends))
         keep({f"curve-{breadth:g}": bent, f"ends-{breadth:g}": ends}, out)
-    at, ratios = ([row[key] for row in rows] for key in ("K", "length ratio"))
+    straighter = all(after["length ratio"] < before["length ratio"] for before, after in pairwise(rows))
+    text = "length ratio " + ", ".join(f"{row['length ratio']:.2f} at K = {row['K']:g}" for row in rows)
     return rows, [
-        Claim(
-            "wider networks are joined by straighter curves",
-            all(later < earlier for earlier, later in pairwise(ratios)),
-            "length ratio " + ", ".join(f"{ratio:.2f} at K = {k:g}" for k, ratio in zip(at, ratios, strict=True)),
-        ),
+        Claim("wider networks are joined by straighter curves", straighter, text),
         Claim("inside which the loss rises less above the ends", rises[-1] <= rises[0], f"{rises[0]:+.3g} and {rises[-1]:+.3g}"),
     ]
 
@@ -226,15 +205,8 @@ def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
     at = [k / (shop.scale.points - 1) for k in range(shop.scale.points) if 2 * k != shop.scale.points - 1]
     exact = replace(shop.mode, precision="fp32")  # bf16 would change some predictions near the origin
     scan = shop.scan("trivial", [path.point(s) for s in at], refresh=None, mode=exact)
-    rows = [
-        {
-            "s": s,
-            "t": path.shrink(s),
-            "train loss": float(scan.values["train"]["data_loss"][k]),
-            "test error (%)": 100 * float(scan.values["test"]["error"][k]),
-        }
-        for k, s in enumerate(at)
-    ]
+    measured = zip(at, scan.values["train"]["data_loss"].tolist(), scan.values["test"]["error"].tolist(), strict=True)
+    rows = [{"s": s, "t": path.shrink(s), "train loss": loss, "test error (%)": 100 * error} for s, loss, error in measured]
     keep({"path": replace(scan, t=np.array(at))}, out)
     off, agree = _in_float64(shop, a, b)
     rise = max(row["train loss"] for row in rows) / rows[0]["train loss"]
@@ -250,7 +222,7 @@ def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
     module = deepcopy(shop.form).cpu().double().eval()
     images, mean, std = shop.images[1][0][:100].double() / 255, *(torch.tensor(v).double() for v in shop.recipe.colours)
     x = (images - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)
-    exact = [_doubled(end, module) for end in ends]
+    exact = [replace(Weights.of(module), vector=end.vector.cpu().double()) for end in ends]
     path, off, same = OriginPath(module, *exact), 0.0, 1.0
     depth = max(path.powers.values())
     with torch.no_grad():
@@ -263,10 +235,6 @@ def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
                 off = max(off, float((found - wanted).norm() / wanted.norm()))
                 same = min(same, float((found.argmax(1) == wanted.argmax(1)).double().mean()))
     return off, same
-
-
-def _doubled(weights: Weights, module: nn.Module) -> Weights:
-    return replace(Weights.of(module), vector=weights.vector.cpu().double())
 
 
 def cost(shop: Workshop, out: Path, seeds: int) -> Found:

@@ -94,16 +94,16 @@ WIDE = Walk((120, 156), 22, 4, 5e-2, 5e-4)
 
 def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:
     """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the set's own, not ImageNet's."""
-    own = {"cifar10": CIFAR10, "cifar100": CIFAR100}
-    sets = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-    return [
-        Recipe(data, model, name, title, colours=own[data] if colours else IMAGENET, **settings) for data, name in sets.items()
-    ]
+    sets = {"cifar10": ("CIFAR-10", CIFAR10), "cifar100": ("CIFAR-100", CIFAR100)}
+    each = [(data, name, own if colours else IMAGENET) for data, (name, own) in sets.items()]
+    return [Recipe(data, model, name, title, colours=normalised, **settings) for data, name, normalised in each]
 
 
 LIKE_VGG: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 600, "curve_lr": 0.015}
 RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
 PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
+PREACTIVATED: dict[str, Any] = {**RESIDUAL, "walk": PRERESNET, "cycles": 4, "sse_lr": 0.1}
+WIDENED: dict[str, Any] = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": WIDE, "sse_lr": 0.1}
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
@@ -113,23 +113,8 @@ RECIPES = {
         *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG, walk=VGG),
         *_both("resnet158", "ResNet-158", True, **RESIDUAL, in_curves="ResNet-158"),
         *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **RESIDUAL, in_curves="ResNet-164"),
-        *_both(
-            "preresnet164", "PreResNet-164", True, **RESIDUAL, walk=PRERESNET, cycles=4, sse_lr=0.1, in_ensembles="ResNet-164"
-        ),
-        *_both(
-            "wrn28_10",
-            "WRN-28-10",
-            True,
-            epochs=200,
-            lr=0.1,
-            weight_decay=5e-4,
-            curve_epochs=200,
-            curve_lr=0.03,
-            walk=WIDE,
-            sse_lr=0.1,
-            in_curves="WRN-28-10",
-            in_ensembles="WRN-28-10",
-        ),
+        *_both("preresnet164", "PreResNet-164", True, **PREACTIVATED, in_ensembles="ResNet-164"),
+        *_both("wrn28_10", "WRN-28-10", True, **WIDENED, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
     ]
 }
 

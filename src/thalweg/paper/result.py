@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files as resources
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from .. import text
-from ..store import files
+from ..evaluation.results import Saved
 
 FILE = "result.json"
 PAPER, CODE = " (paper)", " [code]"  # behind the name of a column of ours: the paper's numbers, and its reference code's
@@ -28,7 +27,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Saved):
     """Everything one entry found.
 
     rows: one per line of its table; a column `x` of ours has the paper's beside it as `x (paper)`, and that of its reference
@@ -36,6 +35,7 @@ class Result:
     about: recipe, scale, seeds, seconds, versions, machine, date.
     """
 
+    saved_as = "paper"
     entry: str
     of: str
     rows: list[dict[str, Any]]
@@ -53,17 +53,12 @@ class Result:
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])
 
-    def save(self, path: Path) -> None:
-        claims = [vars(claim) for claim in self.claims]
-        files.save_json(path, "paper", {**vars(self), "claims": claims})
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "claims": [vars(claim) for claim in self.claims]}
 
     @classmethod
-    def load(cls, path: Path) -> "Result":
-        return cls.of_content(files.load_json(path, "paper"))
-
-    @classmethod
-    def of_content(cls, content: Mapping[str, Any]) -> "Result":
-        return cls(**{**content, "claims": [Claim(**claim) for claim in content["claims"]]})
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        return cls(**{**entry, "claims": [Claim(**claim) for claim in entry["claims"]]})
 
 
 @cache
@@ -109,6 +104,11 @@ def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[st
     """
     rows = {PAPER: row_of(table, **wanted), CODE: row_of(f"reference_{table}", **wanted)}
     return {key: ours, **{key + mark: row[name] for mark, row in rows.items() if row.get(name) is not None}}
+
+
+def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str, Any]:
+    """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same network."""
+    return {key: ours, key + PAPER: figure(what) if what and same else None}
 
 
 def _with_others(row: Mapping[str, Any], key: str) -> str:

@@ -1,7 +1,7 @@
 """The entries on ensembles: pair-ensemble, curve-ensemble, ensembles, fge-trace, diversity, fge-path."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,10 +17,19 @@ from ..weightspace.weights import Weights
 from . import claims
 from .drawing import METHODS
 from .paths import CURVES, Found, keep
-from .result import Claim, beside, figure
-from .workshop import Need, Workshop
+from .result import Claim, beside, figure, quoted
+from .workshop import Workshop
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
+DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one
+    "independent": ("disagreement of two independent networks (% of test)", None, "accuracy of a fully trained network (%)"),
+    "FGE": (
+        "disagreement of two networks of one FGE run (% of test)",
+        "Euclidean distance between consecutive FGE members",
+        "accuracy of a single FGE member (%)",
+    ),
+    "SSE": (None, "Euclidean distance between consecutive SSE members", None),
+}
 
 
 def voters(shop: Workshop, curve: str, members: int) -> CurveEnsemble:
@@ -47,58 +56,37 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
     early = figure("two-network ensemble error starts to fall at t")
+    says = f"from t = {near:g} on it is as good as that of both ends, to 0.3 points"
+    text = f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone"
     return rows, [
         Claim("the ensemble improves soon on the way", falls <= 0.25, f"from t = {falls:.2f}; in the paper from {early:g}"),
-        Claim(
-            f"from t = {near:g} on it is as good as that of both ends, to 0.3 points",
-            max(late) <= pair[-1] + 0.3,
-            f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone",
-        ),
+        Claim(says, max(late) <= pair[-1] + 0.3, text),
     ]
 
 
 def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     found = voters(shop, "polychain", shop.scale.members)
-    ends, three = (100 * report(shop, shop.networks(k)).scores["error"] for k in (2, 3))
-    paper = {
-        "none": figure("error of the 50-point polychain ensemble (%)"),
-        **dict.fromkeys(("train loss", "per point"), figure("the same after temperature scaling (%)")),
-    }
-    same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "resnet_bottleneck164"
-    rows: list[dict[str, Any]] = [
-        {
-            "ensemble": f"{len(found.t)} points of the chain, scaled by {name}",
-            "error": 100 * scores["error"],
-            "nll": scores["nll"],
-            "error (paper)": paper.get(name) if same else None,
-        }
-        for name, scores in found.scores.items()
-    ]
-    others = {
-        "both ends": (ends, "error of the ensemble of the two endpoints (%)"),
-        "three networks": (three, "error of three independent networks (%)"),
-    }
-    rows += [
-        {"ensemble": name, "error": value, "error (paper)": figure(key) if same else None}
-        for name, (value, key) in others.items()
-    ]
     found.save(out / "points.json")
     along = {"segment": Segment(*shop.networks(2)), "polychain": shop.curve("polychain")}
     keep({name: shop.scan(name, curve) for name, curve in along.items()}, out)
-    before, after, by_loss = (100 * found.scores[name]["error"] for name in ("none", "per point", "train loss"))
-    spread = [max(found.nll[name]) - min(found.nll[name]) for name in ("none", "per point")]
-    text = f"{before:.2f} to {after:.2f} %, temperatures {found.fitted_on}; by train loss {by_loss:.2f} %"
-    near = f"{after:.2f} after scaling, {three:.2f} %"
-    return rows, [
-        Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
-        Claim("temperature scaling helps them", after < before, text),
-        Claim(
-            "and flattens the test NLL along the curve",
-            spread[1] < spread[0],
-            f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}",
-        ),
-        Claim("they come within half a point of three networks, which have as many weights", after < three + 0.5, near),
+    ends, three = (100 * report(shop, shop.networks(k)).scores["error"] for k in (2, 3))
+    return _rows_of_points(shop, found, ends, three), claims.on_points(found, ends, three)
+
+
+def _rows_of_points(shop: Workshop, found: CurveEnsemble, ends: float, three: float) -> list[dict[str, Any]]:
+    same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "resnet_bottleneck164"
+    scaled = dict.fromkeys(("train loss", "per point"), "the same after temperature scaling (%)")
+    paper = {"none": "error of the 50-point polychain ensemble (%)", **scaled}
+    points = f"{len(found.t)} points of the chain, scaled by"
+    rows = [
+        {"ensemble": f"{points} {name}", **quoted("error", 100 * scores["error"], paper.get(name), same), "nll": scores["nll"]}
+        for name, scores in found.scores.items()
     ]
+    others = (
+        ("both ends", ends, "error of the ensemble of the two endpoints (%)"),
+        ("three networks", three, "error of three independent networks (%)"),
+    )
+    return rows + [{"ensemble": name, **quoted("error", value, what, same)} for name, value, what in others]
 
 
 def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -119,11 +107,7 @@ def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
 
 def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
     """The networks of each run of a method, and how many epochs had been spent when each was there, earlier runs included."""
-    makers: dict[str, Callable[[int], Sequence[Weights]]] = {
-        "Ind": lambda seed: [shop.network(seed)],
-        "SSE": shop.snapshot,
-        "FGE": shop.fge,
-    }
+    makers: dict[str, Any] = {"Ind": lambda seed: [shop.network(seed)], "SSE": shop.snapshot, "FGE": shop.fge}
     made = [makers[method](seed) for seed in range(seeds)]
     return [(run, [seed * shop.recipe.epochs + epoch for epoch in _spent(shop, method, run)]) for seed, run in enumerate(made)]
 
@@ -152,18 +136,11 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
     trace = shop.fge(0).traces[-1]
     trace.save(out / "trace.json")
     growth = {method: pooled(shop, method, seeds, out) for method in ("SSE", "FGE")}
-    errors = {name: [100 * entry["error"] for entry in found.growth] for name, found in growth.items()}
-    rows = [
-        {
-            "method": name,
-            "networks": k + 1,
-            "epochs": epoch,
-            "error of the ensemble (%)": error,
-            "its last network (%)": 100 * own["error"],
-        }
-        for name, found in growth.items()
-        for k, (epoch, error, own) in enumerate(zip(found.epochs or [], errors[name], found.members, strict=True))
-    ]
+    rows = []
+    for name, found in growth.items():
+        for k, (epoch, all_so_far, last) in enumerate(zip(found.epochs or [], found.growth, found.members, strict=True), start=1):
+            errors = {"error of the ensemble (%)": 100 * all_so_far["error"], "its last network (%)": 100 * last["error"]}
+            rows.append({"method": name, "networks": k, "epochs": epoch, **errors})
     return rows, claims.on_trace(trace, rows, seeds)
 
 
@@ -174,41 +151,23 @@ def last_walk(shop: Workshop) -> list[Weights]:
 
 
 def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
-    independent = report(shop, shop.networks(2))
-    fge, sse = report(shop, last_walk(shop)), report(shop, shop.snapshot(0))
     same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "preresnet164"
-    apart = {"independent": independent, "FGE": fge, "SSE": sse}
-    paper = {
-        "independent": (figure("disagreement of two independent networks (% of test)"), None),
-        "FGE": (
-            figure("disagreement of two networks of one FGE run (% of test)"),
-            figure("Euclidean distance between consecutive FGE members"),
-        ),
-        "SSE": (None, figure("Euclidean distance between consecutive SSE members")),
-    }
-    wholly, briefly = figure("accuracy of a fully trained network (%)"), figure("accuracy of a single FGE member (%)")
-    alone = {"independent": 100 - wholly, "FGE": 100 - briefly}
-    rows: list[dict[str, Any]] = [
-        {
-            "networks": name,
-            "disagreement (%)": 100 * found.scores["disagreement"],
-            "disagreement (%) (paper)": paper[name][0] if same else None,
-            "distance": statistics.mean(found.distances),
-            "distance (paper)": paper[name][1] if same else None,
-            "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
-            "error of one (%) (paper)": alone.get(name) if same else None,
-        }
-        for name, found in apart.items()
-    ]
+    groups = {"independent": shop.networks(2), "FGE": last_walk(shop), "SSE": shop.snapshot(0)}
+    rows = []
+    for name, members in groups.items():
+        found, (disagreement, distance, accuracy) = report(shop, members), DIVERSITY[name]
+        row = {"networks": name, **quoted("disagreement (%)", 100 * found.scores["disagreement"], disagreement, same)}
+        row |= quoted("distance", statistics.mean(found.distances), distance, same)
+        row["error of one (%)"] = 100 * statistics.mean(entry["error"] for entry in found.members)
+        row["error of one (%) (paper)"] = 100 - figure(accuracy) if accuracy and same else None
+        rows.append(row)
     return rows, claims.on_diversity(rows)
 
 
 def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     members = last_walk(shop)
-    path = PolyChain.through([member.bare().to(shop.device) for member in members])
-    per, knots = 8, len(members) - 1
-    at = [k / (per * knots) for k in range(per * knots + 1)]
-    scan = shop.scan("fge-path", path, points=at)
+    path, knots = PolyChain.through([member.bare().to(shop.device) for member in members]), len(members) - 1
+    scan = shop.scan("fge-path", path, points=[k / (8 * knots) for k in range(8 * knots + 1)])
     keep({"fge-path": scan}, out)
     return between_members(scan, knots)
 
@@ -226,11 +185,3 @@ def between_members(scan: Scan, knots: int) -> Found:
             row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
         rows.append(row)
     return rows, [claims.on_pieces(rows, name) for name in measured]
-
-
-NEEDS = {
-    "pair-ensemble": CHAIN,
-    "curve-ensemble": [*CHAIN, Need("network", 2)],
-    "diversity": [Need("network", 0), Need("network", 1), Need("snapshot", 0), Need("fge", 0)],
-    "fge-path": [Need("network", 0), Need("fge", 0)],
-}

@@ -16,11 +16,8 @@ from ..models import Lstm, lstm
 from ..randomness import seeded
 from ..store.runs import LOG, Run
 from ..tasks import language_modelling
-from ..training.connect import connect
-from ..training.fit import fit
 from ..training.schedules import Schedule
-from ..weightspace.curves import Bezier, Curve, Segment
-from ..weightspace.weights import Weights
+from ..weightspace.curves import Segment
 from .paths import NETWORKS, Found, keep
 from .recipes import Recipe, Scale
 from .result import Claim, row_of
@@ -90,20 +87,8 @@ class WordShop(Workshop):
     def data(self) -> dict[str, TokenBatches]:
         return {name: self._read(name) for name in ("train", "valid", "test")}
 
-    @property
-    def training(self) -> dict[str, Any]:
-        schedule = self.words.schedule(len(self.train))
-        own = {"momentum": 0.0, "schedule": schedule, "clip": self.words.clip / STEPS}
-        return {"mode": self.mode, "progress": self.progress, **own}
-
-    def _fit(self, seed: int) -> Weights:
-        run = self.folder / f"network-{seed}"
-        return fit(self.model(seed), self.task, self.train, epochs=self.recipe.epochs, seed=seed, run=run, **self.training)
-
-    def _connect(self, kind: str, seed: int = 0) -> Curve:
-        fresh, run = Bezier(self.network(0), self.network(1)), self.folder / f"{kind}-{seed}"
-        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": run}
-        return connect(self.form, fresh, self.task, self.train, **own, **self.training)
+    def rates(self, lr: float) -> dict[str, Any]:
+        return {"momentum": 0.0, "schedule": self.words.schedule(len(self.train)), "clip": self.words.clip / STEPS}
 
     def described(self) -> dict[str, Any]:
         return super().described() | asdict(self.words)

@@ -87,7 +87,8 @@ class Workshop:
             train, test = (self._drawn(n) for n in (self.scale.images, self.scale.tests))
         else:
             train, test = READERS[self.recipe.data](sets.find_data(self.given), download=self.download)
-        return _first(train, self.scale.images), _first(test, self.scale.tests)
+        images, tests = self.scale.images, self.scale.tests
+        return (train[0][:images], train[1][:images]), (test[0][:tests], test[1][:tests])
 
     def _drawn(self, count: int | None) -> tuple[Tensor, Tensor]:
         shape = (1, 28, 28) if self.recipe.data == "mnist" else (3, 32, 32)
@@ -123,6 +124,10 @@ class Workshop:
     def settings(self) -> dict[str, Any]:
         return {"weight_decay": self.recipe.weight_decay, "mode": self.mode, "progress": self.progress}
 
+    def rates(self, lr: float) -> dict[str, Any]:
+        """How a network or a curve is trained whose recipe has the rate `lr`."""
+        return {"lr": lr}
+
     def network(self, seed: int) -> Weights:
         return self.fulfil(Need("network", seed))
 
@@ -138,9 +143,8 @@ class Workshop:
     def _fit(self, seed: int) -> Weights:
         """A network trained for the whole budget, with the epochs kept at which FGE leaves it."""
         keep = self.recipe.walk.starts if self.recipe.walk else ()
-        own: dict[str, Any] = {"epochs": self.recipe.epochs, "lr": self.recipe.lr, "keep": keep, "seed": seed}
-        run = self.folder / f"network-{seed}"
-        return fit(self.model(seed), self.task, self.train, run=run, **own, **self.settings)
+        own: dict[str, Any] = {"epochs": self.recipe.epochs, "keep": keep, "seed": seed, "run": self.folder / f"network-{seed}"}
+        return fit(self.model(seed), self.task, self.train, **own, **self.rates(self.recipe.lr), **self.settings)
 
     def networks(self, count: int) -> list[Weights]:
         return [self.network(seed) for seed in range(count)]
@@ -148,9 +152,8 @@ class Workshop:
     def _connect(self, kind: str, seed: int = 0) -> Curve:
         """Between the first two networks; `seed` decides the draws of t and of the data."""
         fresh = KINDS[kind](self.network(0), self.network(1))
-        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "lr": self.recipe.curve_lr, "seed": seed}
-        run = self.folder / f"{kind}-{seed}"
-        return connect(self.form, fresh, self.task, self.train, run=run, **own, **self.settings)
+        own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": self.folder / f"{kind}-{seed}"}
+        return connect(self.form, fresh, self.task, self.train, **own, **self.rates(self.recipe.curve_lr), **self.settings)
 
     def _walk(self, seed: int) -> Walk:
         """FGE from the kept epochs of a network."""
@@ -256,7 +259,3 @@ def _network(model: str, classes: int, small: bool) -> nn.Module:
     if not small or model in ("fc", "conv3fc3"):
         return getattr(models, model)(classes=classes)
     return models.conv3fc3(width=0.05, classes=classes) if model == "vgg16" else models.preresnet(11, classes=classes)
-
-
-def _first(pair: tuple[Tensor, Tensor], count: int | None) -> tuple[Tensor, Tensor]:
-    return (pair[0][:count], pair[1][:count])

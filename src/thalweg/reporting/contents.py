@@ -117,7 +117,7 @@ def _trace(item: Found) -> dict[str, Any]:
 def _paper(item: Found) -> dict[str, Any]:
     from ..paper.result import Result
 
-    result = Result.of_content(item.content)
+    result = Result.from_dict(item.content)
     heads, rows = result.cells()
     claims = [vars(claim) for claim in result.claims]
     title, facts = f"{result.entry}: {result.of}", [*_flat(result.about).items()]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..evaluation.results import Scan, titled
+from ..store.files import write
 from .axes import STYLES, factor, finish, one, several, styled
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
 
@@ -184,8 +185,6 @@ def lines(
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF."""
-    from ..store.files import write
-
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
         write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))
@@ -202,9 +201,8 @@ def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
 
 def _need(values: np.ndarray | None, what: str) -> np.ndarray:
     if values is None:
-        raise ThalwegError(
-            f"{what} needs a scan of a {'plane' if what == 'a surface' else 'curve'}; this scan is of another kind"
-        )
+        kind = "plane" if what == "a surface" else "curve"
+        raise ThalwegError(f"{what} needs a scan of a {kind}; this scan is of another kind")
     return values
 
 

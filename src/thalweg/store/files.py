@@ -63,6 +63,11 @@ def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     return tensors, json.loads(metadata["about"])
 
 
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def kind_of(path: Path) -> str | None:
     """Which kind of file of ours this is, or None for somebody else's."""
     return _open(path, lambda file: (file.metadata() or {}).get("thalweg"))

@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from .. import __version__
 from ..crew import Crew
 from ..errors import Stopped, ThalwegError
 from ..replay import place
@@ -201,10 +203,6 @@ def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    import torch
-
-    from .. import __version__
-
     return {"thalweg": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
 
 

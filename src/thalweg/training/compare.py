@@ -1,6 +1,6 @@
 """Ensembles at equal cost: several methods, each within one, two, three training budgets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from ..tasks import Task
 from ..turns import at_once
 from ..weightspace.batchnorm import refresh as add_statistics
 from ..weightspace.modules import batch_norms
-from ..weightspace.weights import Checkpoint, Weights, average
+from ..weightspace.weights import Weights, average
 from .fit import fit
 from .methods import FGE, SWA, Method, Snapshot
 from .schedules import decay
@@ -33,6 +33,7 @@ class Ind:
 
 
 Contender = Ind | Method
+Make = Callable[[int], nn.Module]
 OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it leaves
 
 
@@ -68,45 +69,36 @@ def compare(
     What methods share is trained once, and charged to each as if it ran alone.
     """
     contenders = [_settled(method, lr) for method in methods]
+    _check(contenders, multiples, seeds)
+    hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
+    runner = _Runner(task, train, refresh, budget, lr, {**hardness, "mode": mode or Mode(), "progress": progress})
+    with seeded(seeds[0]):
+        module = make(seeds[0])
+    for contender in contenders:
+        runner.check(contender, module)
+    with opened(run, "compare", {**runner.describe(contenders), **hardness} if run else {}) as held:
+        jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
+        found = at_once(jobs, next(module.parameters()).device)
+
+    def score(runs: Sequence[list[Weights]]) -> dict[str, float]:
+        return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
+
+    entries: dict[str, dict[str, Any]] = {}
+    for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
+        cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
+        scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
+        name = type(contender).__name__
+        entries[str(contender) if name in entries else name] = {**cost, **scores}
+    return Comparison(budget, list(multiples), list(seeds), entries)
+
+
+def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:
     different = len(set(seeds)) == len(seeds) and len(set(map(str, contenders))) == len(contenders)
     if not contenders or not multiples or not different or max(multiples) > len(seeds) or min(multiples) < 1:
         raise ThalwegError(
             "compare needs different methods, and as many different seeds as the largest multiple; got methods "
             f"{', '.join(map(str, contenders)) or 'none'}, seeds {tuple(seeds)} and multiples {tuple(multiples)}"
         )
-    runner = _Runner(task, train, refresh, budget, lr, _common(momentum, weight_decay, clip, mode, progress))
-    with seeded(seeds[0]):
-        module = make(seeds[0])
-    for contender in contenders:
-        runner.check(contender, module)
-    entries: dict[str, dict[str, Any]] = {}
-    pools: list[list[list[Weights]]] = [[] for _ in contenders]
-    about = (
-        {
-            "methods": list(map(str, contenders)),
-            "budget": budget,
-            "lr": lr,
-            "data": fingerprint(train),
-            "precision": (mode or Mode()).precision,
-        }
-        if run
-        else {}
-    )
-    with opened(run, "compare", {**about, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}) as held:
-        parts = [None if held is None else held.child(f"seed-{seed}") for seed in seeds]
-        jobs = [partial(runner.run, make, contenders, seed, part) for seed, part in zip(seeds, parts, strict=True)]
-        for found in at_once(jobs, next(module.parameters()).device):
-            for pool, members in zip(pools, found, strict=True):
-                pool.append(members)
-    for contender, pool in zip(contenders, pools, strict=True):
-        cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
-        together = {k: pool[:k] for k in multiples if k > 1}
-        scores = {
-            "runs": [_score(module, task, test, [run], progress) for run in pool],
-            "pooled": {str(k): _score(module, task, test, runs, progress) for k, runs in together.items()},
-        }
-        entries[_label(contender, entries)] = {**cost, **scores}
-    return Comparison(budget, list(multiples), list(seeds), entries)
 
 
 class _Runner:
@@ -114,8 +106,12 @@ class _Runner:
 
     def __init__(self, task: Task, train: Batches, refresh: Batches | None, budget: int, lr: float, common: dict[str, Any]):
         self.task, self.train, self.refresh, self.budget, self.common = task, train, refresh, budget, common
-        self.steps = count(train)
-        self.schedule = decay(lr, budget, self.steps)
+        self.lr, self.steps = lr, count(train)
+
+    def describe(self, contenders: Sequence[Contender]) -> dict[str, Any]:
+        """What must be the same when a comparison goes on."""
+        data = {"data": fingerprint(self.train), "precision": self.common["mode"].precision}
+        return {"methods": list(map(str, contenders)), "budget": self.budget, "lr": self.lr, **data}
 
     def check(self, contender: Contender, module: nn.Module) -> None:
         """Find out before training, not after, that a method does not fit into the budget."""
@@ -124,18 +120,17 @@ class _Runner:
         if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
             raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
 
-    def run(
-        self, make: Callable[[int], nn.Module], contenders: Sequence[Contender], seed: int, run: Run | None
-    ) -> list[list[Weights]]:
+    def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
         with seeded(seed):
             module = make(seed)
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}
         whole = any(isinstance(contender, Ind) for contender in contenders)
         length = self.budget if whole else max(starts, default=0)
-        parts = [run and run.child(name) for name in ("plain", *(f"method-{k + 1}" for k in range(len(contenders))))]
-        trained = self._fit(module, length, sorted(starts), seed, parts[0]) if length else None
-        each = zip(contenders, parts[1:], strict=True)
-        return [self._members(contender, module, trained, seed, part) for contender, part in each]
+        rates = {"schedule": decay(self.lr, self.budget, self.steps), "keep": sorted(starts), "seed": seed}
+        own: dict[str, Any] = {"epochs": length, "run": run and run.child("plain"), **rates, **self.common}
+        trained = fit(module, self.task, self.train, **own) if length else None
+        parts = [(contender, run and run.child(f"method-{k}")) for k, contender in enumerate(contenders, start=1)]
+        return [self._members(contender, module, trained, seed, part) for contender, part in parts]
 
     def starts(self, contender: Contender) -> list[int]:
         return [round(share * self.budget) for share in getattr(contender, "starts", ())]
@@ -149,32 +144,19 @@ class _Runner:
         starts = self.starts(contender)
         return max(starts) + len(starts) * self.walk_epochs(contender) if starts else self.budget
 
-    def _fit(self, module: nn.Module, epochs: int, keep: Sequence[int], seed: int, run: Run | None) -> Weights:
-        settings = {**self.common, "epochs": epochs, "schedule": self.schedule, "keep": keep, "seed": seed, "run": run}
-        return fit(module, self.task, self.train, **settings)
-
     def _members(
         self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int, run: Run | None
     ) -> list[Weights]:
         if isinstance(contender, Ind):
             assert trained is not None
             return [trained.to("cpu")]
-        start: list[Checkpoint] | None = None
-        if trained is not None and self.starts(contender):
-            start = [trained.kept[epoch] for epoch in self.starts(contender)]
-        settings = {**self.common, "epochs": self.walk_epochs(contender), "start": start, "seed": seed + OTHER_ORDER, "run": run}
-        members = walk(module, self.task, self.train, contender, **settings)
-        return [self._averaged(module, members)] if isinstance(contender, SWA) else list(members)
-
-    def _averaged(self, module: nn.Module, members: Sequence[Weights]) -> Weights:
+        start = [trained.kept[epoch] for epoch in self.starts(contender)] if trained else []
+        own: dict[str, Any] = {"epochs": self.walk_epochs(contender), "start": start or None, "seed": seed + OTHER_ORDER}
+        members = walk(module, self.task, self.train, contender, run=run, **own, **self.common)
+        if not isinstance(contender, SWA):
+            return list(members)
         mean = average(members)
-        return mean if self.refresh is None else add_statistics(module, mean, self.refresh, self.task).to("cpu")
-
-
-def _score(
-    module: nn.Module, task: Task, test: Batches, runs: Sequence[list[Weights]], progress: bool | None
-) -> dict[str, float]:
-    return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
+        return [mean if self.refresh is None else add_statistics(module, mean, self.refresh, self.task).to("cpu")]
 
 
 def _settled(method: Contender | type[Contender], lr: float) -> Contender:
@@ -190,13 +172,3 @@ def _settled(method: Contender | type[Contender], lr: float) -> Contender:
     if method not in defaults:
         raise ThalwegError(f"methods are Ind, Snapshot, FGE, SWA or instances of them; got {method!r}")
     return defaults[method]()
-
-
-def _common(momentum: float, weight_decay: float, clip: float | None, mode: Mode | None, progress: bool | None) -> dict[str, Any]:
-    return {"momentum": momentum, "weight_decay": weight_decay, "clip": clip, "mode": mode, "progress": progress}
-
-
-def _label(contender: Contender, taken: Mapping[str, Any]) -> str:
-    """The method's name, with its settings where the name is taken."""
-    name = type(contender).__name__
-    return name if name not in taken else str(contender)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK, inner_products
 from .engine import Motion, OptimizerFactory, kernels, rows
-from .loop import Settings, train
+from .loop import Settings, digests, train
 from .schedules import Schedule
 
 MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the t that stand for the whole curve in the arc-length loss
@@ -69,7 +69,7 @@ def connect(
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
     motion = _motion(Probe(module, curve.start.bare(), settings.mode), curve, seed, loss, settings.mode)
     motion.stand(same_t or Crew.present.size == 1)
-    about = {**settings.describe(batches), **_description(curve), "loss": loss} if run else {}
+    about = {**settings.describe(batches), "curve": type(curve).__name__, "points": digests(curve), "loss": loss} if run else {}
     with opened(run, "connect", about, CURVE) as held:
         if Crew.present.first_does(lambda: held is not None and (held.folder / CURVE).is_file()):
             made = Crew.present.first_does(lambda: type(curve).load(held.folder / CURVE))  # type: ignore[union-attr]
@@ -99,9 +99,8 @@ class Bends(Motion):
     def uniform(self) -> float:
         """One for each process that stands elsewhere, so that all know where the others' come from."""
         each = 1 if self.shared else Crew.present.size
-        return [float(torch.rand((), generator=self.generator, dtype=torch.float64)) for _ in range(each)][
-            Crew.present.rank % each
-        ]
+        drawn = [float(torch.rand((), generator=self.generator, dtype=torch.float64)) for _ in range(each)]
+        return drawn[Crew.present.rank % each]
 
     def draw(self) -> Sequence[float]:
         self.t = self.uniform()
@@ -228,10 +227,6 @@ class ArclengthBends(Bends):
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
         self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
-
-
-def _description(curve: Curve) -> dict[str, Any]:
-    return {"curve": type(curve).__name__, "points": [point.digest() for point in curve.points]}
 
 
 def _motion(probe: Probe, curve: Curve, seed: int, loss: str, mode: Mode) -> Bends:

@@ -90,7 +90,7 @@ class _Keeper(Observer):
         if epoch in self.epochs:
             self.kept[epoch] = self.engine.checkpoint(epoch)
             if self.run is not None:
-                self.kept[epoch].save(self.run.folder / f"kept-{epoch}.safetensors", apart=True)
+                self.kept[epoch].save(self._file(epoch), apart=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {}, {"kept": sorted(self.kept)}
@@ -99,8 +99,8 @@ class _Keeper(Observer):
         self.kept = self.read(about["kept"])
 
     def read(self, epochs: Collection[int]) -> dict[int, Checkpoint]:
-        def file(epoch: int) -> Path:
-            assert self.run is not None
-            return self.run.folder / f"kept-{epoch}.safetensors"
+        return Crew.present.first_does(lambda: {epoch: Checkpoint.load(self._file(epoch)) for epoch in sorted(epochs)})
 
-        return Crew.present.first_does(lambda: {epoch: Checkpoint.load(file(epoch)) for epoch in sorted(epochs)})
+    def _file(self, epoch: int) -> Path:
+        assert self.run is not None
+        return self.run.folder / f"kept-{epoch}.safetensors"

@@ -72,12 +72,6 @@ class Settings:
         plain = {name: getattr(self, name) for name in ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
         return {**plain, **named, "precision": self.mode.precision, "data": fingerprint(batches)}
 
-    def rates(self, steps: int) -> Schedule:
-        if self.schedule is not None:
-            return self.schedule
-        assert self.lr is not None
-        return decay(self.lr, self.epochs, steps)
-
 
 def train(
     motion: Motion,
@@ -98,8 +92,8 @@ def train(
     steps, crew = count(batches), Crew.present
     if crew.size > 1:
         _check_whole(batches)
-        crew.agree({**versions(), **settings.describe(batches), "the start": _digests(motion.snapshot())})
-    schedule = settings.rates(steps)
+        crew.agree({**versions(), **settings.describe(batches), "the start": digests(motion.snapshot())})
+    schedule = settings.schedule if settings.schedule is not None else decay(settings.lr or 0.0, settings.epochs, steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = source(batches, motion.probe.device)
     total = steps * settings.epochs
@@ -138,8 +132,6 @@ def train(
                 message = f"the batches promised {steps} batches and gave {saver.within}"
                 raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
             watch.end(saver.done, lr)
-            motion.probe.check()
-            _check_buffers(motion)
             observer.after_epoch(saver.epoch)
             saver.after_epoch(lr)
 
@@ -165,13 +157,11 @@ def _check_part(part: Any, motion: Motion) -> None:
 def _check_buffers(motion: Motion) -> None:
     """What several processes average are the statistics of batch norm; all else must be the same by itself."""
     if Crew.present.size > 1:
-        found = motion.probe.weights().bare().buffers
-        Crew.present.agree(
-            {f"after an epoch, the buffer '{name}'": digest("buffer", {name: b}, "")[:8] for name, b in found.items()}
-        )
+        found = {name: digest("buffer", {name: b}, "")[:8] for name, b in motion.probe.weights().bare().buffers.items()}
+        Crew.present.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
 
 
-def _digests(where: Any) -> list[str]:
+def digests(where: Any) -> list[str]:
     """Of a network, or of every point of a curve."""
     return [point.digest() for point in getattr(where, "points", [where])]
 
@@ -202,20 +192,13 @@ class _Watch:
         self.check()
         statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
         if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
-            self._stop(
-                f"the weights or their batch-norm statistics are no longer finite after step {step} with learning rate {lr:.4g}",
-                step,
-                None,
-                lr,
-            )
+            what = "the weights or their batch-norm statistics are no longer finite"
+            self._stop(f"{what} after step {step} with learning rate {lr:.4g}", step, None, lr)
+        self.motion.probe.check()
+        _check_buffers(self.motion)
 
     def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
         advice = f"{data}, or {rate}" if step == 1 else f"{rate}, and {data}"
-        raise Diverged(
-            f"{what}: {advice}; the weights from before that epoch are in .last_good",
-            step=step,
-            t=t,
-            lr=lr,
-            last_good=self.last_good,
-        )
+        message = f"{what}: {advice}; the weights from before that epoch are in .last_good"
+        raise Diverged(message, step=step, t=t, lr=lr, last_good=self.last_good)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..errors import ThalwegError
-from .schedules import Schedule, constant, cosine, triangle
+from .schedules import Schedule, cosine, triangle
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class SWA(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps)
         _check_fits(length, steps * epochs)
-        return Plan(constant(self.lr), lambda i: i % length == 0, steps * epochs)
+        return Plan(lambda i: self.lr, lambda i: i % length == 0, steps * epochs)
 
 
 def _iterations(cycle: float | Iterations, steps: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..batches import Batches
 from ..crew import Crew
 from ..randomness import capture, reinstate
+from ..store.files import below
 from ..store.runs import LOG, Interrupts, Run
 from ..turns import at_present
 from .engine import Engine
@@ -111,31 +112,17 @@ class Saver:
 
     def _save(self) -> None:
         assert self.run is not None
-        own, story = self.observer.state()
         present = capture(self.batches)
-        beginning = self.beginning if self.within else present
-        tensors = self.engine.state() | {f"observer.{name}": tensor for name, tensor in own.items()}
-        tensors |= {f"beginning.{name}": tensor for name, tensor in beginning[0].items()}
-        tensors |= {f"present.{name}": tensor for name, tensor in present[0].items()}
-        about = {
-            "epoch": self.epoch,
-            "within": self.within,
-            "done": self.done,
-            "losses": self._total(),
-            "unreached": sorted(self.engine.motion.probe.unreached),
-            "beginning": beginning[1],
-            "present": present[1],
-            "observer": story,
-        }
-        self.run.save(tensors, about)
+        parts = {"beginning": self.beginning if self.within else present, "present": present, "observer": self.observer.state()}
+        tensors = {f"{part}.{name}": tensor for part, (own, _) in parts.items() for name, tensor in own.items()}
+        counted = {"epoch": self.epoch, "within": self.within, "done": self.done, "losses": self._total()}
+        about = {**counted, "unreached": sorted(self.engine.motion.probe.unreached)}
+        self.run.save(self.engine.state() | tensors, about | {part: story for part, (_, story) in parts.items()})
 
     def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        def below(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
         self.engine.set_state(tensors)
         self.engine.motion.probe.remember_reached(about["unreached"])
-        self.observer.set_state(below("observer."), about["observer"])
+        self.observer.set_state(below(tensors, "observer."), about["observer"])
         self.epoch, self.within, self.done, self.earlier = (about[key] for key in ("epoch", "within", "done", "losses"))
-        self.beginning, self.present = ((below(f"{when}."), about[when]) for when in ("beginning", "present"))
+        self.beginning, self.present = ((below(tensors, f"{when}."), about[when]) for when in ("beginning", "present"))
         reinstate(*self.present, self.batches)

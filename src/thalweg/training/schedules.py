@@ -44,7 +44,3 @@ def cosine(lr_max: float, length: int) -> Schedule:
     [0.1, 0.085, 0.05, 0.015, 0.1]
     """
     return lambda i: lr_max / 2 * (cos(pi * ((i - 1) % length) / length) + 1)
-
-
-def constant(lr: float) -> Schedule:
-    return lambda i: lr

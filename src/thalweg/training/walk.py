@@ -71,7 +71,8 @@ def walk(
     The other arguments are those of `fit`. Collected networks lie on the CPU.
     """
     starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
-    if not starts:
+    given = [(here.weights, here) if isinstance(here, Checkpoint) else (here, None) for here in starts]
+    if not given:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
@@ -80,18 +81,16 @@ def walk(
     plan = method.plan(count(batches), epochs)
     whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
-    described = {**whole.describe(batches), **_description(method, starts, watch)} if run else {}
+    described = {**whole.describe(batches), **_description(method, [weights for weights, _ in given], watch)} if run else {}
     with opened(run, "walk", described) as held:
-        for number, here in enumerate(starts):
-            label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
+        for number, (weights, state) in enumerate(given):
+            label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
             settings = replace(whole, seed=seed + number * APART)
-            part = None if held is None else held.child(f"start-{number + 1}")
-            with opened(part, "walk", described, TRACE) as folder:
+            with opened(held and held.child(f"start-{number + 1}"), "walk", described, TRACE) as folder:
                 observer = WalkObserver(plan, task, watch or {}, made, folder)
                 if Crew.present.first_does(lambda: folder is None or not (folder.folder / TRACE).is_file()):
-                    motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, whole.mode))
-                    state = here if isinstance(here, Checkpoint) else None
+                    motion = Network(Probe(module, weights, whole.mode))
                     try:
                         train(motion, task, batches, settings, label, observer, state, folder)
                     except Diverged as error:
@@ -103,12 +102,8 @@ def walk(
     return pooled
 
 
-def _description(method: Method, starts: Sequence[Start | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:
-    return {"method": str(method), "starts": [_digest(here) for here in starts], "watch": sorted(watch or {})}
-
-
-def _digest(start: Start | None) -> str | None:
-    return start.weights.digest() if isinstance(start, Checkpoint) else None if start is None else start.digest()
+def _description(method: Method, starts: Sequence[Weights | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:
+    return {"method": str(method), "starts": [here and here.digest() for here in starts], "watch": sorted(watch or {})}
 
 
 class WalkObserver(Observer):

@@ -190,8 +190,8 @@ class Curve(ABC):
             name = about["curve"].rsplit(".", 1)[-1]
             raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
         layout = Layout.from_dict(about["layout"])
-        common = {name: tensor for name, tensor in _within(tensors, "0/").items() if name not in layout.varying}
-        each = [{**common, **_within(tensors, f"{i}/")} for i in range(about["points"])]
+        common = {name: tensor for name, tensor in files.below(tensors, "0/").items() if name not in layout.varying}
+        each = [{**common, **files.below(tensors, f"{i}/")} for i in range(about["points"])]
         curve = kind.through([Weights.from_tensors(layout, own) for own in each])
         curve.__dict__.update({key: value for key, value in about["own"].items() if not hasattr(kind, key) and key != "points"})
         return curve
@@ -337,7 +337,3 @@ def _difference_weights(nodes: Sequence[float], t: float) -> list[float]:
     scale = nodes[-1] - nodes[0]
     powers = np.vander((np.asarray(nodes) - t) / scale, increasing=True)
     return (np.linalg.inv(powers)[1] / scale).tolist()
-
-
-def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -74,14 +74,9 @@ class Layout:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
-        return cls(
-            names=tuple(entry["names"]),
-            shapes=tuple(map(tuple, entry["shapes"])),
-            dtype=getattr(torch, entry["dtype"]),
-            frozen=tuple(entry["frozen"]),
-            aliases=tuple((alias, name) for alias, name in entry["aliases"]),
-            statistics=tuple(entry["statistics"]),
-        )
+        names = {key: tuple(entry[key]) for key in ("names", "frozen", "statistics")}
+        pairs: dict[str, Any] = {key: tuple(map(tuple, entry[key])) for key in ("shapes", "aliases")}
+        return cls(**names, **pairs, dtype=getattr(torch, entry["dtype"]))
 
 
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:

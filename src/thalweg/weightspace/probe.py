@@ -259,11 +259,9 @@ def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
 def _laid_out(tensor: Tensor, place: Tensor) -> Tensor:
     """`tensor`, copied if it does not lie in memory as `place` does; along a side of one element there is nothing to lie."""
     same = all(size == 1 or a == b for size, a, b in zip(place.shape, tensor.stride(), place.stride(), strict=True))
-    return (
-        tensor
-        if same
-        else torch.empty_strided(place.shape, place.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-    )
+    if same:
+        return tensor
+    return torch.empty_strided(place.shape, place.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _shares(one: Tensor, two: Tensor) -> bool:

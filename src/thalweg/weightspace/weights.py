@@ -46,10 +46,8 @@ class Weights:
     def of(cls, module: nn.Module) -> "Weights":
         """The weights of a module, copied; the module is left as it is."""
         if not isinstance(module, nn.Module):
-            name = type(module).__name__
-            raise ThalwegError(
-                f"Weights.of takes a module; got {name}: a state dict goes through Weights.from_state(state, module)"
-            )
+            given = f"Weights.of takes a module; got {type(module).__name__}"
+            raise ThalwegError(f"{given}: a state dict goes through Weights.from_state(state, module)")
         layout = Layout.of(module)
         parameters, _ = named_parameters(module)
         return cls(
@@ -192,12 +190,8 @@ class Checkpoint:
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
         tensors, about = files.load_tensors(Path(path), "checkpoint")
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}}
-        for name, tensor in tensors.items():
-            part, _, key = name.partition("/")
-            parts[part][key] = tensor
-        weights = Weights._of_parts(Path(path), parts["weights"], about)
-        return cls(weights, parts["optimizer"], about["kind"], about["epoch"])
+        weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
+        return cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"])
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
