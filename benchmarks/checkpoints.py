@@ -29,7 +29,7 @@ def main() -> None:
     batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     times = []
     with tempfile.TemporaryDirectory() as folder:
-        saver = Saver(Run(folder), engine, Observer(), [batch])
+        saver = Saver(Run(folder), engine, Observer(), [batch], lambda: iter([batch]))
         for _ in saver.rest_of_epoch():
             saver.count(engine.step(batch, 1e-3))
         for _ in range(saves):

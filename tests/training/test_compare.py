@@ -93,6 +93,7 @@ def test_bare_classes_take_the_papers_settings():
         ({"seeds": (1, 2)}, "as many different seeds as the largest multiple"),
         ({"methods": [tw.Bezier]}, "methods are Ind, Snapshot, FGE, SWA"),
         ({"methods": [tw.Ind(), tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, "must not be longer than the run"),
+        ({"methods": [tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01, starts=(0.04, 0.8))]}, "before its first epoch"),
         ({"refresh": None}, "SWA's average has no batch-norm statistics"),
     ],
 )

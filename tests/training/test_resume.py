@@ -14,7 +14,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
-from thalweg.store.runs import Run
+from thalweg.store.runs import Run, start_run
 
 KILLS = int(os.environ.get("THALWEG_KILLS", "2"))  # of each call; `make soak` asks for more
 FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
@@ -150,12 +150,20 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
+def test_a_hidden_file_does_not_occupy_a_folder(tmp_path):
+    (tmp_path / ".DS_Store").write_text("left by a system")
+    start_run(tmp_path, "demo", {})
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(tw.ThalwegError, match="nothing is written over"):
+        start_run(tmp_path, "demo", {})
+
+
 def test_two_runs_exclude_each_other_and_a_dead_one_does_not(tmp_path):
     first, second = (Run(tmp_path / "r").opened("fit", {}) for _ in range(2))
     with first, pytest.raises(tw.ThalwegError, match=rf"is in use by process {os.getpid()} on .* \(fit\)"), second:
         pass
     code = f"""import os
-from thalweg.store.runs import Run
+from thalweg.store.runs import Run, start_run
 held = Run({str(tmp_path / "k")!r}).opened("fit", {{}})
 held.__enter__()
 os._exit(9)"""
@@ -216,7 +224,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = [{tests!r}, {here!r}]
 import test_resume
-from thalweg.store.runs import Run
+from thalweg.store.runs import Run, start_run
 test_resume.result_of(sys.argv[1], Run(sys.argv[2], every="0m"))
 print("finished")
 """

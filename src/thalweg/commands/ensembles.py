@@ -12,8 +12,6 @@ from . import options
 from .options import bar, done, plain
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..training.methods import Method
 
 MEMBERS = "members"
@@ -155,15 +153,24 @@ def compare(
     rates = {"snapshot": lr, "fge": highest, "swa": highest}
     ways = [tw.Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
-
-    def make(seed: int) -> "nn.Module":
-        return load_inputs(task, seed, device).model
-
-    run = Run(out, every=every, resume=resume, note=settings)
-    runs: Any = {"budget": budget, "multiples": [k for k in (1, 2, 3) if k <= seeds], "seeds": range(seeds)}
-    rest: Any = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "refresh": inputs.refresh}
-    told: Any = {"mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
-    result = tw.compare(make, inputs.task, inputs.train, inputs.data[name], ways, **runs, **rest, **told)
+    result = tw.compare(
+        lambda seed: load_inputs(task, seed, device).model,
+        inputs.task,
+        inputs.train,
+        inputs.data[name],
+        ways,
+        budget=budget,
+        multiples=[k for k in (1, 2, 3) if k <= seeds],
+        seeds=range(seeds),
+        refresh=inputs.refresh,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip=clip,
+        mode=tw.Mode(precision, compile, graph),
+        run=Run(out, every=every, resume=resume, note=settings),
+        progress=bar(quiet),
+    )
     result.save(out / "comparison.json")
     figure = Figure(layout="constrained")
     tw.figures.budget(result, ax=figure.subplots())

@@ -60,7 +60,7 @@ def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
     spread = [max(found.nll[name]) - min(found.nll[name]) for name in ("none", "per point")]
     flatter = f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}"
     text = f"{before:.2f} to {after:.2f} %, temperatures {found.fitted_on}; by train loss {by_loss:.2f} %"
-    near = f"{after:.2f} after scaling, {three:.2f} %"
+    near = f"{before:.2f} before and {after:.2f} after scaling, {three:.2f} %"
     return [
         Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
         Claim("temperature scaling helps them", after < before, text),

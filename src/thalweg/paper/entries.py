@@ -27,6 +27,10 @@ OF_CURVES = (("mnist", "fc"), *(("cifar10", name) for name in ("conv3fc3", "vgg1
 OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
 
 
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",")]
+
+
 @dataclass(frozen=True)
 class Entry:
     """One table or figure of the paper.
@@ -62,8 +66,8 @@ class Entry:
         """Its own pairs, or those made of the names given, separated by commas."""
         if data is None and model is None:
             return list(self.pairs)
-        sets = data.split(",") if data else dict.fromkeys(pair[0] for pair in self.pairs)
-        networks = model.split(",") if model else dict.fromkeys(pair[1] for pair in self.pairs)
+        sets = _names(data) if data else dict.fromkeys(pair[0] for pair in self.pairs)
+        networks = _names(model) if model else dict.fromkeys(pair[1] for pair in self.pairs)
         found = [(one, two) for one in sets for two in networks if self.fits((one, two))]
         if not found:
             raise ThalwegError(f"'{self.name}' cannot be run with {', '.join(networks)} on {', '.join(sets)}: see `paper list`")
@@ -81,7 +85,7 @@ SHOWS = {  # and where in the paper
     "trivial": ("the path through the origin that keeps accuracy and raises the loss", "supplement"),
     "ensembles": ("independent networks, Snapshot and FGE at budgets 1B, 2B, 3B", "table of ensembles"),
     "fge-trace": ("learning rate, error and distance along FGE; error against epochs of FGE and SSE", "figure 3"),
-    "diversity": ("how networks of one run differ, and independent ones", "text"),
+    "diversity": ("how two independent networks differ, those of one FGE walk, and those of one SSE run", "text"),
     "fge-path": ("loss and error along the chain through FGE's members", "supplement, last figure"),
     "ptb": ("perplexity along a Segment and a Bezier curve between LSTMs", "table of PTB"),
     "imagenet": ("FGE for five epochs from a pretrained ResNet-50", "section ImageNet"),

@@ -114,7 +114,7 @@ def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str
 def _with_others(row: Mapping[str, Any], key: str) -> str:
     theirs, code = row.get(key + PAPER), row.get(key + CODE)
     ours = _shown(row.get(key), percent="(%)" in f"{key} {next(iter(row.values()))}" or key == "+-")
-    return ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code else "")
+    return ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code is not None else "")
 
 
 def _shown(value: Any, percent: bool = False) -> str:

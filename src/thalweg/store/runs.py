@@ -117,7 +117,7 @@ class Run:
 
     def _check(self, command: str, settings: dict[str, Any]) -> None:
         record = self.folder / RECORD
-        others = [path for path in self.folder.iterdir() if path.name not in (RECORD, LOCK) and not path.name.startswith(".")]
+        others = [path for path in self.folder.iterdir() if _counts(path)]
         if others and not (self.resume and record.is_file()):
             advice = "go on with it (--resume), choose another folder, or remove it" if record.is_file() else "choose another"
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
@@ -208,7 +208,12 @@ def versions() -> dict[str, str]:
 
 def _occupied(folder: Path) -> bool:
     """A run that failed before it had anything to show leaves only its note, which does not count."""
-    return folder.exists() and (not folder.is_dir() or any(path.name not in (RECORD, LOCK) for path in folder.iterdir()))
+    return folder.exists() and (not folder.is_dir() or any(map(_counts, folder.iterdir())))
+
+
+def _counts(path: Path) -> bool:
+    """Whether it is more than a note of ours, or a hidden file such as systems leave."""
+    return path.name not in (RECORD, LOCK) and not path.name.startswith(".")
 
 
 @contextmanager

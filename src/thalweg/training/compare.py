@@ -115,6 +115,8 @@ class _Runner:
 
     def check(self, contender: Contender, module: nn.Module) -> None:
         """Find out before training, not after, that a method does not fit into the budget."""
+        if 0 in self.starts(contender):
+            raise ThalwegError(f"{contender} would leave a network before its first epoch: give a larger budget or later starts")
         if isinstance(contender, Method):
             contender.plan(self.steps, self.walk_epochs(contender))
         if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
