@@ -19,9 +19,10 @@ from thalweg.paper import claims, drawing, paths, voting, words
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform
 from thalweg.paper.pricing import price
+from thalweg.paper.published import published, row_of
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
-from thalweg.paper.result import Claim, Result, published, row_of
 from thalweg.paper.workshop import Need, prepare
+from thalweg.reporting.entry import Claim, Result
 from thalweg.store.runs import LOG, Run
 
 

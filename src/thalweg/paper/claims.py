@@ -6,7 +6,7 @@ from typing import Any
 
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.results import Trace
-from .result import Claim
+from ..reporting.entry import Claim
 
 Rows = Sequence[dict[str, Any]]
 

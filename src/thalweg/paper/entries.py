@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ..errors import ThalwegError
+from ..reporting.entry import FILE, Result
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw
 from .paths import CURVES, NETWORKS, Found
 from .recipes import RECIPES, SCALES, Scale, find_recipe
-from .result import FILE, Result
 from .voting import CHAIN
 from .workshop import Need, Workshop, prepare
 

@@ -11,12 +11,13 @@ from ..data import images_in
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..models import resnet50
+from ..reporting.entry import Claim
 from ..training.methods import FGE
 from ..training.walk import walk
 from ..weightspace.weights import Weights
 from .paths import Found
+from .published import figure, quoted
 from .recipes import Recipe, Scale
-from .result import Claim, figure, quoted
 from .workshop import Workshop
 
 RECIPE = Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)

@@ -15,12 +15,13 @@ from ..evaluation.results import Scan, titled
 from ..inputs import Inputs
 from ..replay import aside
 from ..reporting.axes import factor
+from ..reporting.entry import Claim
 from ..weightspace.curves import Segment
 from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane
 from ..weightspace.weights import Weights
 from .drawing import PANELS
-from .result import Claim, beside, figure, quoted, row_of
+from .published import beside, figure, quoted, row_of
 from .workshop import Need, Workshop
 
 NETWORKS = [Need("network", 0), Need("network", 1)]

@@ -11,13 +11,14 @@ from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble, Report
 from ..evaluation.results import Scan
+from ..reporting.entry import Claim
 from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
 from . import claims
 from .drawing import METHODS
 from .paths import CURVES, Found, keep
-from .result import Claim, beside, figure, quoted
+from .published import beside, figure, quoted
 from .workshop import Workshop
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]

@@ -14,13 +14,14 @@ from ..evaluation.results import Scan
 from ..evaluation.scan import scan
 from ..models import Lstm, lstm
 from ..randomness import seeded
+from ..reporting.entry import Claim
 from ..store.runs import LOG, Run
 from ..tasks import language_modelling
 from ..training.schedules import Schedule
 from ..weightspace.curves import Segment
 from .paths import NETWORKS, Found, keep
+from .published import row_of
 from .recipes import Recipe, Scale
-from .result import Claim, row_of
 from .workshop import Need, Workshop
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means

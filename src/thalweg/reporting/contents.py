@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.results import PERCENT, Comparison, Scan, Trace
+from .entry import Result
 from .folders import Found
 
 MISSING = {
@@ -115,8 +116,6 @@ def _trace(item: Found) -> dict[str, Any]:
 
 
 def _paper(item: Found) -> dict[str, Any]:
-    from ..paper.result import Result
-
     result = Result.from_dict(item.content)
     heads, rows = result.cells()
     claims = [vars(claim) for claim in result.claims]

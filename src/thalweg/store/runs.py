@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__
 from ..crew import Crew
 from ..errors import Stopped, ThalwegError
 from ..replay import place
@@ -203,6 +202,8 @@ def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
+    from .. import __version__  # late, since the package is made while this is read
+
     return {"thalweg": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
 
 

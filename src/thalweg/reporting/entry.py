@@ -1,10 +1,7 @@
 """What an entry of the paper gives: our numbers beside the paper's, and whether its claims hold on them."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files as resources
 from typing import Any, Self
 
 from .. import text
@@ -59,56 +56,6 @@ class Result(Saved):
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         return cls(**{**entry, "claims": [Claim(**claim) for claim in entry["claims"]]})
-
-
-@cache
-def published(table: str) -> list[dict[str, Any]]:
-    """One of the paper's tables: "curves", "ensembles", "ptb"; numbers as numbers, absent ones as None.
-
-    >>> next(row["error_1B"] for row in published("ensembles") if row["method"] == "FGE")
-    25.7
-    """
-    content = (resources(__package__) / "numbers" / f"table_{table}.csv").read_text()
-    return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(content.splitlines())]
-
-
-@cache
-def figure(what: str) -> float:
-    """One of the paper's other numbers.
-
-    >>> figure("distance between those ends")
-    50.0
-    """
-    content = (resources(__package__) / "numbers" / "other_figures.csv").read_text()
-    return next(float(row["value"]) for row in csv.DictReader(content.splitlines()) if row["what"] == what)
-
-
-def row_of(table: str, **wanted: Any) -> Mapping[str, Any]:
-    """The row of one of the paper's tables that agrees with all of `wanted`; nothing where it has none."""
-    found = [row for row in published(table) if all(row[key] == value for key, value in wanted.items())]
-    return found[0] if found else {}
-
-
-def _number(value: str) -> Any:
-    try:
-        return float(value) if value else None
-    except ValueError:
-        return value
-
-
-def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[str, Any]:
-    """A cell: our value, and those of the paper and of its reference code under `name` in their rows of a table.
-
-    >>> beside("1B", 26.0, "ensembles", "error_1B", dataset="CIFAR-100", model="VGG-16", method="FGE")
-    {'1B': 26.0, '1B (paper)': 25.7, '1B [code]': 25.4}
-    """
-    rows = {PAPER: row_of(table, **wanted), CODE: row_of(f"reference_{table}", **wanted)}
-    return {key: ours, **{key + mark: row[name] for mark, row in rows.items() if row.get(name) is not None}}
-
-
-def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str, Any]:
-    """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same network."""
-    return {key: ours, key + PAPER: figure(what) if what and same else None}
 
 
 def _with_others(row: Mapping[str, Any], key: str) -> str:
