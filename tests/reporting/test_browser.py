@@ -330,6 +330,8 @@ def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
     tab.key("Enter")  # the focus has stayed
     assert tab.run(pressed) == ["true", "true"]
     assert len(tab.run(SPOTS.format("#profile"))) == 2
+    colours = "[...document.querySelectorAll('#profile .spot')].map((spot) => getComputedStyle(spot).fill)"
+    assert len(set(tab.run(colours))) == 2  # each as its curve
     assert tab.troubles() == []
 
 

@@ -186,20 +186,23 @@ function moveProfile() {
   svg.querySelector(".here")?.remove();
   const x = across(t());
   svg.append(draw("line", { class: "here", x1: x, x2: x, y1: margin.top, y2: height - margin.bottom }));
-  const visible = state.curves.filter((curve) => !state.hidden.has(curve));
-  const heights = visible.map((curve) => {
+  const places = state.curves.map((curve, i) => {
     const { values, quantity } = picked(curve);
-    return scaled(between(values, placeOf(curve.t, t())), quantity);
+    const height = state.hidden.has(curve) ? null : scaled(between(values, placeOf(curve.t, t())), quantity);
+    return [t(), height, styleOf(i).stroke];
   });
   moveOn(
     views.profile,
-    heights.filter(isNumber).map((value) => [t(), value]),
+    places.filter(([, height]) => isNumber(height)),
   );
 }
 
 function moveOn({ svg, across, up }, places) {
   svg.querySelectorAll(".spot").forEach((old) => old.remove());
   svg.append(
-    ...places.map(([x, y]) => draw("circle", { class: "spot", cx: across(x), cy: up(y), r: 6, "data-x": x, "data-y": y })),
+    ...places.map(([x, y, colour]) => {
+      const style = colour ? { style: `fill: ${colour}` } : {};
+      return draw("circle", { class: "spot", cx: across(x), cy: up(y), r: 6, "data-x": x, "data-y": y, ...style });
+    }),
   );
 }
