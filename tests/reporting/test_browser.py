@@ -316,8 +316,8 @@ def test_a_wall_of_millions_hides_nothing(above, browser, tmp_path):
 
 
 def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
-    for name, height in (("one", 1.0), ("two", 500.0)):
-        curve(height=height).save(tmp_path / name / "scan.json")
+    for name, height in (("scan", 500.0), ("other", 1.0)):  # in one folder, and one of them called as it
+        curve(height=height).save(tmp_path / "other" / f"{name}.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     highest = "Math.max(...[...document.querySelectorAll('#profile svg[role=img] text')].map((text) => +text.textContent || 0))"
     pressed = "[...document.querySelectorAll('#profile .legend button')].map((button) => button.ariaPressed)"
@@ -336,7 +336,8 @@ def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
 
 
 def test_entries_of_the_paper_are_shown_with_their_claims(browser, tmp_path):
-    rows = [{"method": "Ind", "1B (%)": 27.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
+    rows = [{"method": "Ind", "1B (%)": 100.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
+    rows += [{"method": "none"}, {"method": "Fast", "1B (%)": 9.5}]
     Result("ensembles", HOSTILE, rows, [Claim("it works", True, "1"), Claim("so do we", False, "2")]).save(
         tmp_path / "result.json"
     )
@@ -346,6 +347,8 @@ def test_entries_of_the_paper_are_shown_with_their_claims(browser, tmp_path):
     assert "1 of 2 sentences hold" in tab.run("document.querySelector('#paper summary').textContent")
     tab.run("document.querySelector('#paper details').open = true")
     assert table(tab, "#paper table")[2] == ["FGE", "25.00 (25.7)"]
+    tab.run("document.querySelectorAll('#paper th button')[1].click()")
+    assert [row[0] for row in table(tab, "#paper table")[1:]] == ["Fast", "FGE", "Ind", "none"]
     assert "Does not hold: so do we (2)." in tab.run("document.querySelector('#paper .claims').innerText")
     assert "No comparison here" not in tab.run("document.body.innerText")
     check(tab, path)

@@ -220,6 +220,7 @@ def test_what_has_a_name_looks_alike_in_all_figures():
     assert styled(["SSE", "FGE"]) == styled(["Ind", "SSE", "FGE"])[1:]
     assert styled(["mine", "Bezier", "yours"]) == [STYLES[0], STYLES[1], STYLES[2]]
     assert len(styled(map(str, range(9)))) == 9
+    assert len({*styled(["SSE", "Snapshot", "Ind"])}) == 3
 
 
 def test_a_chain_marks_the_networks_it_goes_through(scans):

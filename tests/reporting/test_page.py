@@ -88,11 +88,12 @@ def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
 
 def test_of_a_long_walk_some_steps_are_shown_and_all_that_was_collected(tmp_path):
     steps = np.arange(1.0, 78_001)
-    tw.Trace(steps / 1e6, steps, steps / 2, [40_001, 78_000], 390).save(tmp_path / "trace.json")
+    tw.Trace(steps / 1e6, steps, steps / 2, [40_002, 77_000], 390).save(tmp_path / "trace.json")
     series = {one["quantity"]: one for one in made(tmp_path)["walks"][0]["series"]}
     shown = series["mini-batch loss"]
     assert 3000 < len(shown["at"]) < 5000
-    assert {40_001, 78_000} <= {*shown["at"]}
+    assert shown["every"] == 20
+    assert {40_002, 77_000, 78_000} <= {*shown["at"]}
     assert shown["values"] == shown["at"]
 
 

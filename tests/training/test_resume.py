@@ -163,7 +163,7 @@ def test_two_runs_exclude_each_other_and_a_dead_one_does_not(tmp_path):
     with first, pytest.raises(tw.ThalwegError, match=rf"is in use by process {os.getpid()} on .* \(fit\)"), second:
         pass
     code = f"""import os
-from thalweg.store.runs import Run, start_run
+from thalweg.store.runs import Run
 held = Run({str(tmp_path / "k")!r}).opened("fit", {{}})
 held.__enter__()
 os._exit(9)"""
@@ -224,7 +224,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = [{tests!r}, {here!r}]
 import test_resume
-from thalweg.store.runs import Run, start_run
+from thalweg.store.runs import Run
 test_resume.result_of(sys.argv[1], Run(sys.argv[2], every="0m"))
 print("finished")
 """

@@ -35,9 +35,10 @@ def scans_in(folder: Path) -> dict[str, Scan]:
 
 def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
     """On the left with the straight line, whose barrier sets the scale, on the right without it."""
-    canvas, scans = _canvas(10, 13), scans_in(folder)
+    panels = PANELS[:2] if result.entry == "curves" else PANELS  # the table's, and all that the paper draws
+    canvas, scans = _canvas(10, 3.25 * len(panels)), scans_in(folder)
     curves = {name: scan for name, scan in scans.items() if name != "Segment"}
-    for (whole, close), (data, quantity) in zip(canvas.subplots(4, 2), PANELS, strict=True):
+    for (whole, close), (data, quantity) in zip(canvas.subplots(len(panels), 2), panels, strict=True):
         for ax, shown in ((whole, scans), (close, curves)):
             figures.profile(shown, data, quantity, ax).legend().remove()
     canvas.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)

@@ -75,7 +75,7 @@ class Entry:
 
 
 SHOWS = {  # and where in the paper
-    "curves": ("Single, Segment, Bezier, Polychain: length, loss and errors along them", "table of curves"),
+    "curves": ("Single, Segment, Bezier, PolyChain: length, loss and errors along them", "table of curves"),
     "planes": ("train loss and test error in the planes of three optima and of both curves", "figures 1 and surfaces"),
     "profile": ("loss and error against t", "figure 2 and supplement"),
     "pair-ensemble": ("error of the ensemble of phi(0) and phi(t)", "figure 2, right"),

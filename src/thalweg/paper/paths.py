@@ -193,6 +193,8 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
     text = "length ratio " + ", ".join(f"{row['length ratio']:.3f} at K = {row['K']:g}" for row in rows)
     rises = [max(0.0, row["worst train loss on the curve"] - row["train loss of the ends"]) for row in rows]
     higher = f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}"
+    if not any(rises):
+        higher = "it lies nowhere above the worse end, at any width, so that there is nothing to compare"
     return rows, [
         Claim("wider networks are joined by straighter curves", straighter, text),
         Claim("on which the train loss rises no more above the worse end", rises[-1] <= rises[0], higher),

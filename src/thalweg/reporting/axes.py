@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))  # colour, dash
-
 KNOWN = {"Segment": 0, "Bezier": 1, "PolyChain": 2, "Ind": 0, "SSE": 1, "Snapshot": 1, "FGE": 2, "SWA": 3}  # alike in all figures
 
 
 def places(names: Iterable[str]) -> list[int]:
-    """For each name its place among styles: known ones have their own, others take what is left."""
+    """For each name its place among styles: known ones have their own, unless one before has it; others take what is left."""
     names = list(names)
-    left = cycle([k for k in range(len(STYLES)) if k not in {KNOWN.get(name) for name in names}] or range(len(STYLES)))
-    return [KNOWN[name] if name in KNOWN else next(left) for name in names]
+    own = {KNOWN[name]: name for name in reversed(names) if name in KNOWN}
+    left = cycle([k for k in range(len(STYLES)) if k not in own] or range(len(STYLES)))
+    return [KNOWN[name] if own.get(KNOWN.get(name, -1)) == name else next(left) for name in names]
 
 
 def styled(names: Iterable[str]) -> "list[tuple[str, Any]]":

@@ -103,14 +103,18 @@ def _comparison(item: Found) -> dict[str, Any]:
 
 def _trace(item: Found) -> dict[str, Any]:
     trace = Trace.from_dict(item.content)
-    every = sorted({*range(1, len(trace.lr) + 1, 1 + len(trace.lr) // STEPS), *trace.collected})
+    pace = 1 + len(trace.lr) // STEPS
+    shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, *([len(trace.lr)] if len(trace.lr) else [])})
     watched = [
         {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values}
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
     named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
-    own = [{"data": "", "quantity": name, "at": every, "values": [float(values[k - 1]) for k in every]} for name, values in named]
+    own: list[dict[str, Any]] = [
+        {"data": "", "quantity": name, "at": shown, "values": [float(values[k - 1]) for k in shown], "every": pace}
+        for name, values in named
+    ]
     series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # which tells most, first
     return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
 
@@ -118,9 +122,10 @@ def _trace(item: Found) -> dict[str, Any]:
 def _paper(item: Found) -> dict[str, Any]:
     result = Result.from_dict(item.content)
     heads, rows = result.cells()
-    claims = [vars(claim) for claim in result.claims]
-    title, facts = f"{result.entry}: {result.of}", [*_flat(result.about).items()]
-    return {"label": item.full_label, "title": title, "heads": heads, "rows": rows, "claims": claims, "facts": facts}
+    keys = list(dict.fromkeys(key for row in result.rows for key in row))
+    told = {"claims": [vars(claim) for claim in result.claims], "facts": [*_flat(result.about).items()]}
+    table = {"heads": heads, "rows": rows, "raw": [keys, *([row.get(key) for key in keys] for row in result.rows)]}
+    return {"label": item.full_label, "title": f"{result.entry}: {result.of}", **table, **told}
 
 
 def _once(items: Sequence[Found]) -> list[Found]:

@@ -101,7 +101,7 @@ def trace(trace: Trace, data: str | None = None, quantity: str | None = None, ax
     iterations = np.arange(1, len(trace.lr) + 1)
     collected = np.array(trace.collected, dtype=int)
     panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
-    panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("train loss", iterations, trace.loss))
+    panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("mini-batch loss", iterations, trace.loss))
     for ax, (label, at, values) in zip(axes, panels, strict=True):
         marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
         ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)

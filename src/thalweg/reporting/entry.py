@@ -60,7 +60,7 @@ class Result(Saved):
 
 def _with_others(row: Mapping[str, Any], key: str) -> str:
     theirs, code = row.get(key + PAPER), row.get(key + CODE)
-    ours = _shown(row.get(key), percent="(%)" in f"{key} {next(iter(row.values()))}" or key == "+-")
+    ours = _shown(row.get(key), percent=key == "+-" or "(%)" in key or "(%)" in str(next(iter(row.values()), "")))
     return ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code is not None else "")
 
 

@@ -98,7 +98,7 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
         ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
-    if (grid := axes[0].get_gridspec()) is not None and grid.ncols == len(axes):  # room for maps of one height
+    if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):  # room for maps of one height
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
     axes[0].set_ylabel(DISTANCE)
     axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(_label(scan, data, quantity))
@@ -143,7 +143,7 @@ class _Scale:
 
     def share(self, values: np.ndarray) -> np.ndarray:
         """Where values lie between the lowest level, 0, and the highest, 1; a little outside for what is beyond them."""
-        above = (values - self.low) / (self.high - self.low)
+        above = (np.where(np.isneginf(values), np.nan, values) - self.low) / (self.high - self.low)
         return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
 
     def text(self, share: float, _: Any = None) -> str:
@@ -194,7 +194,7 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
 def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
     if isinstance(scans, Scan):
         return {scans.name: scans}
-    if not isinstance(scans, Mapping) or not all(isinstance(scan, Scan) for scan in scans.values()):
+    if not isinstance(scans, Mapping) or not scans or not all(isinstance(scan, Scan) for scan in scans.values()):
         raise ThalwegError(f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load")
     return dict(scans)
 

@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import ThalwegError
 from ..store import files
 
-USUAL = ("scan", "report", "comparison", "run", "trace", "result")  # names that say nothing the folder does not
+MEASURED = ("scan", "report", "comparison", "trace")
+USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does not
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def _json_files(root: Path) -> Iterator[Path]:
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
     """Group and label; what was named on its own is called by where it lies among the others."""
     around = base / path.parent.relative_to(base).parent
-    named = path.parent if path.stem in (*USUAL, path.parent.name) else path.with_suffix("")
+    alone = path.stem == path.parent.name and not any((path.parent / f"{name}.json").is_file() for name in MEASURED)
+    named = path.parent if alone or path.stem in USUAL else path.with_suffix("")
     label = base.relative_to(common) / named.relative_to(around)
     return _plain(around.relative_to(base)), _plain(label) or base.name
 

@@ -10,7 +10,7 @@ const MARKS = {
 /**
  * Lines and marks over a common axis.
  * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash), hidden.
- * whole: whether only whole numbers have a meaning along x. toggle: called with a name in the legend that was clicked.
+ * whole: whether only whole numbers have a meaning along x. toggle: called with the index of what was clicked in the legend.
  * Returns the scales, so that something can be moved along the drawing.
  */
 function chart(host, { series: all, x, y, textId, range, whole, toggle }) {
@@ -99,13 +99,13 @@ function mark(kind, x, y, colour) {
 }
 
 function legend(series, toggle) {
-  const items = series.map((item) => {
+  const items = series.map((item, index) => {
     const sample = draw("svg", { width: 30, height: 14, "aria-hidden": "true" });
     if (item.line !== false) sample.append(draw("line", { x1: 0, x2: 30, y1: 7, y2: 7, "stroke-width": 2, ...item.style }));
     if (item.mark) sample.append(mark(item.mark, 15, 7, item.style.stroke));
     if (!toggle) return make("li", {}, sample, item.name);
     const button = make("button", { type: "button", "aria-pressed": String(!item.hidden) }, sample, item.name);
-    button.addEventListener("click", () => toggle(item.name));
+    button.addEventListener("click", () => toggle(index));
     return make("li", {}, button);
   });
   return make("ul", { class: "legend" }, ...items);

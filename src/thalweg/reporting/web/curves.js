@@ -107,21 +107,21 @@ function drawProfile() {
     style: styleOf(i),
     hidden: state.hidden.has(curve),
   }));
-  figure.querySelector("figcaption").textContent = state.curves.map((curve, i) => course(curve, found[i])).join(" ");
+  const told = state.curves.map((curve, i) => (state.hidden.has(curve) ? "" : course(curve, found[i])));
+  figure.querySelector("figcaption").textContent = told.join(" ").trim() || "All curves are hidden.";
   offer(
     figure.querySelector(".files"),
     state.curves.map((curve) => [curve.label, () => curve.csv]),
   );
-  const toggle = (name) => hide(state.curves[series.findIndex((item) => item.name === name)], name);
   const host = figure.querySelector(".drawing");
-  return chart(host, { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1], toggle });
+  return chart(host, { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1], toggle: hide });
 }
 
 /** Hide a curve or show it again, so that the others can be seen on a scale of their own. */
-function hide(curve, name) {
-  if (!state.hidden.delete(curve)) state.hidden.add(curve);
+function hide(index) {
+  if (!state.hidden.delete(state.curves[index])) state.hidden.add(state.curves[index]);
   drawCurves();
-  [...document.querySelectorAll("#profile .legend button")].find((button) => button.textContent === name).focus();
+  document.querySelectorAll("#profile .legend button")[index].focus();
 }
 
 /** What a profile shows, in words. */

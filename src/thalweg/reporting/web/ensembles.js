@@ -124,7 +124,8 @@ function showTrace(walk, item) {
   const [low, high] = extent(item.values) ?? [null, null];
   find("#trace-text").textContent =
     `${sentence(label)} between ${withUnit(low, item.quantity)} and ${withUnit(high, item.quantity)} ` +
-    `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.`;
+    `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.` +
+    (item.every > 1 ? ` Of every ${item.every} steps one is shown, and those after which a network was collected.` : "");
   offer(find("#trace .files"), [
     [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, item.values[i]])])],
   ]);

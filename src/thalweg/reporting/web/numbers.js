@@ -12,11 +12,14 @@ function showNumbers() {
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
-/** Planes know their curves by name, so only one of that name can be meant: the one that is called by it alone. */
+/** Planes know their curves by name; of several of that name the one is meant that is as long as the path in the plane. */
 function placeInPlane(curve) {
   const path = state.plane?.paths[curve.name];
-  return path && curve.label === curve.name ? pointOn(path, t()) : null;
+  const alone = state.curves.filter((other) => other.name === curve.name).length === 1;
+  return path && (alone || Math.abs(lengthOf(path) / curve.length.at(-1) - 1) < 0.01) ? pointOn(path, t()) : null;
 }
+
+const lengthOf = (path) => path.slice(1).reduce((sum, [x, y], i) => sum + Math.hypot(x - path[i][0], y - path[i][1]), 0);
 
 function numberColumns() {
   const unique = (lists) => [...new Set(lists.flat())];

@@ -30,7 +30,7 @@ function scaleOf(plane, grid) {
   const around = WALL * (sorted[Math.round(NEAR * (sorted.length - 1))] - low);
   const needed = Math.max(around, barrier(plane, grid, low) - low);
   const reach = Math.max(Math.min(highest - low, needed), 1e-6, 1e-6 * Math.abs(low));
-  const share = (value) => (value <= low ? 0 : clamp(1 + Math.log((value - low) / reach) / DEPTH));
+  const share = (value) => (value <= low ? -0.1 : clamp(1 + Math.log((value - low) / reach) / DEPTH, -0.1, 1.1));
   const value = (part) => low + reach * Math.exp(DEPTH * (part - 1));
   const shares = grid.map((row) => row.map((value) => (isNumber(value) ? share(value) : null)));
   return { shares, value, over: highest > low + reach };
@@ -69,12 +69,12 @@ function heatMap(canvas, grid) {
   context.putImageData(image, 0, 0);
   context.strokeStyle = "rgba(255, 255, 255, 0.6)";
   context.lineWidth = canvas.width / 700;
-  const levels = Array.from({ length: LEVELS - 1 }, (_, i) => i / (LEVELS - 1));
+  const levels = Array.from({ length: LEVELS }, (_, i) => i / (LEVELS - 1));
   context.stroke(contours(grid, levels, canvas.width, canvas.height));
 }
 
 function paintPixel(pixels, place, share) {
-  [pixels[place], pixels[place + 1], pixels[place + 2]] = COLOURS[Math.round(511 * share)];
+  [pixels[place], pixels[place + 1], pixels[place + 2]] = COLOURS[Math.round(511 * clamp(share))];
   pixels[place + 3] = 255;
 }
 

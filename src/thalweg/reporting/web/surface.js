@@ -76,7 +76,7 @@ class Surface {
     const x = (u / (this.grid[0].length - 1) - 0.5) / longest;
     const y = ((v / (this.grid.length - 1) - 0.5) * this.flat) / longest;
     const [cos, sin] = [Math.cos(this.turn), Math.sin(this.turn)];
-    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, STEEP * height];
+    const [across, away, up] = [x * cos - y * sin, x * sin + y * cos, STEEP * clamp(height, 0, 1.1)];
     const depth = away * Math.cos(this.tilt) - up * Math.sin(this.tilt);
     const rise = away * Math.sin(this.tilt) + up * Math.cos(this.tilt);
     return [this.centre[0] + this.zoom * across, this.centre[1] - this.zoom * rise, depth];

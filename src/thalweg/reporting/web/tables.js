@@ -96,7 +96,7 @@ function showBudget() {
   );
 }
 
-const MANY = 15; // members from which on their pairs are shown as colours alone
+const MANY = 15; // the pairs of more members are shown as colours alone
 
 /** The disagreement of each pair of members; stronger colours disagree more. */
 function showMatrix(report) {
@@ -104,13 +104,13 @@ function showMatrix(report) {
   const figure = find("#disagreement");
   figure.hidden = !pairs.length;
   if (!pairs.length) return;
-  const highest = Math.max(...pairs.flat()) || 1;
+  const highest = Math.max(...pairs.flat());
   const dense = pairs.length > MANY;
   const cell = (value, i, j) => {
     if (i === j) return make("td", {}, dense ? "" : "–");
     const text = shown(value, "disagreement");
     const made = make("td", { title: `${i + 1} and ${j + 1}: ${text} %` }, dense ? "" : text);
-    const share = Math.round(5 + ((dense ? 95 : 45) * value) / highest); // no more, or the number could not be read
+    const share = Math.round(5 + ((dense ? 95 : 45) * value) / (highest || 1)); // no more, or the number could not be read
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
     return made;
   };
@@ -146,9 +146,10 @@ function showRuns() {
 /** Entries of the paper: our table, and whether its sentences hold. */
 function showPapers() {
   find("#paper").hidden = !PAGE.papers.length;
-  const parts = PAGE.papers.map(({ label, title, heads, rows, claims, facts }) => {
+  const parts = PAGE.papers.map(({ label, title, heads, rows, raw, claims, facts }) => {
     const held = claims.filter((claim) => claim.holds).length;
-    const columns = heads.map((head, i) => ({ title: head, words: !i, value: (row) => row[i] }));
+    const value = (cell) => (cell === "-" ? null : Number.isNaN(parseFloat(cell)) ? cell : parseFloat(cell));
+    const columns = heads.map((title, i) => ({ title, words: !i, value: (row) => value(row[i]), text: (row) => row[i] }));
     const table = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": title });
     sortable(table, columns, rows);
     const lines = claims.map(({ says, holds, measured }) =>
@@ -156,7 +157,7 @@ function showPapers() {
     );
     const terms = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
     const files = make("span", { class: "files" });
-    offer(files, [[label, () => csvOf([heads, ...rows])]]);
+    offer(files, [[label, () => csvOf(raw)]]);
     const told = make("summary", {}, `${title} · ${held} of ${claims.length} sentences hold`);
     return make("details", {}, told, files, table, make("ul", { class: "claims" }, ...lines), make("dl", {}, ...terms));
   });
