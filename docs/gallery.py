@@ -7,7 +7,7 @@ from typing import Any
 from thalweg.errors import ThalwegError
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, SHOWS
-from thalweg.reporting.entry import FILE, Claim, Result
+from thalweg.reporting.result import FILE, Claim, Result
 
 DOCS = Path(__file__).parent
 HEAD = """# Gallery

@@ -7,7 +7,7 @@ import pytest
 
 from thalweg.errors import ThalwegError
 from thalweg.paper.entries import ENTRIES
-from thalweg.reporting.entry import FILE, Claim, Result
+from thalweg.reporting.result import FILE, Claim, Result
 
 SCRIPT = Path(__file__).parent.parent / "docs" / "gallery.py"
 spec = spec_from_file_location("gallery", SCRIPT)

@@ -22,7 +22,7 @@ from thalweg.paper.pricing import price
 from thalweg.paper.published import published, row_of
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
 from thalweg.paper.workshop import Need, prepare
-from thalweg.reporting.entry import Claim, Result
+from thalweg.reporting.result import Claim, Result
 from thalweg.store.runs import LOG, Run
 
 

@@ -12,7 +12,7 @@ from run_folders import bezier, curve, plane, report, whole
 
 import thalweg as tw
 from thalweg.reporting import page
-from thalweg.reporting.entry import Claim, Result
+from thalweg.reporting.result import Claim, Result
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open pages with")
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"

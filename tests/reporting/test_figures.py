@@ -11,7 +11,8 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.reporting.axes import STYLES, styled
-from thalweg.reporting.figures import LEVELS, _Scale
+from thalweg.reporting.figures import LEVELS
+from thalweg.reporting.scale import Scale
 
 mpl.use("Agg")
 
@@ -71,10 +72,14 @@ def plane_of(values, corners=()):
     return tw.Scan(name="Plane", kind="plane", values={"train": {"loss": values}}, x=side, y=side, corners=list(corners))
 
 
+def scale_of(*planes):
+    return Scale.of([(plane, plane.values["train"]["loss"]) for plane in planes])
+
+
 def test_levels_crowd_near_the_lowest_value():
     side = np.linspace(-1, 1, 41)
     bowl = 3 + side**2 + side[:, None] ** 2
-    scale = _Scale.of([plane_of(bowl), plane_of(np.full((2, 2), np.inf))], None, "loss")
+    scale = scale_of(plane_of(bowl), plane_of(np.full((2, 2), np.inf)))
     assert (scale.low, scale.high) == pytest.approx((3, 5))  # drawn whole
     levels = [float(scale.text(share)) for share in np.linspace(0, 1, LEVELS)]
     assert levels[0] == pytest.approx(3 + 2 * np.exp(-5), abs=0.01)
@@ -87,14 +92,14 @@ def test_a_wall_of_millions_hides_neither_valley_nor_barrier():
     across = np.linspace(-1, 1, 21)
     valley = np.tile(1 + across**2, (21, 1))
     walled = valley + np.where(np.arange(21) > 10, 1e9, 0)[:, None]
-    scale = _Scale.of([plane_of(walled)], None, "loss")
+    scale = scale_of(plane_of(walled))
     assert scale.high < 5
     shares = scale.share(walled)
     assert np.ptp(shares[0]) > 0.5
     assert (shares[11:] > 1).all()
     assert np.isfinite(scale.share(np.array([np.inf])))
     walled[5, 10] = 70  # on the straight line between the networks
-    assert _Scale.of([plane_of(walled, [(-0.5, -0.5), (0.5, -0.5), (0, 1)])], None, "loss").high == 70
+    assert scale_of(plane_of(walled, [(-0.5, -0.5), (0.5, -0.5), (0, 1)])).high == 70
 
 
 def test_several_surfaces_share_one_scale(scans):

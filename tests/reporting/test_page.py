@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import thalweg as tw
 from thalweg.cli import app
 from thalweg.reporting import page
-from thalweg.reporting.entry import Claim, Result
+from thalweg.reporting.result import Claim, Result
 from thalweg.store import files
 
 HOSTILE = "</script><img src=x onerror=\"document.title='broken'\">"

@@ -125,7 +125,7 @@ def show(
     out: Folder = Path("thalweg-paper"),
 ) -> None:
     """Results that are there, with the paper's numbers beside ours."""
-    from ..reporting.entry import FILE, Result
+    from ..reporting.result import FILE, Result
 
     found = [Result.load(path) for path in sorted(out.rglob(FILE))]
     shown = [result for result in found if not names or result.entry in names]
@@ -137,7 +137,7 @@ def show(
 def draw(out: Folder = Path("thalweg-paper")) -> None:
     """Draw the figures of all results that are there again, from their files alone."""
     from ..paper.drawing import draw as drawn
-    from ..reporting.entry import FILE
+    from ..reporting.result import FILE
 
     folders = sorted(path.parent for path in out.rglob(FILE))
     if not folders:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.results import Trace
-from ..reporting.entry import Claim
+from ..reporting.result import Claim
 
 Rows = Sequence[dict[str, Any]]
 

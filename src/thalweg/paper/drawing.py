@@ -10,7 +10,7 @@ from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.ensemble import Report
 from ..evaluation.results import Scan, Trace
 from ..reporting import figures
-from ..reporting.entry import FILE, Result
+from ..reporting.result import FILE, Result
 
 CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # how files and figures call them
 PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))

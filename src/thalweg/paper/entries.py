@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ThalwegError
-from ..reporting.entry import FILE, Result
+from ..reporting.result import FILE, Result
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw

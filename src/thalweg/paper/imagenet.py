@@ -11,7 +11,7 @@ from ..data import images_in
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..models import resnet50
-from ..reporting.entry import Claim
+from ..reporting.result import Claim
 from ..training.methods import FGE
 from ..training.walk import walk
 from ..weightspace.weights import Weights

@@ -15,7 +15,7 @@ from ..evaluation.results import Scan, titled
 from ..inputs import Inputs
 from ..replay import aside
 from ..reporting.axes import factor
-from ..reporting.entry import Claim
+from ..reporting.result import Claim
 from ..weightspace.curves import Segment
 from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane

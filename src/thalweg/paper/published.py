@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files as resources
 from typing import Any
 
-from ..reporting.entry import CODE, PAPER
+from ..reporting.result import CODE, PAPER
 
 
 @cache

@@ -11,7 +11,7 @@ from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble, Report
 from ..evaluation.results import Scan
-from ..reporting.entry import Claim
+from ..reporting.result import Claim
 from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights

@@ -14,7 +14,7 @@ from ..evaluation.results import Scan
 from ..evaluation.scan import scan
 from ..models import Lstm, lstm
 from ..randomness import seeded
-from ..reporting.entry import Claim
+from ..reporting.result import Claim
 from ..store.runs import LOG, Run
 from ..tasks import language_modelling
 from ..training.schedules import Schedule

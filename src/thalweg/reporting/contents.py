@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
 from ..evaluation.results import PERCENT, Comparison, Scan, Trace
-from .entry import Result
+from .axes import factor
 from .folders import Found
+from .result import Result
+from .scale import Scale
 
 MISSING = {
     "summary": "No scan here: make one with `thalweg scan CURVE --task ... --out scan`.",
@@ -60,7 +63,18 @@ def _scan(item: Found) -> dict[str, Any]:
         for name, entry in summary.items()
         for quantity, numbers in entry.items()
     ]
-    return {**own, "group": item.group, "label": item.label, "csv": scan.to_csv()}
+    return {**own, "group": item.group, "label": item.label, "csv": scan.to_csv(), "scales": _scales(scan)}
+
+
+def _scales(scan: Scan) -> dict[str, dict[str, tuple[float, float]]]:
+    """Of a plane, the lowest and the highest value of each map's colours; none where no value is finite."""
+    if scan.kind != "plane":
+        return {}
+    maps = {data: {name: factor(name) * values for name, values in entry.items()} for data, entry in scan.values.items()}
+    return {
+        data: {name: astuple(Scale.of([(scan, values)])) for name, values in entry.items() if np.isfinite(values).any()}
+        for data, entry in maps.items()
+    }
 
 
 def _telling(entry: dict[str, Any], weight_decay: float) -> dict[str, Any]:
@@ -104,7 +118,7 @@ def _comparison(item: Found) -> dict[str, Any]:
 def _trace(item: Found) -> dict[str, Any]:
     trace = Trace.from_dict(item.content)
     pace = 1 + len(trace.lr) // STEPS
-    shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, *([len(trace.lr)] if len(trace.lr) else [])})
+    shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, len(trace.lr)} - {0})
     watched = [
         {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values}
         for data, entry in trace.watched.items()

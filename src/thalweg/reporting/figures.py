@@ -1,7 +1,6 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..evaluation.results import Scan, titled
 from ..store.files import write
 from .axes import STYLES, factor, finish, one, several, styled
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
+from .scale import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +26,6 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
-NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
-DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
 
 
 def profile(
@@ -81,7 +79,7 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the curve drawn in it."""
     [scan] = _named(scan).values()
     ax = one(ax)
-    scale = _Scale.of([scan], data, quantity)
+    scale = Scale.of([(scan, _pick(scan, data, quantity))])
     filled = _contours(scan, data, quantity, ax, scale)
     ax.set_ylabel(DISTANCE)
     bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
@@ -92,7 +90,7 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
 def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
     """Several surfaces side by side with one scale of colours, as in the paper's first figure."""
     axes = several(axes, 1, len(scans), layout="compressed")
-    scale = _Scale.of([*scans.values()], data, quantity)
+    scale = Scale.of([(scan, _pick(scan, data, quantity)) for scan in scans.values()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
         filled = _contours(scan, data, quantity, ax, scale)
         ax.set_title(name)
@@ -105,7 +103,7 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
     return axes
 
 
-def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: "_Scale") -> Any:
+def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: Scale) -> Any:
     x, y, levels = _need(scan.x, "a surface"), _need(scan.y, "a surface"), np.linspace(0, 1, LEVELS)
     shares = scale.share(_pick(scan, data, quantity))
     filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
@@ -120,44 +118,6 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: "_
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, scans: Sequence[Scan], data: str | None, quantity: str) -> "_Scale":
-        """Up to what lies between the first two networks and around, but not to losses of millions farther away."""
-        values = [_pick(scan, data, quantity) for scan in scans]
-        finite = np.concatenate([v[np.isfinite(v)] for v in values])
-        if finite.size == 0:
-            raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
-        low, near, high = np.quantile(finite, (0, NEAR, 1))
-        barrier = max(_barrier(scan, own, low) for scan, own in zip(scans, values, strict=True))
-        flat = max(1e-6, 1e-6 * abs(low))
-        return cls(low, low + max(min(high - low, max(WALL * (near - low), barrier - low)), flat))
-
-    def share(self, values: np.ndarray) -> np.ndarray:
-        """Where values lie between the lowest level, 0, and the highest, 1; a little outside for what is beyond them."""
-        above = (np.where(np.isneginf(values), np.nan, values) - self.low) / (self.high - self.low)
-        return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
-
-    def text(self, share: float, _: Any = None) -> str:
-        return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
-
-
-def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
-    """The highest of the row of the grid on which the straight line between the first two networks lies."""
-    if len(scan.corners) < 2:
-        return low
-    x, y = _need(scan.x, "a surface"), _need(scan.y, "a surface")
-    (start, height), (end, _) = scan.corners[:2]
-    between = values[np.abs(y - height).argmin(), (x >= start) & (x <= end)]
-    return max(between[np.isfinite(between)], default=low)
 
 
 def lines(

@@ -138,14 +138,15 @@ function course(curve, { values, quantity, label }) {
 }
 
 function drawPlane() {
-  const { values, quantity, label } = picked(state.plane);
+  const { data, values, quantity, label } = picked(state.plane);
   const grid = values.map((row) => row.map((value) => scaled(value, quantity)));
+  const scale = scaleOf(grid, state.plane.scales[data][quantity]);
   const file = [[state.plane.label, () => state.plane.csv]];
   offer(find("#plane .files"), file);
   offer(find("#surface .files"), file);
   find("#surface").hidden = !tellPlane(values, quantity, label);
-  views.surface.show(state.plane, grid);
-  return planeMap(find("#plane .drawing"), state.plane, grid, label);
+  views.surface.show(state.plane, scale?.shares);
+  return planeMap(find("#plane .drawing"), state.plane, scale, label);
 }
 
 /** What the map and the surface show, in words; false if there is nothing to show. */

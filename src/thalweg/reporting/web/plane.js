@@ -1,4 +1,4 @@
-const [LEVELS, DEPTH, NEAR, WALL] = [14, 5, 0.4, 4]; // as in the printed figures
+const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
 const FLATTEST = 90; // a plane thinner than so many pixels is stretched, or nothing could be seen in it
 const VIRIDIS = [
   [253, 231, 37],
@@ -22,27 +22,14 @@ function colourAt(share) {
 
 const COLOURS = Array.from({ length: 512 }, (_, i) => colourAt(i / 511));
 
-/** Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show. */
-function scaleOf(plane, grid) {
-  const sorted = grid.flat().filter(isNumber).sort((a, b) => a - b);
-  if (!sorted.length) return null;
-  const [low, highest] = [sorted[0], sorted.at(-1)];
-  const around = WALL * (sorted[Math.round(NEAR * (sorted.length - 1))] - low);
-  const needed = Math.max(around, barrier(plane, grid, low) - low);
-  const reach = Math.max(Math.min(highest - low, needed), 1e-6, 1e-6 * Math.abs(low));
-  const share = (value) => (value <= low ? -0.1 : clamp(1 + Math.log((value - low) / reach) / DEPTH, -0.1, 1.1));
-  const value = (part) => low + reach * Math.exp(DEPTH * (part - 1));
+/** A grid on the scale of its colours, from 0 to 1 and a little beyond; limits: the lowest value and the highest of the scale. */
+function scaleOf(grid, limits) {
+  if (!limits) return null;
+  const [low, high] = limits;
+  const share = (value) => (value <= low ? -0.1 : clamp(1 + Math.log((value - low) / (high - low)) / DEPTH, -0.1, 1.1));
+  const value = (part) => low + (high - low) * Math.exp(DEPTH * (part - 1));
   const shares = grid.map((row) => row.map((value) => (isNumber(value) ? share(value) : null)));
-  return { shares, value, over: highest > low + reach };
-}
-
-/** The highest of the row of the grid on which the straight line between the first two networks lies. */
-function barrier(plane, grid, low) {
-  if (plane.corners.length < 2) return low;
-  const [[start, height], [end]] = plane.corners;
-  const away = plane.y.map((y) => Math.abs(y - height));
-  const row = grid[away.indexOf(Math.min(...away))];
-  return extent(row.filter((_, i) => plane.x[i] >= start && plane.x[i] <= end))?.[1] ?? low;
+  return { shares, value, over: extent(grid.flat())[1] > high };
 }
 
 /** The value between four points of the grid, at (u, v) in steps of it; null outside it and where one of them is missing. */
@@ -115,8 +102,7 @@ function crossings(square, level) {
 }
 
 /** The map of a plane with what is drawn in it; returns where a place of the plane lies in the drawing. */
-function planeMap(host, plane, grid, label) {
-  const scale = scaleOf(plane, grid);
+function planeMap(host, plane, scale, label) {
   if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged, or the data hold NaN."));
   const width = Math.max(260, host.clientWidth);
   const [left, top, room] = [46, 8, 92];

@@ -18,12 +18,12 @@ class Surface {
     });
   }
 
-  show(plane, grid) {
-    this.grid = scaleOf(plane, grid)?.shares;
+  show(plane, shares) {
+    this.grid = shares;
     this.paths = Object.values(plane.paths);
     this.place = ([x, y]) => [
-      ((x - plane.x[0]) / (plane.x.at(-1) - plane.x[0])) * (grid[0].length - 1),
-      ((y - plane.y[0]) / (plane.y.at(-1) - plane.y[0])) * (grid.length - 1),
+      ((x - plane.x[0]) / (plane.x.at(-1) - plane.x[0])) * (plane.x.length - 1),
+      ((y - plane.y[0]) / (plane.y.at(-1) - plane.y[0])) * (plane.y.length - 1),
     ];
     const flat = (plane.y.at(-1) - plane.y[0]) / (plane.x.at(-1) - plane.x[0]);
     this.flat = clamp(flat, 0.25, 4);

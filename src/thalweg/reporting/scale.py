@@ -1,0 +1,54 @@
+"""The scale of colours over a plane, in figures and on the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ThalwegError
+from ..evaluation.results import Scan
+
+NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
+DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, planes: Sequence[tuple[Scan, np.ndarray]]) -> "Scale":
+        """Up to what lies between the first two networks and around, but not to losses of millions farther away.
+
+        planes: scans, each with those of its values that are drawn.
+        """
+        finite = np.concatenate([values[np.isfinite(values)] for _, values in planes])
+        if finite.size == 0:
+            raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
+        low, near, high = np.quantile(finite, (0, NEAR, 1))
+        barrier = max(_barrier(scan, values, low) for scan, values in planes)
+        flat = max(1e-6, 1e-6 * abs(low))
+        return cls(float(low), float(low + max(min(high - low, max(WALL * (near - low), barrier - low)), flat)))
+
+    def share(self, values: np.ndarray) -> np.ndarray:
+        """Where values lie between the lowest level, 0, and the highest, 1; a little outside for what is beyond them."""
+        above = (np.where(np.isneginf(values), np.nan, values) - self.low) / (self.high - self.low)
+        return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
+
+    def text(self, share: float, _: Any = None) -> str:
+        return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
+
+
+def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
+    """The highest of the row of the grid on which the straight line between the first two networks lies."""
+    if len(scan.corners) < 2:
+        return low
+    assert scan.x is not None
+    assert scan.y is not None
+    (start, height), (end, _) = scan.corners[:2]
+    between = values[np.abs(scan.y - height).argmin(), (scan.x >= start) & (scan.x <= end)]
+    return max(between[np.isfinite(between)], default=low)
