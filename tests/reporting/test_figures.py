@@ -109,11 +109,15 @@ def test_several_surfaces_share_one_scale(scans):
     assert len(figure.axes) == 3
 
 
-@pytest.mark.parametrize("draw", ["profile", "surface", "surfaces"])
+@pytest.mark.parametrize("draw", ["profile", "pairs", "surface", "own surface", "flat", "tall", "surfaces"])
 def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tmp_path):
-    figure = Figure(layout="constrained")
+    figure, stretched = Figure(layout="constrained"), {"own surface": 1.0, "flat": 0.3, "tall": 3.0}
     if draw == "profile":
         tw.figures.profile(curves(scans), ax=figure.subplots())
+    elif draw == "pairs":
+        tw.figures.pair_ensemble({"Segment": made(tmp_path), "PolyChain": made(tmp_path)}, figure.subplots())
+    elif draw in stretched:
+        figure = tw.figures.surface(replace(scans["Plane"], y=scans["Plane"].y * stretched[draw])).figure
     elif draw == "surfaces":
         figure = Figure(figsize=(14, 4.4), layout="compressed")
         narrow, wide = (

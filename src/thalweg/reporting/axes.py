@@ -29,24 +29,27 @@ def one(ax: "Axes | None") -> "Axes":
     return ax if ax is not None else several(None, 1, 1)[0]
 
 
-def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", **settings: Any) -> Any:
-    """The axes given, or new ones in a figure of a fitting size, in reading order."""
+def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any) -> Any:
+    """The axes given, or new ones in a figure of a fitting size, in reading order; height: in inches, if in one row."""
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt
 
-    size = (7 if columns == 1 else 4.8 * columns, (4.4 if rows == 1 else 3) * rows)
+    size = (7 if columns == 1 else 4.8 * columns, height if rows == 1 else 3 * rows)
     return plt.subplots(rows, columns, figsize=size, layout=layout, squeeze=False, **settings)[1].ravel()
 
 
-def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True) -> "Axes":
+def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool | int = True) -> "Axes":
+    """legend: whether there is one, or in how many columns above the axes, where none of the space within is free."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if limits is not None:
         ax.set_xlim(*limits)
     ax.grid(alpha=0.3)
-    if legend:
+    if legend is True:
         ax.legend()
+    elif legend:
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=legend, frameon=False)
     return ax
 
 

@@ -37,7 +37,7 @@ def profile(
     data: which data set; the first one of the scan if not given.
     """
     named = _named(scans)
-    ax, styles = one(ax), styled(named) if len(named) > 1 else STYLES[:1]
+    ax, styles = one(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
     for (name, scan), (colour, style) in zip(named.items(), styles, strict=True):
         t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
         ax.plot(t, values, color=colour, linestyle=style, label=name)
@@ -78,7 +78,8 @@ def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, a
 def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
     """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the curve drawn in it."""
     [scan] = _named(scan).values()
-    ax = one(ax)
+    flat = np.ptp(_need(scan.y, "a surface")) / np.ptp(_need(scan.x, "a surface"))
+    ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * flat, 2, 8) + 0.9)[0]
     scale = Scale.of([(scan, _pick(scan, data, quantity))])
     filled = _contours(scan, data, quantity, ax, scale)
     ax.set_ylabel(DISTANCE)
