@@ -1,9 +1,11 @@
 """The paper's figures, each from the files in the folder of its entry alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from ..evaluation.curve_ensemble import CurveEnsemble
@@ -34,15 +36,27 @@ def scans_in(folder: Path) -> dict[str, Scan]:
 
 
 def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
-    """On the left with the straight line, whose barrier sets the scale, on the right without it."""
     panels = PANELS[:2] if result.entry == "curves" else PANELS  # the table's, and all that the paper draws
-    canvas, scans = _canvas(10, 3.25 * len(panels)), scans_in(folder)
+    return {"profile": _whole_and_close(scans_in(folder), panels)}
+
+
+def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
+    def perplexity(scan: Scan) -> Scan:
+        return replace(scan, values={data: {"perplexity": np.exp(each["data_loss"])} for data, each in scan.values.items()})
+
+    scans = {name: perplexity(scan) for name, scan in scans_in(folder).items()}
+    return {"ptb": _whole_and_close(scans, [("train", "perplexity"), ("test", "perplexity")])}
+
+
+def _whole_and_close(scans: Mapping[str, Scan], panels: Sequence[tuple[str, str]]) -> Figure:
+    """On the left with the straight line, whose barrier sets the scale, on the right without it."""
+    canvas = _canvas(10, 3.25 * len(panels))
     curves = {name: scan for name, scan in scans.items() if name != "Segment"}
     for (whole, close), (data, quantity) in zip(canvas.subplots(len(panels), 2), panels, strict=True):
         for ax, shown in ((whole, scans), (close, curves)):
             figures.profile(shown, data, quantity, ax).legend().remove()
     canvas.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)
-    return {"profile": canvas}
+    return canvas
 
 
 def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
@@ -104,13 +118,6 @@ def _path(folder: Path, result: Result) -> Mapping[str, Figure]:
     canvas, shown = _canvas(14, 4.2), (("train", "loss"), ("train", "data_loss"), ("test", "error"))
     figures.chain(Scan.load(folder / "fge-path.json"), len(result.rows) + 1, shown, canvas.subplots(1, 3))
     return {"fge-path": canvas}
-
-
-def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(10, 4.2)
-    for ax, data in zip(canvas.subplots(1, 2), ("train", "test"), strict=True):
-        figures.profile(scans_in(folder), data, "data_loss", ax)
-    return {"ptb": canvas}
 
 
 DRAWERS: dict[str, Callable[[Path, Result], Mapping[str, Any]]] = {
