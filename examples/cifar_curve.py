@@ -9,7 +9,13 @@ command is given again.
 To compare with, highest train loss and test error for CIFAR-10 in the paper's table of curves: 2.569 and 90 % on the straight
 line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.
 
-Not run at full length yet.
+What 61 points on CIFAR-10 showed, with the networks at 0.397 and 0.400, 8.77 and 8.53 %:
+
+                                 train loss: lowest, mean, highest    test error: lowest, mean, highest
+    segment                                   0.391, 1.922, 2.697               8.50, 63.09, 90.00 %
+    Bezier, 1.17 times as long                0.228, 0.274, 0.400               8.06,  8.70,  9.64 %
+
+209 s, 2026-11-15: one NVIDIA H200 beside another run, bf16, Python 3.12, torch 2.11.0.
 """
 
 import argparse
