@@ -75,6 +75,12 @@ def test_of_several_curves_of_a_kind_the_one_in_a_file_of_that_name_is_called_by
     assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier", "Bezier, path"]
 
 
+def test_curves_look_as_in_the_figures(tmp_path):
+    for name in ("Own", "PolyChain", "Segment"):
+        curve(name).save(tmp_path / f"{name}.json")
+    assert {scan["label"]: scan["style"] for scan in made(tmp_path)["curves"]} == {"Segment": 0, "PolyChain": 2, "Own": 1}
+
+
 def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
     claim = Claim("it works", False, "by 0.1")
     rows = [{"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.results import PERCENT, Comparison, Scan, Trace
-from .axes import factor
+from .axes import factor, places
 from .folders import Found
 from .result import Result
 from .scale import Scale
@@ -34,6 +34,10 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
     groups = list(dict.fromkeys(scan["group"] for scan in scans))
     curves = [scan for scan in scans if scan["kind"] == "curve"]
     curves.sort(key=lambda scan: (groups.index(scan["group"]), scan["name"] != "Segment"))
+    for group in groups:
+        own = [scan for scan in curves if scan["group"] == group]
+        for scan, place in zip(own, places(scan["label"] for scan in own), strict=True):
+            scan["style"] = place
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
     points = [scan for scan in scans if scan["kind"] == "points"]
     data = _data_of(parts["run"])

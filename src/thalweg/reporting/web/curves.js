@@ -104,7 +104,7 @@ function drawProfile() {
     name: found[i].label === found[0].label ? curve.label : `${curve.label} (${found[i].label})`,
     x: curve.t,
     y: found[i].values.map((value) => scaled(value, found[i].quantity)),
-    style: styleOf(i),
+    style: styleOf(curve.style),
     hidden: state.hidden.has(curve),
   }));
   const told = state.curves.map((curve, i) => (state.hidden.has(curve) ? "" : course(curve, found[i])));
@@ -187,10 +187,10 @@ function moveProfile() {
   svg.querySelector(".here")?.remove();
   const x = across(t());
   svg.append(draw("line", { class: "here", x1: x, x2: x, y1: margin.top, y2: height - margin.bottom }));
-  const places = state.curves.map((curve, i) => {
+  const places = state.curves.map((curve) => {
     const { values, quantity } = picked(curve);
     const height = state.hidden.has(curve) ? null : scaled(between(values, placeOf(curve.t, t())), quantity);
-    return [t(), height, styleOf(i).stroke];
+    return [t(), height, styleOf(curve.style).stroke];
   });
   moveOn(
     views.profile,
