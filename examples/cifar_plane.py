@@ -6,8 +6,8 @@ Draws train loss and test error in the plane through both networks and the bend 
 curve lies, as in the paper's first figure. A scan that was stopped goes on when the same command is given again.
 
 After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the curve, with train losses down to 0.23, and 2.7
-inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there are 51 between
-the networks: it is about 2,000 at the bend itself.
+inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there are 51
+between the networks: it is about 2,000 at the bend itself.
 
 99 s, 2026-11-15: one NVIDIA H200 beside another run, bf16, Python 3.12, torch 2.11.0.
 """
