@@ -3,12 +3,13 @@
 import base64
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from run_folders import bezier, curve, plane, report, whole
+from run_folders import CORNERS, bezier, curve, plane, report, whole
 
 import thalweg as tw
 from thalweg.reporting import page
@@ -170,6 +171,19 @@ def arrived(path):
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.05)
     return path.read_text()
+
+
+def test_the_surface_has_axes_with_words(tab):
+    words = tab.run("[...document.querySelectorAll('#surface svg text')].map((text) => text.textContent)")
+    assert [words.count(word) for word in ("distance", "train loss")] == [2, 1]
+    assert [float(word.strip("≤≥ ")) for word in words if word not in ("distance", "train loss")]
+    box = "(e) => { const b = e.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom]; }"
+    outer = tab.run(f"({box})(document.querySelector('#surface .drawing'))")
+    for left, right, top, bottom in tab.run(f"[...document.querySelectorAll('#surface svg text')].map({box})"):
+        assert outer[0] <= left
+        assert right <= outer[1]
+        assert outer[2] <= top
+        assert bottom <= outer[3]
 
 
 def test_the_surface_turns_by_keys_and_by_hand(tab):
@@ -387,3 +401,12 @@ def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path
     assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
     assert [row[-1] for row in table(tab, "#numbers table")[1:]] == [NONE, NONE]
     assert tab.troubles() == []
+
+
+@pytest.mark.parametrize(("apart", "place"), [(1.0, "5.00, 0.00"), (1.2, NONE)])
+def test_a_segment_has_its_place_in_a_plane_of_its_ends(apart, place, browser, tmp_path):
+    line = curve("Segment")
+    replace(line, length=apart * CORNERS[1][0] * line.t).save(tmp_path / "line.json")
+    plane().save(tmp_path / "plane.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    assert table(tab, "#numbers table")[1][-1] == place

@@ -145,7 +145,7 @@ function drawPlane() {
   offer(find("#plane .files"), file);
   offer(find("#surface .files"), file);
   find("#surface").hidden = !tellPlane(values, quantity, label);
-  views.surface.show(state.plane, scale?.shares);
+  views.surface.show(state.plane, scale, label);
   return planeMap(find("#plane .drawing"), state.plane, scale, label);
 }
 

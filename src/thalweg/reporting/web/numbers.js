@@ -12,10 +12,12 @@ function showNumbers() {
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
-/** Planes know their curves by name; of several of that name the one is meant that is as long as the path in the plane. */
+/** Planes know their curves by name; of several of that name the one is meant that is as long as the path in the plane. A
+ * segment lies in it if it is as long as the first two points of the plane are apart. */
 function placeInPlane(curve) {
-  const path = state.plane?.paths[curve.name];
-  const alone = state.curves.filter((other) => other.name === curve.name).length === 1;
+  const straight = curve.name === "Segment" ? state.plane?.corners.slice(0, 2) : null;
+  const path = state.plane?.paths[curve.name] ?? straight;
+  const alone = path !== straight && state.curves.filter((other) => other.name === curve.name).length === 1;
   return path && (alone || Math.abs(lengthOf(path) / curve.length.at(-1) - 1) < 0.01) ? pointOn(path, t()) : null;
 }
 

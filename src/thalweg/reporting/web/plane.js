@@ -140,6 +140,12 @@ function axes(svg, plane, { left, top, w, h, across, up }) {
   );
 }
 
+/** The value at a part of the scale, beyond whose ends all looks alike. */
+function boundText(scale, part) {
+  const sign = part === 0 ? "≤ " : part === 1 && scale.over ? "≥ " : "";
+  return `${sign}${Number(scale.value(part).toPrecision(3))}`;
+}
+
 function colourBar(svg, scale, { left, y, w, label }) {
   const steps = 120;
   for (let i = 0; i < steps; i++) {
@@ -149,9 +155,7 @@ function colourBar(svg, scale, { left, y, w, label }) {
   const every = w > 420 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1];
   for (const part of every) {
     const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
-    const sign = part === 0 ? "≤ " : part === 1 && scale.over ? "≥ " : "";
-    const text = `${sign}${Number(scale.value(part).toPrecision(3))}`;
-    svg.append(draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, text));
+    svg.append(draw("text", { x: left + part * w, y: y + 24, "text-anchor": anchor }, boundText(scale, part)));
   }
   svg.append(
     draw(

@@ -1,5 +1,13 @@
 const [ASIDE, TILT, STEEP] = [0.45, 0.95, 0.42]; // the first view, and how high the highest is beside the longest side
 
+const CORNERS = [
+  [0, 0],
+  [1, 0],
+  [1, 1],
+  [0, 1],
+];
+const ROOM = 48; // around it, for the words on its axes
+
 /** The plane as a surface that can be turned: squares drawn from the farthest to the nearest. */
 class Surface {
   constructor(host) {
@@ -9,8 +17,9 @@ class Surface {
       "aria-labelledby": "surface-text",
       "aria-describedby": "surface-keys",
     });
+    this.frame = draw("svg", { "aria-hidden": "true" }); // over it, so that its text has the colours of the page
     this.marked = [];
-    host.replaceChildren(this.canvas);
+    host.replaceChildren(this.canvas, this.frame);
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.canvas.addEventListener("pointerdown", (event) => this.canvas.setPointerCapture(event.pointerId));
     this.canvas.addEventListener("pointermove", (event) => {
@@ -18,8 +27,8 @@ class Surface {
     });
   }
 
-  show(plane, shares) {
-    this.grid = shares;
+  show(plane, scale, label) {
+    Object.assign(this, { grid: scale?.shares, scale, label });
     this.paths = Object.values(plane.paths);
     this.place = ([x, y]) => [
       ((x - plane.x[0]) / (plane.x.at(-1) - plane.x[0])) * (plane.x.length - 1),
@@ -65,9 +74,47 @@ class Surface {
   fit(width, height) {
     Object.assign(this, { zoom: 1, centre: [0, 0] });
     const seen = this.grid.flatMap((row, v) => row.map((share, u) => this.project(u, v, share ?? 0)));
+    seen.push(...CORNERS.map(([x, y]) => this.floor(x, y)), this.pole()(1));
     const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
-    this.zoom = Math.min((width - 30) / (right - left), (height - 30) / (bottom - top));
+    this.zoom = Math.min((width - 2 * ROOM) / (right - left), (height - 2 * ROOM) / (bottom - top));
     this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
+  }
+
+  /** A place on the floor, x and y from 0 to 1. */
+  floor(x, y, height = 0) {
+    return this.project(x * (this.grid[0].length - 1), y * (this.grid.length - 1), height);
+  }
+
+  /** The edge of the box on the left, by height. */
+  pole() {
+    const [x, y] = CORNERS.reduce((a, b) => (this.floor(...a)[0] < this.floor(...b)[0] ? a : b));
+    return (height) => this.floor(x, y, height);
+  }
+
+  /** Distances along the two near edges of the floor, and on the left what the height stands for. */
+  *axes() {
+    const near = (one, other) => (one(0.5)[1] > other(0.5)[1] ? one : other);
+    const along = near(
+      (s) => this.floor(s, 0),
+      (s) => this.floor(s, 1),
+    );
+    const beside = near(
+      (s) => this.floor(0, s),
+      (s) => this.floor(1, s),
+    );
+    const [centre, pole] = [this.floor(0.5, 0.5), this.pole()];
+    for (const [axis, edge] of [
+      [this.plane.x, along],
+      [this.plane.y, beside],
+    ]) {
+      const [low, high] = [axis[0], axis.at(-1)];
+      const length = Math.hypot(edge(1)[0] - edge(0)[0], edge(1)[1] - edge(0)[1]);
+      const places = ticks(low, high, length / 70).map((tick) => [edge((tick - low) / (high - low)), tickText(tick)]);
+      yield* ruler(edge, outward(centre, edge(0.5)), places, "distance", edge(0.5));
+    }
+    const marks = [0, 0.5, 1].map((part) => [pole(part), boundText(this.scale, part)]);
+    yield* ruler(pole, [-1, 0], marks);
+    yield label([pole(1)[0], pole(1)[1] - 18], [-1, 0], 12, this.label, "label");
   }
 
   /** From steps of the grid and a height between 0 and 1 to the screen, with the distance from the eye last. */
@@ -85,7 +132,7 @@ class Surface {
   paint() {
     if (!this.grid || !this.canvas.clientWidth) return;
     const width = this.canvas.clientWidth;
-    const height = Math.round(Math.min(520, Math.max(250, 0.55 * width)));
+    const height = Math.round(Math.min(520, Math.max(300, 0.55 * width)));
     const sharp = Math.min(window.devicePixelRatio || 1, 2);
     Object.assign(this.canvas, { width: width * sharp, height: height * sharp });
     this.canvas.style.height = `${height}px`;
@@ -95,6 +142,8 @@ class Surface {
     context.lineJoin = "round";
     const parts = [...this.squares(), ...this.lines(), ...this.spots()];
     parts.sort((a, b) => b.depth - a.depth).forEach((part) => part.draw(context));
+    this.frame.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.frame.replaceChildren(...this.axes());
     this.canvas.dataset.view = `${this.turn.toFixed(3)} ${this.tilt.toFixed(3)}`;
   }
 
@@ -137,6 +186,25 @@ class Surface {
       if (at) yield { depth: -Infinity, draw: (context) => spot(context, at) };
     }
   }
+}
+
+/** A unit step from one place on the screen towards another. */
+function outward([x, y], [toX, toY]) {
+  const length = Math.hypot(toX - x, toY - y) || 1;
+  return [(toX - x) / length, (toY - y) / length];
+}
+
+/** A line with words beside it, `aside` of it; named: where its own name stands. */
+function* ruler(edge, aside, places, name, named) {
+  const [[x1, y1], [x2, y2]] = [edge(0), edge(1)];
+  yield draw("line", { class: "axis", x1, y1, x2, y2 });
+  for (const [at, text] of places) yield label(at, aside, 12, text);
+  if (name) yield label(named, aside, 34, name, "label");
+}
+
+function label([x, y], [right, down], far, text, kind = "") {
+  const anchor = Math.abs(right) < 0.35 ? "middle" : right > 0 ? "start" : "end";
+  return draw("text", { class: kind, x: x + far * right, y: y + far * down + 4, "text-anchor": anchor }, text);
 }
 
 function square(context, points, colour) {
