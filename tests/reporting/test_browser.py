@@ -173,17 +173,21 @@ def arrived(path):
     return path.read_text()
 
 
-def test_the_surface_has_axes_with_words(tab):
-    words = tab.run("[...document.querySelectorAll('#surface svg text')].map((text) => text.textContent)")
-    assert [words.count(word) for word in ("distance", "train loss")] == [2, 1]
-    assert [float(word.strip("≤≥ ")) for word in words if word not in ("distance", "train loss")]
-    box = "(e) => { const b = e.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom]; }"
-    outer = tab.run(f"({box})(document.querySelector('#surface .drawing'))")
-    for left, right, top, bottom in tab.run(f"[...document.querySelectorAll('#surface svg text')].map({box})"):
-        assert outer[0] <= left
-        assert right <= outer[1]
-        assert outer[2] <= top
-        assert bottom <= outer[3]
+@pytest.mark.parametrize("width", [375, 1440])
+def test_the_surface_has_axes_with_words_from_every_side(width, browser, folder):
+    tab = Tab(browser, folder / "page.html", width)
+    box = "((e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, -b.right, -b.bottom]; })"
+    words = "[...document.querySelectorAll('#surface svg text')]"
+    places = f"[{box}(document.querySelector('#surface canvas')), ...{words}.map({box})]"
+    tab.run("document.querySelector('#surface canvas').focus()")
+    for _ in range(16):
+        shown = tab.run(f"{words}.map((text) => text.textContent)")
+        assert [shown.count(word) for word in ("distance", "train loss")] == [2 if width > 480 else 0, 1]
+        assert len([float(word.strip("≤≥ ")) for word in shown if word not in ("distance", "train loss")]) >= 5
+        outer, *inner = np.array(tab.run(places))
+        assert np.min(inner - outer) >= 0
+        for _ in range(4):
+            tab.key("ArrowRight")
 
 
 def test_the_surface_turns_by_keys_and_by_hand(tab):

@@ -163,7 +163,7 @@ function tellPlane(values, quantity, label) {
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
   const spots = Object.keys(state.plane.paths).length ? "The filled spot is the curve at t." : "No curve is drawn in this plane.";
   find("#plane-text").textContent = `${words}. White spots: the three points that span the plane. ${spots}${holes}`;
-  find("#surface-text").textContent = `${words}, seen as a surface; height and colour are on the scale of the map.${holes}`;
+  find("#surface-text").textContent = `${words}, seen as a surface over distances; height and colour are on the scale of the map.${holes}`;
   return true;
 }
 

@@ -6,7 +6,8 @@ const CORNERS = [
   [1, 1],
   [0, 1],
 ];
-const ROOM = 48; // around it, for the words on its axes
+const WIDE = { left: 96, right: 88, above: 44, named: true }; // room for the words on its axes
+const NARROW = { left: 68, right: 48, above: 30, named: false };
 
 /** The plane as a surface that can be turned: squares drawn from the farthest to the nearest. */
 class Surface {
@@ -76,8 +77,11 @@ class Surface {
     const seen = this.grid.flatMap((row, v) => row.map((share, u) => this.project(u, v, share ?? 0)));
     seen.push(...CORNERS.map(([x, y]) => this.floor(x, y)), this.pole()(1));
     const [[left, right], [top, bottom]] = [0, 1].map((axis) => extent(seen.map((point) => point[axis])));
-    this.zoom = Math.min((width - 2 * ROOM) / (right - left), (height - 2 * ROOM) / (bottom - top));
-    this.centre = [width / 2 - (this.zoom * (left + right)) / 2, height / 2 - (this.zoom * (top + bottom)) / 2];
+    this.room = width > 480 ? WIDE : NARROW;
+    const [across, down] = [width - this.room.left - this.room.right, height - 2 * this.room.above];
+    this.zoom = Math.min(across / (right - left), down / (bottom - top));
+    const middle = [this.room.left + across / 2, height / 2];
+    this.centre = [middle[0] - (this.zoom * (left + right)) / 2, middle[1] - (this.zoom * (top + bottom)) / 2];
   }
 
   /** A place on the floor, x and y from 0 to 1. */
@@ -110,11 +114,14 @@ class Surface {
       const [low, high] = [axis[0], axis.at(-1)];
       const length = Math.hypot(edge(1)[0] - edge(0)[0], edge(1)[1] - edge(0)[1]);
       const places = ticks(low, high, length / 70).map((tick) => [edge((tick - low) / (high - low)), tickText(tick)]);
-      yield* ruler(edge, outward(centre, edge(0.5)), places, "distance", edge(0.5));
+      const aside = outward(centre, edge(0.5));
+      yield* ruler(edge, aside, places);
+      if (this.room.named) yield label(edge(0.5), aside, 34, "distance", "label");
     }
     const marks = [0, 0.5, 1].map((part) => [pole(part), boundText(this.scale, part)]);
     yield* ruler(pole, [-1, 0], marks);
-    yield label([pole(1)[0], pole(1)[1] - 18], [-1, 0], 12, this.label, "label");
+    const [x, y] = [pole(1)[0] - this.room.left + 8, pole(1)[1] - 18];
+    yield label([x, y], [1, 0], 0, this.label, "label");
   }
 
   /** From steps of the grid and a height between 0 and 1 to the screen, with the distance from the eye last. */
@@ -194,12 +201,11 @@ function outward([x, y], [toX, toY]) {
   return [(toX - x) / length, (toY - y) / length];
 }
 
-/** A line with words beside it, `aside` of it; named: where its own name stands. */
-function* ruler(edge, aside, places, name, named) {
+/** A line with words beside it, `aside` of it. */
+function* ruler(edge, aside, places) {
   const [[x1, y1], [x2, y2]] = [edge(0), edge(1)];
   yield draw("line", { class: "axis", x1, y1, x2, y2 });
   for (const [at, text] of places) yield label(at, aside, 12, text);
-  if (name) yield label(named, aside, 34, name, "label");
 }
 
 function label([x, y], [right, down], far, text, kind = "") {
