@@ -34,6 +34,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
     assert os.listdir(saved.parent) == [saved.name]
 
 
+def test_equal_content_gives_equal_bytes(tmp_path):
+    about = {"name": "caf\u00e9 \"quoted\" / \x01\n", "values": [1.5, None]}
+    for k in range(8):
+        files.save_tensors(tmp_path / str(k), "odd", {"b": torch.ones(3), "a": torch.zeros(2, 2)}, about)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    tensors, kept = files.load_tensors(tmp_path / "0", "odd")
+    assert kept == about
+    assert torch.equal(tensors["b"], torch.ones(3))
+
+
 def test_files_can_be_read_by_others(saved):
     from safetensors.torch import load_file
 

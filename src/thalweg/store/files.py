@@ -48,7 +48,19 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Ma
         raise ThalwegError(f"what is saved beside tensors must be JSON, and this {kind} is not: {error}") from None
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": digest(kind, flat, text)}
-    write(path, lambda temporary: save_file(flat, temporary, metadata=metadata))
+    write(path, lambda temporary: _save_in_order(flat, temporary, metadata))
+
+
+def _save_in_order(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Equal content gives equal bytes, though safetensors writes metadata in an order that changes every time."""
+    save_file(tensors, path, metadata=metadata)
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        text = json.dumps(header | {"__metadata__": metadata}, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
