@@ -1,4 +1,4 @@
-"""VGG-16 on CIFAR: two networks, the Bezier curve between them, and the table of the paper for this pair.
+"""VGG-16 on CIFAR: two networks, the Bezier curve between them, and what lies along it and along the straight line.
 
 $ python examples/cifar_curve.py --data ~/data --out cifar-curve
 
@@ -71,7 +71,8 @@ def main() -> None:
     scans = {}
     for path in (tw.Segment(a, b), curve):
         name = type(path).__name__
-        scans[name] = tw.scan(network(1), path, task, data, points=settings.points, **common)
+        run = settings.out / f"scan-{name.lower()}"
+        scans[name] = tw.scan(network(1), path, task, data, points=settings.points, run=run, **common)
         scans[name].save(settings.out / f"{name.lower()}.json")
     print(*(scan.table() for scan in scans.values()), sep="\n\n")
     tw.figures.save(tw.figures.profile(scans, "test", "error").figure, settings.out / "profile")

@@ -1,6 +1,6 @@
 """Two LoRA adapters on one language model, the curve between them, and an ensemble that stores the model once.
 
-    pip install thalweg transformers peft
+    pip install . transformers peft
     python examples/lora.py
 
 A small GPT-2, made from a configuration, first learns English from the manual inside Python. Then adapters alone move, and learn

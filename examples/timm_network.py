@@ -1,6 +1,6 @@
 """Two networks of timm, with batch norm and stochastic depth: the line and the curve between them, and a walk.
 
-    pip install thalweg timm
+    pip install . timm
     python examples/timm_network.py
 
 The digits inside scikit-learn, so nothing is downloaded; `timm.create_model(..., pretrained=True)` would fetch weights, and a

@@ -35,7 +35,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
 
 
 def test_equal_content_gives_equal_bytes(tmp_path):
-    about = {"name": "caf\u00e9 \"quoted\" / \x01\n", "values": [1.5, None]}
+    about = {"name": 'caf\u00e9 "quoted" / \x01\n', "values": [1.5, None]}
     for k in range(8):
         files.save_tensors(tmp_path / str(k), "odd", {"b": torch.ones(3), "a": torch.zeros(2, 2)}, about)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1

@@ -56,14 +56,16 @@ def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
 
 def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
     """The errors of the two ends and of three networks in percent."""
-    before, after, by_loss = (100 * found.scores[name]["error"] for name in ("none", "per point", "train loss"))
-    spread = [max(found.nll[name]) - min(found.nll[name]) for name in ("none", "per point")]
-    flatter = f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}"
-    text = f"{before:.2f} to {after:.2f} %, temperatures {found.fitted_on}; by train loss {by_loss:.2f} %"
+    kinds = ("none", "per point", "train loss", "inverse train loss")
+    before, after, *by_loss = (100 * found.scores[name]["error"] for name in kinds)
+    spread = [max(found.nll[name]) - min(found.nll[name]) for name in kinds]
+    others = "temperatures that follow the train loss or its inverse"
+    flatter = f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}; with {others} {spread[2]:.3g}, {spread[3]:.3g}"
+    text = f"{before:.2f} to {after:.2f} %, {found.fitted_on}; with {others} {by_loss[0]:.2f}, {by_loss[1]:.2f} %"
     near = f"{before:.2f} before and {after:.2f} after scaling, {three:.2f} %"
     return [
         Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
-        Claim("temperature scaling helps them", after < before, text),
+        Claim("a temperature fitted for each point helps them", after < before, text),
         Claim("and flattens the test NLL along the curve", spread[1] < spread[0], flatter),
         Claim("they come within half a point of three networks, which have as many weights", after < three + 0.5, near),
     ]
@@ -86,5 +88,5 @@ def on_diversity(rows: Rows) -> list[Claim]:
 def on_pieces(rows: Rows, name: str) -> Claim:
     gains = [row[f"{name}, better member"] - row[f"{name}, best between"] for row in rows]
     lower, mean = sum(gain > 0 for gain in gains), statistics.mean(gains)
-    says = f"between consecutive members there are points with a lower {name} than either"
+    says = f"between most consecutive members there are points with a lower {name} than either"
     return Claim(says, lower > len(gains) / 2, f"{lower} of {len(gains)}, by {mean:.3g} on average")

@@ -191,14 +191,12 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
         keep({f"curve-{breadth:g}": bent, f"ends-{breadth:g}": ends}, out)
     straighter = all(after["length ratio"] < before["length ratio"] for before, after in pairwise(rows))
     text = "length ratio " + ", ".join(f"{row['length ratio']:.3f} at K = {row['K']:g}" for row in rows)
+    found = [Claim("wider networks are joined by straighter curves", straighter, text)]
     rises = [max(0.0, row["worst train loss on the curve"] - row["train loss of the ends"]) for row in rows]
-    higher = f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}"
-    if not any(rises):
-        higher = "it lies nowhere above the worse end, at any width, so that there is nothing to compare"
-    return rows, [
-        Claim("wider networks are joined by straighter curves", straighter, text),
-        Claim("on which the train loss rises no more above the worse end", rises[-1] <= rises[0], higher),
-    ]
+    if any(rises):  # where it rises at no width there is nothing to compare
+        higher = f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}"
+        found.append(Claim("on which the train loss rises less above the worse end", rises[-1] < rises[0], higher))
+    return rows, found
 
 
 def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -221,18 +219,19 @@ def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
 
 
 def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
-    """How far logits are from t^n times those of the end, relative to them, and the share of equal predictions."""
+    """How far logits are from t^n times those of the end, relative to them, and the share of equal predictions; on 1,000 test
+    images, at t = 0.05, 0.1, ..., 1."""
     module = deepcopy(shop.form).cpu().double().eval()
-    images, mean, std = shop.images[1][0][:100].double() / 255, *(torch.tensor(v).double() for v in shop.recipe.colours)
+    images, mean, std = shop.images[1][0][:1000].double() / 255, *(torch.tensor(v).double() for v in shop.recipe.colours)
     x = (images - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)
     exact = [replace(Weights.of(module), vector=end.vector.cpu().double()) for end in ends]
     path, off, same = OriginPath(module, *exact), 0.0, 1.0
     depth = max(path.powers.values())
     with torch.no_grad():
-        for end, points in zip(exact, ((0.1, 0.3, 0.475), (0.525, 0.7, 0.9)), strict=True):
+        for end, side in zip(exact, (-1, 1), strict=True):
             end.load_into(module)
             logits = module(x)
-            for s in points:
+            for s in (0.5 + side * k / 40 for k in range(1, 21)):
                 path.point(s).load_into(module)
                 wanted, found = path.shrink(s) ** depth * logits, module(x)
                 off = max(off, float((found - wanted).norm() / wanted.norm()))
