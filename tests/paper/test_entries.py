@@ -212,6 +212,13 @@ def test_claims_on_words_hold_on_the_papers_numbers_and_fail_on_others(changed, 
     assert [claim.holds for claim in words.judged(found, 39.2, words.SIZES["lstm-large"].reported)] == holds
 
 
+def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
+    recipe, rate = words.RECIPES["lstm-large"], words.SIZES["lstm-large"].schedule(35.0, steps=10)
+    assert (rate(1), rate(140), rate(141), rate(550)) == pytest.approx((35, 35, 35 / 1.15, 35 / 1.15**41))
+    ends = [tw.Weights.of(nn.Linear(1, 1)) for _ in range(2)]
+    assert recipe.curve_lr * tw.Bezier(*ends).coefficients(0.5)[1] ** 2 == recipe.lr
+
+
 def test_an_ensemble_is_held_against_the_papers_error():
     row = {"method": "Ind", "1B (%)": 27.9, "1B (%) (paper)": 27.4, "2B (%)": 24.0, "2B (%) (paper)": 25.28}
     assert [claim.holds for claim in claims._near(row, 0.4)] == [False, True]
