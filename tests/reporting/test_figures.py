@@ -111,13 +111,15 @@ def test_several_surfaces_share_one_scale(scans):
 
 @pytest.mark.parametrize("draw", ["profile", "pairs", "surface", "own surface", "flat", "tall", "surfaces"])
 def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tmp_path):
-    figure, stretched = Figure(layout="constrained"), {"own surface": 1.0, "flat": 0.3, "tall": 3.0}
+    figure, plane = Figure(layout="constrained"), scans["Plane"]
+    heights = {"own surface": 1.0, "flat": 0.54, "tall": 3.0}  # of its own figure's map, in its widths
     if draw == "profile":
         tw.figures.profile(curves(scans), ax=figure.subplots())
     elif draw == "pairs":
         tw.figures.pair_ensemble({"Segment": made(tmp_path), "PolyChain": made(tmp_path)}, figure.subplots())
-    elif draw in stretched:
-        figure = tw.figures.surface(replace(scans["Plane"], y=scans["Plane"].y * stretched[draw])).figure
+    elif draw in heights:
+        y = np.linspace(0, heights[draw] * np.ptp(plane.x), len(plane.y))
+        figure = tw.figures.surface(replace(plane, y=y, corners=[(0.0, 0.0)], paths={})).figure
     elif draw == "surfaces":
         figure = Figure(figsize=(14, 4.4), layout="compressed")
         narrow, wide = (
@@ -126,16 +128,17 @@ def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tm
         tw.figures.surfaces({"plane": scans["Plane"], "narrow": narrow, "wide": wide}, axes=figure.subplots(1, 3))
     else:
         tw.figures.surface(scans["Plane"], ax=figure.subplots())
-    png, pdf = tw.figures.save(figure, tmp_path / "figure")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert pdf.read_bytes().startswith(b"%PDF")
-    whole = figure.bbox
+    canvas, whole = FigureCanvasAgg(figure), figure.bbox
+    canvas.draw()  # once, as the PNG is: layouts come to rest when they are drawn again
     for ax in figure.axes:
-        box = ax.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
+        box = ax.get_tightbbox(canvas.get_renderer())
         assert box.x0 >= -1
         assert box.y0 >= -1
         assert box.x1 <= whole.x1 + 1
         assert box.y1 <= whole.y1 + 1
+    png, pdf = tw.figures.save(figure, tmp_path / "figure")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert pdf.read_bytes().startswith(b"%PDF")
 
 
 def test_what_cannot_be_drawn_says_why(scans):
