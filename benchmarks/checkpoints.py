@@ -15,7 +15,8 @@ import torch
 
 import thalweg as tw
 from thalweg.store.runs import Run
-from thalweg.training.engine import Engine, Network, make_optimizer
+from thalweg.training.engine import Engine, make_optimizer
+from thalweg.training.motion import Network
 from thalweg.training.saver import Observer, Saver
 from thalweg.weightspace.probe import Probe
 

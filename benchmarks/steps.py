@@ -16,7 +16,8 @@ from torch import nn
 
 import thalweg as tw
 from thalweg.training.connect import Bends
-from thalweg.training.engine import Engine, Motion, Network, make_optimizer
+from thalweg.training.engine import Engine, make_optimizer
+from thalweg.training.motion import Motion, Network
 from thalweg.weightspace.probe import Probe
 
 BATCH, WORDS, LENGTH = 128, 1000, 35

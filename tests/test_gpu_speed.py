@@ -13,7 +13,8 @@ import thalweg as tw
 from thalweg.modes import Mode
 from thalweg.replay import _Form, aside
 from thalweg.training.connect import ArclengthBends, Bends
-from thalweg.training.engine import Engine, Network, make_optimizer
+from thalweg.training.engine import Engine, make_optimizer
+from thalweg.training.motion import Network
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]

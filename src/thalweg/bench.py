@@ -24,9 +24,10 @@ from .replay import Replay, aside
 from .store.runs import Run, versions
 from .tasks import Task, classification
 from .training.connect import Bends
-from .training.engine import Engine, Motion, Network, make_optimizer
+from .training.engine import Engine, make_optimizer
 from .training.loop import Settings, train
 from .training.methods import Plan
+from .training.motion import Motion, Network
 from .training.saver import Observer
 from .training.walk import WalkObserver
 from .turns import together, turn

@@ -86,24 +86,31 @@ def scan(
         opened(run, "scan", about) as held,
         aside(probe.device),
         Progress(f"scanning {where['name']}", len(makers), progress if crew.first else False) as bar,
-        Interrupts(crew.first_does(lambda: held is not None)) as interrupts,
     ):
-        measured: list[Any] = crew.first_does(lambda: held.lines(POINTS) if held is not None else [])
-        bar.done = len(measured)
-        for points_found in _rounds(at, makers[len(measured) :], crew):
-            for point in points_found:
-                measured.append(point)
-                bar.advance()
-                if held is not None:
-                    held.append(POINTS, point)
-            if crew.any(interrupts.asked is not None)[0] and interrupts.wanted:
-                interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
+        measured = _measured(at, makers, held, bar)
         whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
         stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
     _look_for_nan(measured)
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
+
+
+def _measured(at: "Measurer", makers: Sequence[Callable[[], Weights]], held: Run | None, bar: Progress) -> list[Any]:
+    """Every point, of which those that a run kept are not measured again; stops between two of them if it is asked to."""
+    crew = Crew.present
+    with Interrupts(crew.first_does(lambda: held is not None)) as interrupts:
+        measured: list[Any] = crew.first_does(lambda: held.lines(POINTS) if held is not None else [])
+        bar.done = len(measured)
+        for found in _rounds(at, makers[len(measured) :], crew):
+            for point in found:
+                measured.append(point)
+                bar.advance()
+                if held is not None:
+                    held.append(POINTS, point)
+            if crew.any(interrupts.asked is not None)[0] and interrupts.wanted:
+                interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
+    return measured
 
 
 def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]]) -> None:

@@ -39,17 +39,17 @@ def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", hei
     return plt.subplots(rows, columns, figsize=size, layout=layout, squeeze=False, **settings)[1].ravel()
 
 
-def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool | int = True) -> "Axes":
-    """legend: whether there is one, or in how many columns above the axes, where none of the space within is free."""
+def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True, above: int = 0) -> "Axes":
+    """above: in how many columns the legend stands above the axes, where none of the space within is free."""
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if limits is not None:
         ax.set_xlim(*limits)
     ax.grid(alpha=0.3)
-    if legend is True:
-        ax.legend()
+    if above:
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=above, frameon=False)
     elif legend:
-        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=legend, frameon=False)
+        ax.legend()
     return ax
 
 

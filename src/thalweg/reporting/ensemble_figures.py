@@ -29,7 +29,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     last = next(reversed(named.values()))
     ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
-    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), legend=len(named) + 1)
+    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), above=len(named) + 1)
 
 
 def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
@@ -40,8 +40,8 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
         left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
         right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
-    finish(left, "t", "test error (%)", limits=(0, 1), legend=2)
-    finish(right, "t", "test cross-entropy", limits=(0, 1), legend=2)
+    finish(left, "t", "test error (%)", limits=(0, 1), above=2)
+    finish(right, "t", "test cross-entropy", limits=(0, 1), above=2)
     return left, right
 
 

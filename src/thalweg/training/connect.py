@@ -16,8 +16,9 @@ from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK, inner_products
-from .engine import Motion, OptimizerFactory, kernels, rows
+from .engine import OptimizerFactory, kernels, rows
 from .loop import Settings, digests, train
+from .motion import Motion
 from .schedules import Schedule
 
 MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the t that stand for the whole curve in the arc-length loss

@@ -1,7 +1,6 @@
-"""One training step, whatever moves: the network itself, or the bends of a curve."""
+"""One training step, whatever moves."""
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -16,76 +15,17 @@ from ..errors import ThalwegError
 from ..modes import Mode, say_slower
 from ..randomness import capture, reinstate
 from ..replay import Replay, form_of
+from ..store.files import below
 from ..tasks import Task
 from ..text import first_line
 from ..weightspace.batchnorm import counted_at_once
 from ..weightspace.modules import buffers_kept
-from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint
 from .exchange import Exchange
+from .motion import Motion
 
 NUMBER = "#"  # behind the name of what an optimizer keeps as a plain number
 OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
-
-
-class Motion(ABC):
-    """What moves: flat vectors, from which a step places the probe and to which it hands the gradient.
-
-    What a step needs from the host comes as a few numbers, its controls, so that the rest can be recorded.
-    """
-
-    probe: Probe
-    block: Tensor  # (count, size), the vectors that move
-    gradient: Tensor  # of the same shape
-    controls = 0  # how many numbers a step needs from the host
-    recordable = True  # whether all of a step happens on the probe's device
-    fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
-    shared = True  # whether all processes of a run stand at the same point
-    averaged: Sequence[Tensor] = ()  # what else of it all processes must have in common
-    t: float | Tensor | None = None
-
-    def hold(self, block: Tensor, gradient: Tensor) -> None:
-        self.block, self.gradient, self.vectors, self.grads = block, gradient, list(block), list(gradient)
-
-    def draw(self) -> Sequence[float]:
-        """The controls of the next step."""
-        return ()
-
-    @abstractmethod
-    def place(self, controls: Tensor) -> None:
-        """Put the probe where the next gradient is wanted."""
-
-    @abstractmethod
-    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
-        """Turn the probe's gradient into the vectors' gradients."""
-
-    @abstractmethod
-    def snapshot(self) -> Any:
-        """The result as it stands, copied."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What else a run needs to go on."""
-        return {}
-
-    def set_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Go on from there; most motions have nothing more."""
-
-
-class Network(Motion):
-    """Plain training: the vector that moves is the probe's own point."""
-
-    def __init__(self, probe: Probe):
-        self.probe = probe
-        self.hold(probe.point[None], probe.grad[None])
-
-    def place(self, controls: Tensor) -> None:
-        self.probe.moved()
-
-    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
-        pass
-
-    def snapshot(self) -> Any:
-        return self.probe.weights()
 
 
 class Engine:
@@ -246,10 +186,10 @@ class Engine:
     def set_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state`."""
         probe = self.motion.probe
-        self.motion.set_state(_below(state, "motion."))
+        self.motion.set_state(below(state, "motion."))
         for k, vector in enumerate(self.motion.vectors):
             vector.copy_(probe.native(state[f"vector.{k}"]))
-            self._remember(vector, _below(state, f"optimizer.{k}."))
+            self._remember(vector, below(state, f"optimizer.{k}."))
         for name, buffer in probe.module.named_buffers():
             buffer.copy_(state[f"buffer.{name}"])
         probe.moved()
@@ -328,10 +268,6 @@ def _make_recordable(optimizer: Optimizer) -> None:
         if "capturable" in group:
             group["capturable"] = True
     optimizer._warned_capturable_if_run_uncaptured = True
-
-
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:

@@ -15,8 +15,9 @@ from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
-from .engine import Engine, Network, OptimizerFactory
+from .engine import Engine, OptimizerFactory
 from .loop import Settings, train
+from .motion import Network
 from .saver import Observer
 from .schedules import Schedule
 

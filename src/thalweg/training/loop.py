@@ -24,7 +24,8 @@ from ..tasks import Task, check_task
 from ..turns import turn
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint
-from .engine import Engine, Motion, OptimizerFactory, make_optimizer
+from .engine import Engine, OptimizerFactory, make_optimizer
+from .motion import Motion
 from .saver import Observer, Saver
 from .schedules import Schedule, decay
 

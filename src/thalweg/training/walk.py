@@ -20,9 +20,10 @@ from ..store.runs import TRACE, Run, opened
 from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
-from .engine import Engine, Network, OptimizerFactory
+from .engine import Engine, OptimizerFactory
 from .loop import Settings, train
 from .methods import Method, Plan
+from .motion import Network
 from .saver import Observer
 
 Start = Weights | Checkpoint
@@ -72,12 +73,7 @@ def walk(
     """
     starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
     given = [(here.weights, here) if isinstance(here, Checkpoint) else (here, None) for here in starts]
-    if not given:
-        raise ThalwegError("walk needs at least one start; got an empty list")
-    if not isinstance(method, Method):
-        raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ThalwegError(f"epochs must be a whole number, at least 1; got {epochs!r}")
+    _check(starts, method, epochs)
     plan = method.plan(count(batches), epochs)
     whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
@@ -100,6 +96,15 @@ def walk(
             pooled.extend(members)
             pooled.traces.append(trace)
     return pooled
+
+
+def _check(starts: Sequence[Start | None], method: Method, epochs: int) -> None:
+    if not starts:
+        raise ThalwegError("walk needs at least one start; got an empty list")
+    if not isinstance(method, Method):
+        raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ThalwegError(f"epochs must be a whole number, at least 1; got {epochs!r}")
 
 
 def _description(method: Method, starts: Sequence[Weights | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:
