@@ -136,11 +136,11 @@ class Ensemble:
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )
-        before = _entries(folder, self._probe.layout) if again else []
+        before = _files(folder, _entries(folder, self._probe.layout)) if again else set()
         entries = [self._save_member(folder, member) for member in self.members]
         files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
-        for stale in _files(before) - _files(entries):
-            (folder / stale).unlink(missing_ok=True)
+        for stale in before - _files(folder, entries):
+            files.remove(*stale)
 
     @classmethod
     def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
@@ -208,8 +208,10 @@ def _mean_pair(pairs: list[list[float]], k: int) -> float:
     return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
 
 
-def _files(entries: Sequence[Mapping[str, Any]]) -> set[str]:
-    return {entry[key] for entry in entries for key in ("file", "base") if key in entry}
+def _files(folder: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
+    """What a manifest names, and the kind of each."""
+    members = {(files.beside(folder / MANIFEST, entry["file"], "member"), "weights") for entry in entries}
+    return members | {(files.beside(folder / MANIFEST, entry["base"], "base"), "base") for entry in entries if "base" in entry}
 
 
 def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:
@@ -219,7 +221,7 @@ def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:
 
 
 def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
-    path = folder / entry["file"]
+    path = files.beside(folder / MANIFEST, entry["file"], "member")
     try:
         member = Weights.load(path)
     except ThalwegError as error:

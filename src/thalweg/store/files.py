@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import tempfile
 import warnings
 import zipfile
@@ -73,6 +74,24 @@ def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise ThalwegError(f"{path} is damaged: its contents do not match the hash stored in it; restore it from a copy")
     return tensors, json.loads(metadata["about"])
+
+
+def beside(path: Path, name: object, kind: str) -> Path:
+    """The file that the one at `path` names: one that we would write beside it, and no link, since anybody may have named it."""
+    if not isinstance(name, str) or not re.fullmatch(rf"{kind}-[0-9a-f]{{16}}\.safetensors", name):
+        rule = f"{path} may name only files beside it, such as {kind}-0123456789abcdef.safetensors"
+        raise ThalwegError(f"{rule}, but it names {repr(name)[:80]}: thalweg did not write it so, do not use it")
+    found = path.with_name(name)
+    if found.is_symlink():
+        raise ThalwegError(f"{found} is a link, and links that {path.name} names are not followed: put the file itself there")
+    return found
+
+
+def remove(path: Path, kind: str) -> None:
+    """Delete a file of ours; a link, or whatever else may have that name, is left alone."""
+    with suppress(ThalwegError):
+        if path.is_file() and not path.is_symlink() and kind_of(path) == kind:
+            path.unlink(missing_ok=True)
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -34,19 +34,20 @@ def base_name(frozen: Mapping[str, Tensor]) -> str:
 def store_once(folder: Path, frozen: Mapping[str, Tensor]) -> str:
     """Write frozen parameters into a file of their own, unless it is there already; give its name."""
     name = base_name(frozen)
-    if not (folder / name).is_file():
+    if (folder / name).is_symlink() or not (folder / name).is_file():
         files.save_tensors(folder / name, "base", frozen, {})
     return name
 
 
-def read_stored(path: Path, name: str) -> dict[str, Tensor]:
+def read_stored(path: Path, name: object) -> dict[str, Tensor]:
     """The frozen parameters that the file at `path` goes with."""
-    if not (path.parent / name).is_file():
+    stored = files.beside(path, name, "base")
+    if not stored.is_file():
         raise ThalwegError(
             f"{path} holds only what moves, and the frozen parameters it goes with are not beside it, in {name}: keep the two "
             "files in one folder"
         )
-    return files.load_tensors(path.parent / name, "base")[0]
+    return files.load_tensors(stored, "base")[0]
 
 
 def _same_bits(one: Tensor, two: Tensor) -> bool:

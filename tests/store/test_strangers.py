@@ -1,0 +1,118 @@
+"""Files that a stranger may have made: they name nothing outside their folder, and nothing of the user's is deleted."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import thalweg as tw
+from thalweg.store import files
+from thalweg.weightspace.weights import Checkpoint
+
+HOSTILE = ["../mine.txt", "/etc/passwd", "..", ".", "", "sub/member-0123456789abcdef.safetensors", "a\\b", "a\0b", "C:x"]
+HOSTILE += ["mine.txt", "member-0123456789abcdef.safetensors\n", "x" * 5000, 3, None, ["a"], {"a": 1}]
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2)
+
+
+def ensemble(*seeds):
+    return tw.Ensemble(network(0), [tw.Weights.of(network(seed)) for seed in seeds])
+
+
+def adapted(seed):
+    net = nn.Sequential(network(1), nn.Linear(2, 2))
+    net[0].requires_grad_(False)
+    torch.manual_seed(seed)
+    nn.init.normal_(net[1].weight)
+    return net
+
+
+def edit_json(path: Path, kind: str, change) -> None:
+    """Change a file of ours and give it the hash that fits."""
+    content = files.load_json(path, kind)
+    change(content)
+    files.save_json(path, kind, content)
+
+
+def tree(folder: Path):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("key", ["file", "base"])
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name)[:20])
+def test_manifest_names_only_files_beside_it(key, name, tmp_path):
+    folder, mine = tmp_path / "members", tmp_path / "mine.txt"
+    mine.write_text("mine")
+    ensemble(1, 2).save(folder)
+    (folder / "mine.txt").write_text("mine too")
+    edit_json(folder / "ensemble.json", "ensemble", lambda manifest: manifest["members"][0].update({key: name}))
+    before = tree(tmp_path)
+    with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files beside it"):
+        ensemble(3).save(folder)
+    if key == "file":
+        with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files beside it"):
+            tw.Ensemble.load(folder, network(0))
+    assert tree(tmp_path) == before
+
+
+def test_manifest_with_absolute_name_deletes_nothing(tmp_path):
+    mine = tmp_path / "member-0123456789abcdef.safetensors"
+    mine.write_text("mine")
+    ensemble(1).save(tmp_path / "members")
+    edit_json(tmp_path / "members" / "ensemble.json", "ensemble", lambda m: m["members"][0].update(file=str(mine)))
+    with pytest.raises(tw.ThalwegError, match="may name only files beside it"):
+        ensemble(2).save(tmp_path / "members")
+    assert mine.read_text() == "mine"
+
+
+def test_stale_member_is_deleted_only_if_its_header_says_it_is_ours(tmp_path):
+    ensemble(1, 2).save(tmp_path)
+    first, second = (path for path in sorted(tmp_path.glob("member-*")))
+    first.write_text("the user's own notes")
+    ensemble(3).save(tmp_path)
+    assert first.read_text() == "the user's own notes"
+    assert not second.exists()
+
+
+def test_links_that_a_manifest_names_are_neither_read_nor_deleted(tmp_path):
+    folder, other = tmp_path / "members", tmp_path / "elsewhere.safetensors"
+    ensemble(1).save(folder)
+    [member] = folder.glob("member-*")
+    os.rename(member, other)
+    member.symlink_to(other)
+    for attempt in (lambda: tw.Ensemble.load(folder, network(0)), lambda: ensemble(2).save(folder)):
+        with pytest.raises(tw.ThalwegError, match=r"member-\w+\.safetensors is a link"):
+            attempt()
+    assert other.exists()
+    assert member.is_symlink()
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name)[:20])
+@pytest.mark.parametrize("kind", [tw.Weights, Checkpoint])
+def test_base_is_a_file_beside_the_weights(kind, name, tmp_path):
+    weights = tw.Weights.of(adapted(1))
+    (weights if kind is tw.Weights else Checkpoint(weights, {}, "SGD", 1)).save(tmp_path / "w.safetensors", apart=True)
+    saved_as = files.kind_of(tmp_path / "w.safetensors")
+    tensors, about = files.load_tensors(tmp_path / "w.safetensors", saved_as)
+    files.save_tensors(tmp_path / "w.safetensors", saved_as, tensors, {**about, "base": name})
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors may name only files beside it"):
+        kind.load(tmp_path / "w.safetensors")
+
+
+def test_base_is_not_read_or_written_through_a_link(tmp_path):
+    weights = tw.Weights.of(adapted(1))
+    weights.save(tmp_path / "w.safetensors", apart=True)
+    [base] = tmp_path.glob("base-*")
+    (tmp_path / "moved").write_bytes(base.read_bytes())
+    base.unlink()
+    base.symlink_to(tmp_path / "moved")
+    with pytest.raises(tw.ThalwegError, match=r"base-\w+\.safetensors is a link"):
+        tw.Weights.load(tmp_path / "w.safetensors")
+    weights.save(tmp_path / "w.safetensors", apart=True)
+    assert not base.is_symlink()
+    assert tw.Weights.load(tmp_path / "w.safetensors").digest() == weights.digest()
