@@ -9,7 +9,7 @@ from torch.func import functional_call
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
-from thalweg.training.connect import ArclengthBends, Bends
+from thalweg.training.connect import ArclengthBends, Bends, StreamedBends
 from thalweg.training.engine import Engine
 from thalweg.weightspace.probe import Probe
 
@@ -23,18 +23,18 @@ def bent(animal, kind, bends=2):
     return curve.with_bends([w.vector + 0.3 * torch.randn(w.layout.size, generator=g).double() for w in curve.bends])
 
 
-def naive_loss(animal, module, curve, bends, t, batch):
+def naive_loss(animal, module, curve, bends, t, batch, decay=DECAY):
     """L(phi(t)) as a differentiable function of the bends, through functional_call."""
     controls = [curve.start.vector, *bends, curve.end.vector]
     phi = sum(c * w for c, w in zip(curve.coefficients(t).tolist(), controls, strict=True))
     inner = getattr(module, "_orig_mod", module)
     torch.manual_seed(0)
     values = animal.task.loss(lambda *a, **k: functional_call(inner, curve.layout.split(phi), a, k), batch)
-    return values.mean() + DECAY / 2 * phi.square().sum()
+    return values.mean() + decay / 2 * phi.square().sum()
 
 
-def our_gradient(animal, motion, place, batch):
-    engine = Engine(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, None)
+def our_gradient(animal, motion, place, batch, clip=None):
+    engine = Engine(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, clip)
     motion.place = lambda _: place()
     torch.manual_seed(0)
     engine.step(batch, 0.0)
@@ -65,6 +65,23 @@ def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
         theirs = torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch), leaves))
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
         assert theirs.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "tied_lstm"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_clipping_acts_on_the_gradient_of_the_bends_before_weight_decay(name, streamed):
+    animal, t = ZOO[name], 0.3
+    motion = partial(StreamedBends, seed=0, device=torch.device("cpu")) if streamed else Bends
+    curve, module, motion, leaves = make(animal, tw.Bezier, motion)
+    batch = animal.batches()[0]
+    data, whole = (
+        torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch, decay), leaves))
+        for decay in (0.0, DECAY)
+    )
+    clip = 0.5 * float(data.norm())
+    ours = our_gradient(animal, motion, lambda: type(motion).place(motion, curve.checked_coefficients(t)), batch, clip)
+    assert torch.allclose(ours, clip / (data.norm() + 1e-6) * data + (whole - data), rtol=1e-9, atol=1e-12)
+    assert torch.allclose(our_gradient(animal, motion, lambda: None, batch, 1e6), whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])

@@ -1,6 +1,6 @@
 """Train the bends of a curve so that the loss is low all along it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -119,6 +119,12 @@ class Bends(Motion):
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
         torch.outer(self.coefficients[1:-1].to(self.points.dtype), self.probe.grad, out=self.gradient)
 
+    def decay(self, weight_decay: float) -> None:
+        rates = weight_decay * self.coefficients[1:-1].to(self.gradient.dtype)
+        for stretch in self.probe.decayed:
+            for piece in pieces(stretch):
+                self.gradient[:, piece].addr_(rates, self.probe.point[piece].to(self.gradient))
+
     def state(self) -> dict[str, Tensor]:
         return {"generator": self.generator.get_state()}
 
@@ -152,8 +158,7 @@ class StreamedBends(Bends):
 
     def place(self, controls: Tensor) -> None:
         self.coefficients = controls.to(self.block)
-        for start in range(0, self.probe.layout.size, BLOCK):
-            piece = slice(start, start + BLOCK)
+        for piece in pieces(slice(0, self.probe.layout.size)):
             total = self.coefficients[1:-1] @ self.block[:, piece]
             for end, c in zip(self.ends, (self.coefficients[0], self.coefficients[-1]), strict=True):
                 total.add_(end[piece].to(total) * c)
@@ -161,8 +166,7 @@ class StreamedBends(Bends):
         self.probe.moved()
 
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
-        for start in range(0, self.probe.layout.size, BLOCK):
-            piece = slice(start, start + BLOCK)
+        for piece in pieces(slice(0, self.probe.layout.size)):
             torch.outer(self.coefficients[1:-1], self.probe.grad[piece].to(self.block), out=self.gradient[:, piece])
 
     def _in_order(self, vector: Tensor) -> Tensor:
@@ -228,6 +232,11 @@ class ArclengthBends(Bends):
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
         self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
+
+
+def pieces(stretch: slice) -> Iterator[slice]:
+    """Of at most BLOCK entries each, so that a copy of one is small."""
+    return (slice(start, min(start + BLOCK, stretch.stop)) for start in range(stretch.start, stretch.stop, BLOCK))
 
 
 def _motion(probe: Probe, curve: Curve, seed: int, loss: str, mode: Mode) -> Bends:

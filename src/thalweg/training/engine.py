@@ -29,7 +29,7 @@ OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 
 class Engine:
-    """Runs one step: place, loss, gradient, clip, decay, hand on, update.
+    """Runs one step: place, loss, gradient, decay, hand on, clip, update.
 
     mode, steps: how to compute, and how many steps there will be. make: what the batches' source gives -> a batch.
     """
@@ -113,19 +113,24 @@ class Engine:
             self.fused.settle()
 
     def _update(self, loss: Tensor) -> Tensor:
-        """The loss of all processes; those that stand at one point exchange what they found there, others what follows."""
-        probe = self.motion.probe
-        if self.exchange is not None and self.motion.shared:
+        """The loss of all processes; those that stand at one point exchange what they found there, others what follows.
+
+        The gradient of what is trained is clipped before weight decay is added, as in torch; only where processes stand at
+        different points is decay a part of what they exchange, and so of what is clipped."""
+        apart = self.exchange is not None and not self.motion.shared
+        late = self.clip is not None and not apart
+        if self.exchange is not None and not apart:
+            loss = self.exchange(loss, self.number * self.counts)
+        if self.weight_decay and not late:
+            self.motion.probe.decay(self.weight_decay)
+        self.motion.hand_on(loss, self.weight_decay)
+        if self.exchange is not None and apart:
             loss = self.exchange(loss, self.number * self.counts)
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(probe.grad)
-            probe.grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
-        if self.weight_decay:
-            for stretch in probe.decayed:
-                probe.grad[stretch].add_(probe.point[stretch], alpha=self.weight_decay)
-        self.motion.hand_on(loss, self.weight_decay)
-        if self.exchange is not None and not self.motion.shared:
-            loss = self.exchange(loss, self.number * self.counts)
+            norm = torch.linalg.vector_norm(self.motion.gradient)
+            self.motion.gradient.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.weight_decay and late:
+            self.motion.decay(self.weight_decay)
         for vector, grad in zip(self.motion.vectors, self.motion.grads, strict=True):
             vector.grad = grad  # again in each step: some optimizers take it away
         if isinstance(self.rate, Tensor):

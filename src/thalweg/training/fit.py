@@ -54,7 +54,7 @@ def fit(
     weight_decay: its part of the gradient is `weight_decay * weights`, of the loss half that times their square.
     schedule: iteration, counted from 1 -> learning rate.
     optimizer: flat vectors -> a torch optimizer without decay of its own; SGD with `momentum` if not given.
-    clip: the largest norm the gradient of the data loss may have.
+    clip: the largest norm that the gradient of the data loss may have, with respect to what is trained.
     seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
     keep: epochs after which to keep the weights with the optimizer's state, in `.kept[epoch]` of the result.
     mode: how to compute; see `Mode`.

@@ -41,6 +41,10 @@ class Motion(ABC):
         """Turn the probe's gradient into the vectors' gradients."""
 
     @abstractmethod
+    def decay(self, weight_decay: float) -> None:
+        """Add the part of weight decay to the vectors' gradients, where the probe's did not have it."""
+
+    @abstractmethod
     def snapshot(self) -> Any:
         """The result as it stands, copied."""
 
@@ -64,6 +68,9 @@ class Network(Motion):
 
     def hand_on(self, loss: Tensor, weight_decay: float) -> None:
         pass
+
+    def decay(self, weight_decay: float) -> None:
+        self.probe.decay(weight_decay)
 
     def snapshot(self) -> Any:
         return self.probe.weights()

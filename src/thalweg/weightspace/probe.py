@@ -150,6 +150,11 @@ class Probe:
         self.unreached.intersection_update(unreached)
         self._forget_reached()
 
+    def decay(self, weight_decay: float) -> None:
+        """Add to `grad` the part of weight decay at `point`."""
+        for stretch in self.decayed:
+            self.grad[stretch].add_(self.point[stretch], alpha=weight_decay)
+
     @cached_property
     def decayed(self) -> list[slice]:
         """The stretches of `point` that weight decay acts on: all but what no loss has depended on so far."""
