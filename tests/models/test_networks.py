@@ -29,7 +29,8 @@ def test_counts_and_shapes(make, classes):
 
 
 def norm_and_convolution(before, after, size):
-    return size * size * before * after + 2 * after
+    """With the batch norm before it, of what comes in."""
+    return size * size * before * after + 2 * before
 
 
 def basic(before, width, after):
@@ -46,14 +47,46 @@ def bottleneck(before, width, after):
     [(models.resnet158, basic, 26, (16, 32, 64)), (models.resnet_bottleneck164, bottleneck, 18, (64, 128, 256))],
 )
 def test_resnets_have_the_parameters_of_their_layers(make, body, blocks, afters, classes):
-    expected, before = norm_and_convolution(3, 16, 3), 16
+    expected, before = 3 * 3 * 3 * 16, 16
     for width, after in zip((16, 32, 64), afters, strict=True):
-        shortcut = norm_and_convolution(before, after, 1) if before != after else 0
-        expected += body(before, width, after) + shortcut + (blocks - 1) * body(after, width, after)
+        expected += body(before, width, after) + before * after + (blocks - 1) * body(after, width, after)  # and its shortcut
         before = after
     network = make(classes=classes).eval()
-    assert sum(p.numel() for p in network.parameters()) == expected + (before + 1) * classes
+    assert sum(p.numel() for p in network.parameters()) == expected + 2 * before + (before + 1) * classes
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, classes)
+
+
+def normalised(x, norm, leak):
+    mean, variance = (norm.get_buffer(name).reshape(1, -1, 1, 1) for name in ("running_mean", "running_var"))
+    x = (x - mean) / (variance + norm.eps).sqrt() * norm.weight.reshape(1, -1, 1, 1) + norm.bias.reshape(1, -1, 1, 1)
+    return torch.where(x > 0, x, leak * x)
+
+
+@pytest.mark.parametrize(
+    ("make", "leak", "strides", "shared"),
+    [  # by number of the unit: the first of each width, and one after it
+        (models.resnet158, 0.0, {1: 1, 2: None, 27: 2, 53: 2}, {1, 27, 53}),
+        (models.resnet_bottleneck164, 0.1, {1: 1, 2: None, 19: 2, 37: 2}, {1}),
+    ],
+)
+def test_resnets_normalise_before_each_convolution_and_not_in_shortcuts(make, leak, strides, shared):
+    torch.manual_seed(0)
+    network = make().double().eval()
+    for norm in (part for part in network.modules() if isinstance(part, nn.BatchNorm2d)):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        nn.init.normal_(norm.weight)
+    for number, stride in strides.items():
+        unit = network[number]
+        x = torch.randn(2, unit.norms[0].num_features, 8, 8).double()
+        with torch.no_grad():
+            inner = x
+            for k, (norm, layer) in enumerate(zip(unit.norms, unit.convolutions, strict=True)):
+                own = stride or 1 if k == 0 else 1
+                inner = nn.functional.conv2d(normalised(inner, norm, leak), layer.weight, stride=own, padding=layer.padding)
+            beside = normalised(x, unit.norms[0], leak) if number in shared else x
+            beside = beside if stride is None else nn.functional.conv2d(beside, unit.shortcut.weight, stride=stride)
+            torch.testing.assert_close(unit(x), inner + beside)
 
 
 @pytest.mark.parametrize(("make", "depth"), [(models.resnet158, 158), (models.resnet_bottleneck164, 164)])
@@ -113,7 +146,6 @@ CONVOLUTIONAL = [
     models.vgg16,
     models.vgg16_bn,
     models.preresnet,
-    models.resnet158,
     models.resnet_bottleneck164,
 ]
 
@@ -126,6 +158,16 @@ def test_convolutions_start_as_in_the_reference(make):
             expected = sqrt(2 / (part.kernel_size[0] ** 2 * part.out_channels))
             assert float(part.weight.detach().std()) == pytest.approx(expected, rel=6 / sqrt(2 * part.weight.numel()))
             assert part.bias is None or not part.bias.any()
+
+
+def test_resnet158_starts_scaled_by_its_inputs():
+    torch.manual_seed(0)
+    for part in models.resnet158().modules():
+        if isinstance(part, nn.Conv2d):
+            scale = 1 / sqrt(part.kernel_size[0] ** 2 * part.in_channels)
+            assert float(part.weight.detach().abs().max()) <= 2 * scale
+            expected = 0.8796 * scale  # what is left of the deviation of a normal distribution cut off at twice it
+            assert float(part.weight.detach().std()) == pytest.approx(expected, rel=6 / sqrt(2 * part.weight.numel()))
 
 
 def test_wide_networks_start_as_torch_starts_them():

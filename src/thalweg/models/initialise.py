@@ -13,3 +13,12 @@ def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
     return network
+
+
+def scaled_by_inputs(network: nn.Sequential) -> nn.Sequential:
+    """The same network with its convolutions as N(0, 1 / (k k in)), cut off at twice its deviation."""
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            deviation = 1 / sqrt(part.kernel_size[0] * part.kernel_size[1] * part.in_channels)
+            nn.init.trunc_normal_(part.weight, 0.0, deviation, -2 * deviation, 2 * deviation)
+    return network

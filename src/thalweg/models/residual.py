@@ -1,11 +1,11 @@
-"""Residual networks for 32 x 32 images: with batch norm before each convolution, or after it, or ten times as wide."""
+"""Residual networks for 32 x 32 images, all with batch norm before each convolution: deep, deeper, and ten times as wide."""
 
 from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .initialise import he_by_outputs
+from .initialise import he_by_outputs, scaled_by_inputs
 
 EXPANSION = 4
 
@@ -76,53 +76,69 @@ def wrn28_10(classes: int = 10) -> nn.Sequential:
     return nn.Sequential(first, *_stages(Wide, 4, times=10), *_normalised_head(640, classes))
 
 
-class Normalised(nn.Module):
-    """What came in is added to what `body` makes of it, then ReLU; where the shape changes, the shortcut is a 1 x 1 convolution
-    with batch norm."""
+class Unit(nn.Module):
+    """Convolutions, each after batch norm and ReLU, added to what came in, or to a 1 x 1 convolution of it.
 
-    def __init__(self, body: list[nn.Module], before: int, after: int, stride: int):
+    shared: the shortcut sees what came in after its batch norm and ReLU, too. leak: the slope of the ReLUs below zero.
+    """
+
+    def __init__(self, convolutions: list[nn.Conv2d], shortcut: nn.Module, shared: bool, leak: float, **norm: float):
         super().__init__()
-        self.body = nn.Sequential(*body)
-        same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(before, after, 1, stride))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(layer.in_channels, **norm) for layer in convolutions)
+        self.convolutions, self.shortcut = nn.ModuleList(convolutions), shortcut
+        self.shared, self.leak = shared, leak
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
+        active = F.leaky_relu(self.norms[0](x), self.leak)
+        beside, out = self.shortcut(active if self.shared else x), self.convolutions[0](active)
+        for norm, convolution in zip(self.norms[1:], self.convolutions[1:], strict=True):
+            out = convolution(F.leaky_relu(norm(out), self.leak))
+        return out + beside
+
+
+OFFICIAL: dict[str, float] = {"eps": 1e-5, "momentum": 0.003}
+RESEARCH: dict[str, float] = {"eps": 1e-3, "momentum": 0.1}
+LEAK = 0.1
 
 
 def resnet158(classes: int = 10) -> nn.Sequential:
-    """The ResNet of the paper with 6 * 26 + 2 layers: blocks of two 3 x 3 convolutions, of which the first takes the stride.
+    """The ResNet of the paper with 6 * 26 + 2 layers, that of TensorFlow's official models: batch norm before each convolution,
+    and at the beginning of each of the three widths a 1 x 1 convolution of what comes out of the first of them.
 
     >>> sum(p.numel() for p in resnet158(classes=10).parameters())
-    2508442
+    2508506
     """
 
-    def block(before: int, width: int, stride: int) -> nn.Module:
-        body = [*_convolution(before, width, 3, stride), nn.ReLU(inplace=True), *_convolution(width, width, 3)]
-        return Normalised(body, before, width, stride)
+    def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
+        convolutions = [_convolution(before, width, 3, stride), _convolution(width, width, 3)]
+        return Unit(convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, **OFFICIAL)
 
-    return _resnet(block, 26, 1, classes)
+    head = _normalised_head(64, classes, **OFFICIAL)
+    return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 26, 1), *head))
 
 
 def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
-    """The ResNet of the paper with 9 * 18 + 2 layers: blocks of 1 x 1, 3 x 3, 1 x 1, of which the 3 x 3 takes the stride.
+    """The ResNet of the paper with 9 * 18 + 2 layers, that of TensorFlow's research models: leaky ReLU, batch norm before each
+    convolution, of which the first takes the stride, and shortcuts without batch norm, of which only the very first shares one.
 
     >>> sum(p.numel() for p in resnet_bottleneck164(classes=10).parameters())
-    1704154
+    1703258
     """
 
-    def block(before: int, width: int, stride: int) -> nn.Module:
-        narrow = [*_convolution(before, width, 1), nn.ReLU(inplace=True)]
-        middle = [*_convolution(width, width, 3, stride), nn.ReLU(inplace=True)]
-        body = [*narrow, *middle, *_convolution(width, EXPANSION * width, 1)]
-        return Normalised(body, before, EXPANSION * width, stride)
+    def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
+        after = EXPANSION * width
+        convolutions = [_convolution(before, width, 1, stride), _convolution(width, width, 3), _convolution(width, after, 1)]
+        shortcut = _convolution(before, after, 1, stride) if first else nn.Identity()
+        return Unit(convolutions, shortcut, before == 16 and first, LEAK, **RESEARCH)
 
-    return _resnet(block, 18, EXPANSION, classes)
+    head = _normalised_head(64 * EXPANSION, classes, LEAK, **RESEARCH)
+    return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 18, EXPANSION), *head))
 
 
-def _resnet(block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int, classes: int) -> nn.Sequential:
-    layers = [*_convolution(3, 16, 3), nn.ReLU(inplace=True), *_stages(block, blocks, expansion)]
-    return he_by_outputs(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64 * expansion, classes)))
+def _units(unit: Callable[[int, int, int, bool], nn.Module], units: int, expansion: int) -> Iterator[nn.Module]:
+    """Units of three widths, as many of each, told which are the first of theirs."""
+    firsts = iter([True, *[False] * (units - 1)] * 3)
+    return _stages(lambda before, width, stride: unit(before, width, stride, next(firsts)), units, expansion)
 
 
 def _stages(block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int = 1, times: int = 1) -> Iterator[nn.Module]:
@@ -134,9 +150,10 @@ def _stages(block: Callable[[int, int, int], nn.Module], blocks: int, expansion:
             before = expansion * times * width
 
 
-def _convolution(before: int, after: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(after)
+def _convolution(before: int, after: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
 
 
-def _normalised_head(width: int, classes: int) -> tuple[nn.Module, ...]:
-    return nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
+def _normalised_head(width: int, classes: int, leak: float = 0.0, **norm: float) -> tuple[nn.Module, ...]:
+    active = nn.LeakyReLU(leak, inplace=True) if leak else nn.ReLU(inplace=True)
+    return nn.BatchNorm2d(width, **norm), active, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)

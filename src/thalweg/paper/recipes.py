@@ -101,6 +101,7 @@ def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe
 
 LIKE_VGG: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 600, "curve_lr": 0.015}
 RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
+TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}  # the decay of the TensorFlow models that the paper links
 PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
 PREACTIVATED: dict[str, Any] = {**RESIDUAL, "walk": PRERESNET, "cycles": 4, "sse_lr": 0.1}
 WIDENED: dict[str, Any] = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": WIDE, "sse_lr": 0.1}
@@ -111,8 +112,8 @@ RECIPES = {
         *_both("conv3fc3", "3conv3fc", False, **PLAIN, in_curves="3conv3fc"),
         *_both("vgg16", "VGG-16", False, **LIKE_VGG, walk=VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
         *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG, walk=VGG),
-        *_both("resnet158", "ResNet-158", True, **RESIDUAL, in_curves="ResNet-158"),
-        *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **RESIDUAL, in_curves="ResNet-164"),
+        *_both("resnet158", "ResNet-158", True, **TENSORFLOW, in_curves="ResNet-158"),
+        *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **TENSORFLOW, in_curves="ResNet-164"),
         *_both("preresnet164", "PreResNet-164", True, **PREACTIVATED, in_ensembles="ResNet-164"),
         *_both("wrn28_10", "WRN-28-10", True, **WIDENED, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
     ]
