@@ -1,6 +1,7 @@
 """Residual networks for 32 x 32 images, all with batch norm before each convolution: deep, deeper, and ten times as wide."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 from .initialise import he_by_outputs, scaled_by_inputs
 
 EXPANSION = 4
+Norm = Callable[[int], nn.Module]
 
 
 class Bottleneck(nn.Module):
@@ -82,9 +84,9 @@ class Unit(nn.Module):
     shared: the shortcut sees what came in after its batch norm and ReLU, too. leak: the slope of the ReLUs below zero.
     """
 
-    def __init__(self, convolutions: list[nn.Conv2d], shortcut: nn.Module, shared: bool, leak: float, **norm: float):
+    def __init__(self, convolutions: list[nn.Conv2d], shortcut: nn.Module, shared: bool, leak: float, norm: Norm):
         super().__init__()
-        self.norms = nn.ModuleList(nn.BatchNorm2d(layer.in_channels, **norm) for layer in convolutions)
+        self.norms = nn.ModuleList(norm(layer.in_channels) for layer in convolutions)
         self.convolutions, self.shortcut = nn.ModuleList(convolutions), shortcut
         self.shared, self.leak = shared, leak
 
@@ -96,8 +98,8 @@ class Unit(nn.Module):
         return out + beside
 
 
-OFFICIAL: dict[str, float] = {"eps": 1e-5, "momentum": 0.003}
-RESEARCH: dict[str, float] = {"eps": 1e-3, "momentum": 0.1}
+OFFICIAL: Norm = partial(nn.BatchNorm2d, momentum=0.003)
+RESEARCH: Norm = partial(nn.BatchNorm2d, eps=1e-3)
 LEAK = 0.1
 
 
@@ -111,9 +113,9 @@ def resnet158(classes: int = 10) -> nn.Sequential:
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
         convolutions = [_convolution(before, width, 3, stride), _convolution(width, width, 3)]
-        return Unit(convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, **OFFICIAL)
+        return Unit(convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, OFFICIAL)
 
-    head = _normalised_head(64, classes, **OFFICIAL)
+    head = _normalised_head(64, classes, OFFICIAL)
     return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 26, 1), *head))
 
 
@@ -129,9 +131,9 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
         after = EXPANSION * width
         convolutions = [_convolution(before, width, 1, stride), _convolution(width, width, 3), _convolution(width, after, 1)]
         shortcut = _convolution(before, after, 1, stride) if first else nn.Identity()
-        return Unit(convolutions, shortcut, before == 16 and first, LEAK, **RESEARCH)
+        return Unit(convolutions, shortcut, before == 16 and first, LEAK, RESEARCH)
 
-    head = _normalised_head(64 * EXPANSION, classes, LEAK, **RESEARCH)
+    head = _normalised_head(64 * EXPANSION, classes, RESEARCH, LEAK)
     return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 18, EXPANSION), *head))
 
 
@@ -154,6 +156,6 @@ def _convolution(before: int, after: int, size: int, stride: int = 1) -> nn.Conv
     return nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
 
 
-def _normalised_head(width: int, classes: int, leak: float = 0.0, **norm: float) -> tuple[nn.Module, ...]:
+def _normalised_head(width: int, classes: int, norm: Norm = nn.BatchNorm2d, leak: float = 0.0) -> tuple[nn.Module, ...]:
     active = nn.LeakyReLU(leak, inplace=True) if leak else nn.ReLU(inplace=True)
-    return nn.BatchNorm2d(width, **norm), active, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
+    return norm(width), active, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)
