@@ -8,7 +8,21 @@ from pathlib import Path
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
-BASE = {"errors", "text", "progress", "randomness", "batches", "tasks", "modes", "replay", "turns", "crew", "store", "explaining"}
+BASE = {
+    "errors",
+    "text",
+    "progress",
+    "hidden",
+    "randomness",
+    "batches",
+    "tasks",
+    "modes",
+    "replay",
+    "turns",
+    "crew",
+    "store",
+    "explaining",
+}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
     "data": {"errors", "progress", "data"},

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from .errors import ThalwegError
-from .randomness import seeded
+from .randomness import seeded, undisturbed
 
 
 class Batches(Protocol):
@@ -128,7 +128,7 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
 def fingerprint(batches: Batches) -> str:
     """A short hash of the number of batches and of the tensors in the first one."""
     sha = hashlib.sha256(str(count(batches)).encode())
-    with seeded(0, batches):
+    with undisturbed(batches), seeded(0, batches):
         for tensor in tensors_in(next(iter(batches), None)):
             sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -8,10 +8,27 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from .errors import ThalwegError
+from .hidden import (
+    ABSENT,
+    GeneratorState,
+    Place,
+    copied,
+    generator_state,
+    generators,
+    is_generator,
+    places,
+    same,
+    seed_generator,
+    set_generator,
+)
+
+Snapshot = dict[str, Any]
+
 
 @contextmanager
 def seeded(seed: int, *sources: Any) -> Iterator[None]:
-    """Seed torch, numpy and random, and the generators that belong to `sources` (data loaders and the like).
+    """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), for the length of a block.
 
     >>> with seeded(0):
     ...     first = torch.rand(2)
@@ -19,27 +36,26 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
     ...     bool((torch.rand(2) == first).all())
     True
     """
-    generators = list(_generators(sources))
-    world = World.present
-    kept = [generator.get_state() if world is None else world.before(generator) for generator in generators]
+    own, world = generators(*sources), World.present
+    kept = [generator_state(generator) if world is None else world.before(generator) for generator in own]
     if world is not None:
-        world.generators += generators
+        world.generators += own
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        for generator in generators:
-            generator.manual_seed(seed)
+        for generator in own:
+            seed_generator(generator, seed)
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-            for generator, state in zip(generators, kept, strict=True):
-                generator.set_state(state)
+            for generator, state in zip(own, kept, strict=True):
+                set_generator(generator, state)
             if world is not None:
-                del world.generators[len(world.generators) - len(generators) :]
+                del world.generators[len(world.generators) - len(own) :]
 
 
 class World:
@@ -52,8 +68,8 @@ class World:
 
     present: ClassVar["World | None"] = None
 
-    def __init__(self, seed: int | None = None, shared: dict[int, tuple[torch.Generator, torch.Tensor]] | None = None) -> None:
-        self.generators: list[torch.Generator] = []
+    def __init__(self, seed: int | None = None, shared: dict[int, tuple[Any, Any]] | None = None) -> None:
+        self.generators: list[Any] = []
         self.shared = {} if shared is None else shared
         defaults = torch.cuda.default_generators
         self.kept: tuple[torch.Tensor, Any, Any, list[torch.Tensor]]
@@ -65,13 +81,13 @@ class World:
             cpu = torch.Generator().manual_seed(seed).get_state()
             self.kept = cpu, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(), []
 
-    def before(self, generator: torch.Generator) -> torch.Tensor:
+    def before(self, generator: Any) -> Any:
         """The state to put back when it is no longer used here."""
-        inside = any(generator is known for known in self.generators)
-        return generator.get_state() if inside else self.shared.setdefault(id(generator), (generator, generator.get_state()))[1]
+        state, inside = generator_state(generator), any(generator is known for known in self.generators)
+        return state if inside else self.shared.setdefault(id(generator), (generator, state))[1]
 
     def leave(self) -> None:
-        own = [generator.get_state() for generator in self.generators]
+        own = [generator_state(generator) for generator in self.generators]
         self.kept = torch.get_rng_state(), random.getstate(), np.random.get_state(), own
         if World.present is self:  # a recording that failed may have put another in its place
             self.cuda = [generator.graphsafe_get_state() for generator in torch.cuda.default_generators]
@@ -83,45 +99,74 @@ class World:
         random.setstate(python)
         np.random.set_state(numpy)
         for generator, state in zip(self.generators, own, strict=True):
-            generator.set_state(state)
+            set_generator(generator, state)
         for default, own_state in zip(torch.cuda.default_generators, self.cuda, strict=True):
             default.graphsafe_set_state(own_state)
 
 
-def capture(*sources: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Where every source of randomness stands: tensors, and what JSON can hold."""
-    tensors = {"torch": torch.get_rng_state()}
-    for i in range(torch.cuda.device_count()):
-        tensors[f"cuda{i}"] = torch.cuda.get_rng_state(i)
-    for i, generator in enumerate(_generators(sources)):
-        tensors[f"own{i}"] = generator.get_state()
-    version, state, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return tensors, {"python": [version, list(state), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+def capture(*sources: Any) -> Snapshot:
+    """Where every source of randomness stands, and what the sources count or keep in an order, by name."""
+    now: Snapshot = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    now |= {f"cuda{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
+    return now | {path: copied(place.value) for path, place in places(*sources)[0].items()}
 
 
-def reinstate(tensors: Mapping[str, torch.Tensor], other: Mapping[str, Any], *sources: Any) -> None:
-    """Put every source of randomness back where `capture` found it."""
-    torch.set_rng_state(tensors["torch"])
-    for i in range(torch.cuda.device_count()):
-        if f"cuda{i}" in tensors:
-            torch.cuda.set_rng_state(tensors[f"cuda{i}"], i)
-    for i, generator in enumerate(_generators(sources)):
-        generator.set_state(tensors[f"own{i}"])
-    version, state, gauss = other["python"]
-    random.setstate((version, tuple(state), gauss))
-    kind, keys, *rest = other["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
+    """Put everything that is named back where `capture` found it."""
+    found, owners = places(*sources)
+    for name, value in before.items():
+        if name in ("torch", "python", "numpy") or name.startswith("cuda"):
+            _set_global(name, value)
+        elif value is ABSENT:
+            if name in found:
+                found[name].remove()
+        elif name not in found or not same(copied(found[name].value), value):
+            _place(name, isinstance(value, GeneratorState), found, owners).put(value)
 
 
-def _generators(sources: tuple[Any, ...]) -> Iterator[torch.Generator]:
-    """A DataLoader keeps its generator on itself, its sampler, or its batch sampler's sampler."""
-    seen: set[int] = set()
-    for source in sources:
-        sampler = getattr(source, "sampler", None)
-        batch_sampler = getattr(source, "batch_sampler", None)
-        for owner in (source, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator) and id(generator) not in seen:
-                seen.add(id(generator))
-                yield generator
+def moved(*snapshots: Mapping[str, Any]) -> set[str]:
+    """The names of what is not the same in all of several snapshots."""
+    first, *others = snapshots
+    names = {name for snapshot in snapshots for name in snapshot}
+    return {name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)}
+
+
+@contextmanager
+def undisturbed(*sources: Any) -> Iterator[None]:
+    """Undo whatever the block draws from the global generators or from `sources`, or counts in them.
+
+    >>> with undisturbed():
+    ...     first = torch.rand(2)
+    >>> bool((torch.rand(2) == first).all())
+    True
+    """
+    before = capture(*sources)
+    try:
+        yield
+    finally:
+        reinstate(dict.fromkeys(capture(*sources), ABSENT) | before, *sources)
+
+
+def _set_global(name: str, state: Any) -> None:
+    if name == "torch":
+        torch.set_rng_state(state)
+    elif name == "python":
+        random.setstate(state)
+    elif name == "numpy":
+        np.random.set_state(state)
+    elif int(name.removeprefix("cuda")) < torch.cuda.device_count():
+        torch.cuda.set_rng_state(state, int(name.removeprefix("cuda")))
+
+
+def _place(name: str, random: bool, found: Mapping[str, Place], owners: Mapping[str, Any]) -> Place:
+    """Where a value belongs; an attribute that is set at first use may be missing, but its owner is there."""
+    owner, _, key = name.rpartition("/")
+    if name in found and is_generator(found[name].value) >= random:
+        return found[name]
+    if owner in owners and not random:
+        return Place(owners[owner], key, None)
+    path = name.partition("/")[2].replace("/", ".")
+    raise ThalwegError(
+        f"the data kept '{path}' when this run was saved, and have no such thing now: make the data as they were made then, "
+        "with all generators from the beginning"
+    )

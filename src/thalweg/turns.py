@@ -73,7 +73,7 @@ class Turns:
         device = torch.cuda.current_device() if torch.cuda.is_available() else None  # asking makes the cards' generators
         threads = [threading.Thread(target=self._work, args=(k, device)) for k in range(len(self.jobs))]
         own, above = World(), World.present
-        shared: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        shared: dict[int, tuple[Any, Any]] = {}
         seeds = torch.randint(
             2**31, (len(self.jobs),), device="cpu"
         ).tolist()  # each begins elsewhere, as one after another would

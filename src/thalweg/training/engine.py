@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode, say_slower
-from ..randomness import capture, reinstate
+from ..randomness import undisturbed
 from ..replay import Replay, form_of
 from ..store.files import below
 from ..tasks import Task
@@ -154,15 +154,12 @@ class Engine:
 
     def _tried(self, drawn: Any) -> Callable[..., tuple[Tensor, int]]:
         """Once forward and backward, of which nothing may remain, whether it works or not."""
-        probe, randomness = self.motion.probe, capture()
+        probe = self.motion.probe
         many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
-        try:
-            with buffers_kept(probe.module), warnings.catch_warnings(), many:
-                warnings.simplefilter("ignore")
-                function = _compiled()
-                probe.gradients(self._forward(function, drawn))
-        finally:
-            reinstate(*randomness)
+        with undisturbed(), buffers_kept(probe.module), warnings.catch_warnings(), many:
+            warnings.simplefilter("ignore")
+            function = _compiled()
+            probe.gradients(self._forward(function, drawn))
         return function
 
     def _fused(self) -> Any:

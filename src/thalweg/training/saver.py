@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..crew import Crew
-from ..randomness import capture, reinstate
+from ..hidden import ABSENT
+from ..randomness import Snapshot, capture, moved, reinstate
 from ..store.files import below
+from ..store.packing import packed, unpacked
 from ..store.runs import LOG, Interrupts, Run
 from ..turns import at_present
 from .engine import Engine
-
-RandomState = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Observer:
@@ -53,8 +53,9 @@ class Saver:
         self.losses: list[Tensor] = []
         self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
         self.clock = time.monotonic()
-        self.beginning: RandomState = ({}, {})
-        self.present: RandomState = ({}, {})
+        self.first: Snapshot = capture(batches) if run is not None else {}
+        self.beginning, self.present = self.first, self.first
+        self.moved: set[str] = set()  # names of what has changed since the run began, of which alone a state speaks
         state = Crew.present.first_does(lambda: run.load() if run is not None else None)
         if state is not None:
             self._restore(*state)
@@ -67,10 +68,10 @@ class Saver:
         """The batches of this epoch that have not been seen."""
         rest = self.passes()
         if self.within:
-            reinstate(*self.beginning, self.batches)
+            reinstate(self.beginning, self.batches)
             for _ in range(self.within):
                 next(rest)
-            reinstate(*self.present, self.batches)
+            reinstate(self.present, self.batches)
         elif self.run is not None:
             self.beginning = capture(self.batches)
         yield from rest
@@ -113,7 +114,10 @@ class Saver:
     def _save(self) -> None:
         assert self.run is not None
         present = capture(self.batches)
-        parts = {"beginning": self.beginning if self.within else present, "present": present, "observer": self.observer.state()}
+        beginning = self.beginning if self.within else present
+        self.moved |= moved(self.first, beginning, present)
+        chosen = [{name: state.get(name, ABSENT) for name in sorted(self.moved)} for state in (beginning, present)]
+        parts = {"beginning": packed(chosen[0]), "present": packed(chosen[1]), "observer": self.observer.state()}
         tensors = {f"{part}.{name}": tensor for part, (own, _) in parts.items() for name, tensor in own.items()}
         counted = {"epoch": self.epoch, "within": self.within, "done": self.done, "losses": self._total()}
         about = {**counted, "unreached": sorted(self.engine.motion.probe.unreached)}
@@ -124,5 +128,7 @@ class Saver:
         self.engine.motion.probe.remember_reached(about["unreached"])
         self.observer.set_state(below(tensors, "observer."), about["observer"])
         self.epoch, self.within, self.done, self.earlier = (about[key] for key in ("epoch", "within", "done", "losses"))
-        self.beginning, self.present = ((below(tensors, f"{when}."), about[when]) for when in ("beginning", "present"))
-        reinstate(*self.present, self.batches)
+        beginning, present = (unpacked(below(tensors, f"{when}."), about[when]) for when in ("beginning", "present"))
+        self.moved = set(present)
+        self.beginning, self.present = self.first | beginning, self.first | present
+        reinstate(self.present, self.batches)
