@@ -102,7 +102,8 @@ def _numbers(folder: Path, result: Result, docs: Path) -> str:
 
 
 def _claim(claim: Claim) -> str:
-    return f"- **{'Holds' if claim.holds else 'Does not hold'}**: {claim.says} ({claim.measured})."
+    before = f"; earlier: {claim.earlier}" if claim.earlier else ""
+    return f"- **{'Holds' if claim.holds else 'Does not hold'}**: {claim.says} ({claim.measured}{before})."
 
 
 def _origin(about: dict[str, Any]) -> str:

@@ -150,7 +150,7 @@ def scan_of(loss, error, t=None):
     return tw.Scan("made", "curve" if t is not None else "points", values, t=t)
 
 
-@pytest.mark.parametrize(("worst", "holds"), [(0.29, True), (0.31, False)])
+@pytest.mark.parametrize(("worst", "holds"), [(0.295, (True, True)), (0.3, (False, True)), (0.312, (False, False))])
 def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
     shop = open_shop(tmp_path, "cifar100", "vgg16", "smoke", progress=False)
     t = np.linspace(0, 1, 3)
@@ -160,8 +160,9 @@ def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
         "bezier": scan_of([0.9, 0.5, 0.9], [0.27, worst, 0.28], t),
         "polychain": scan_of([0.9, 1.0, 0.9], [0.27, 0.31, 0.28], t),
     }
-    barrier, chance, bezier, chain = paths._low_all_along(shop, scans)
-    assert (barrier.holds, chance.holds, bezier.holds, chain.holds) == (True, True, holds, True)
+    barrier, chance, *bezier, paper, code = paths._low_all_along(shop, scans)
+    assert (barrier.holds, chance.holds, paper.holds, code.holds) == (True, True, False, True)
+    assert tuple(claim.holds for claim in bezier) == holds  # within 1.79 points by the paper, 3.1 by its public code
 
 
 @pytest.mark.parametrize(("between", "holds"), [(0.9, True), (1.05, False)])
@@ -198,9 +199,9 @@ def test_the_three_optima_are_compared_with_halfway_between_them():
     ("changed", "holds"),
     [
         ({}, [True, True, True, True]),
-        ({"single": {"test_max": 82.0}}, [False, True, True, True]),
+        ({"single": {"test_max": 83.0}}, [False, True, True, True]),
         ({"segment": {"test_max": 150.0}}, [True, False, True, True]),
-        ({"bezier": {"valid_max": 92.0}}, [True, True, False, True]),
+        ({"bezier": {"valid_max": 89.0}}, [True, True, False, True]),
         ({"bezier": {"train_max": 42.0}}, [True, True, True, False]),
     ],
 )
@@ -220,9 +221,11 @@ def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
 
 
 def test_an_ensemble_is_held_against_the_papers_error():
-    row = {"method": "Ind", "1B (%)": 27.9, "1B (%) (paper)": 27.4, "2B (%)": 24.0, "2B (%) (paper)": 25.28}
-    assert [claim.holds for claim in claims._near(row, 0.4)] == [False, True]
-    assert [claim.holds for claim in claims._near(row, 0.7)] == [True, True]
+    row = {"method": "Ind", "1B (%)": 27.7, "1B (%) (paper)": 27.4, "+- (paper)": 0.1, "1B (%) [code]": 27.5}
+    row |= {"2B (%)": 25.7, "2B (%) (paper)": 25.28, "2B (%) [code]": 25.2}
+    assert [claim.holds for claim in claims._near(row)] == [False, True, True, True]
+    assert claims._near(row)[0].says == "Ind at 1B is at most 27.60 %, the paper's 27.4 and twice its spread"
+    assert claims._near({**row, "2B (%)": 25.75})[3].holds is False
 
 
 def test_full_scale_needs_real_data(tmp_path):
@@ -341,14 +344,16 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
     assert found[1].measured == "2 of 2, by 0.75 on average"
 
 
-def test_a_curve_may_rise_as_far_as_the_paper_or_its_code_shows_and_a_little(tmp_path):
-    shop = open_shop(tmp_path, "cifar10", "vgg16", "smoke")
-    assert paths._bars(shop, "bezier") == (pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.1))
-    assert paths._bars(shop, "polychain") == (pytest.approx(8.08 - 6.94 + 0.5), pytest.approx(1.1 * 0.27 / 0.24))
-    plain = open_shop(tmp_path, "cifar10", "conv3fc3", "smoke")
-    assert paths._bars(plain, "bezier") == (pytest.approx(13.66 - 12.36 + 0.5), pytest.approx(1.1))
-    ours = open_shop(tmp_path, "cifar100", "vgg16", "smoke")
-    assert paths._bars(ours, "polychain") == (3.3, 1.2)
+def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_codes(tmp_path):
+    def bars(data, model, curve):
+        return {whose: rest for whose, *rest in paths._bars(open_shop(tmp_path, data, model, "smoke"), curve)}
+
+    code = [pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.05)]
+    assert bars("cifar10", "vgg16", "bezier") == {"the paper": [pytest.approx(0.5), pytest.approx(1.05)], "its public code": code}
+    assert bars("cifar10", "conv3fc3", "bezier") == {"the paper": [pytest.approx(13.66 - 12.36 + 0.5), pytest.approx(1.05)]}
+    assert bars("cifar10", "wrn28_10", "polychain")["the paper"] == [np.inf, pytest.approx(1.05 * 0.037 / 0.035)]
+    assert bars("cifar10", "resnet158", "polychain")["the paper"] == [pytest.approx(7.35 - 5.74 + 0.5), np.inf]
+    assert bars("cifar10", "vgg16_bn", "bezier") == {}
 
 
 def test_the_time_of_runs_that_took_turns_is_divided(tmp_path):

@@ -58,11 +58,11 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
     early = figure("two-network ensemble error starts to fall at t")
     soon = f"from t = {falls:.2f}; in the paper from {early:g}"
-    says = f"from t = {near:g} on it is as good as that of both ends, to 0.3 points"
+    says = f"from t = {near:g} on it is as good as that of both ends, to half a point"
     text = f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone"
     return rows, [
-        Claim("the ensemble improves soon on the way, by a tenth of a point", falls <= 0.25, soon),
-        Claim(says, max(late) <= pair[-1] + 0.3, text),
+        Claim("the ensemble improves soon on the way, by a tenth of a point", falls <= early + claims.TWENTIETH, soon),
+        Claim(says, max(late) <= claims.limit(pair[-1]), text),
     ]
 
 

@@ -13,14 +13,19 @@ PAPER, CODE = " (paper)", " [code]"  # behind the name of a column of ours: the 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, whether it holds on our numbers, and the numbers."""
+    """A sentence of the paper, whether it holds on our numbers, and the numbers.
+
+    earlier: the verdict by a bound that was in force when the numbers were measured, where it has changed since.
+    """
 
     says: str
     holds: bool
     measured: str
+    earlier: str = ""
 
     def __str__(self) -> str:
-        return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.says} ({self.measured})"
+        before = f"; earlier: {self.earlier}" if self.earlier else ""
+        return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.says} ({self.measured}{before})"
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,10 @@ function showPapers() {
     const columns = heads.map((title, i) => ({ title, words: !i, value: (row) => value(row[i]), text: (row) => row[i] }));
     const table = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": title });
     sortable(table, columns, rows);
-    const lines = claims.map(({ says, holds, measured }) =>
-      make("li", {}, make("strong", {}, holds ? "Holds" : "Does not hold"), `: ${says} (${measured}).`),
-    );
+    const lines = claims.map(({ says, holds, measured, earlier }) => {
+      const before = earlier ? `; earlier: ${earlier}` : "";
+      return make("li", {}, make("strong", {}, holds ? "Holds" : "Does not hold"), `: ${says} (${measured}${before}).`);
+    });
     const terms = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
     const files = make("span", { class: "files" });
     offer(files, [[label, () => csvOf(raw)]]);
