@@ -1,7 +1,8 @@
-"""A progress bar for whatever takes longer than a second; nothing at all where nobody watches."""
+"""A progress bar for whatever takes longer than a second; a line a minute where standard error is no terminal."""
 
 import sys
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,15 +10,17 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.0  # seconds before a bar appears
 REFRESH = 0.1  # seconds between two looks at the loss, which may wait for the device
+PACE = 60.0  # seconds between two lines where there is no terminal, such as in a log file
 
 
 class Progress:
-    """Counts `total` steps of one piece of work; `show=None` means only when standard error is a terminal."""
+    """Counts `total` steps of one piece of work; `show=None` means a bar on a terminal, and lines elsewhere."""
 
     def __init__(self, description: str, total: int, show: bool | None = None):
         self.description, self.total, self.done = description, total, 0
-        self.visible = sys.stderr.isatty() if show is None else show
+        self.visible, self.lines = show is not False, show is None and not sys.stderr.isatty()
         self.started = self.looked = time.monotonic()
+        self.before: int | None = None  # how much of it an earlier process had done, which says nothing about the pace
         self.bar: RichProgress | None = None
 
     def __enter__(self) -> "Progress":
@@ -26,23 +29,42 @@ class Progress:
     def due(self) -> bool:
         """Whether the next `advance` will be drawn, so that its note is worth making."""
         now = time.monotonic()
-        return self.visible and now - self.looked >= REFRESH and now - self.started >= PATIENCE
+        waited = now - self.looked >= (PACE if self.lines else REFRESH)
+        return self.visible and waited and (self.lines or now - self.started >= PATIENCE)
 
     def advance(self, note: str = "") -> None:
+        self.before = self.done if self.before is None else self.before
         self.done += 1
         if not self.due():
             return
         self.looked = time.monotonic()
+        if self.lines:
+            print(self._line(note), file=sys.stderr, flush=True)
+            return
         if self.bar is None:
             self.bar = _shared()
             self.row = self.bar.add_task(self.description, total=self.total, note=note)
         self.bar.update(self.row, completed=self.done, note=note)
+
+    def _line(self, note: str) -> str:
+        elapsed = self.looked - self.started
+        left = elapsed / (self.done - (self.before or 0)) * (self.total - self.done)
+        said = f", {note}" if note else ""
+        return f"{self.description} {self.done}/{self.total}{said}, {_clock(elapsed)} elapsed, {_clock(left)} left"
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
             self.bar.stop_task(self.row)
             _release()
+
+
+def _clock(seconds: float) -> str:
+    """
+    >>> _clock(61.4), _clock(3600)
+    ('0:01:01', '1:00:00')
+    """
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 _open: "list[RichProgress]" = []  # the one on the screen, once for each row in use

@@ -1,0 +1,63 @@
+"""Progress where there is no terminal: a line a minute, and nothing for what is shorter."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import thalweg as tw
+from thalweg import progress
+from thalweg.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def work(clock, steps, seconds, show=None, before=0):
+    with Progress("training", steps, show) as bar:
+        bar.done = before
+        for step in range(before, steps):
+            clock[0] += seconds
+            bar.advance(f"loss {step}")
+
+
+def test_lines_come_once_a_minute_off_a_terminal(clock, capsys):
+    work(clock, 10, 20.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "training 3/10, loss 2, 0:01:00 elapsed, 0:02:20 left",
+        "training 6/10, loss 5, 0:02:00 elapsed, 0:01:20 left",
+        "training 9/10, loss 8, 0:03:00 elapsed, 0:00:20 left",
+    ]
+
+
+def test_work_shorter_than_a_minute_prints_nothing(clock, capsys):
+    work(clock, 59, 1.0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_quiet_prints_no_lines(clock, capsys):
+    work(clock, 10, 100.0, show=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_remaining_time_of_a_resumed_run_counts_only_its_own_steps(clock, capsys):
+    work(clock, 100, 60.0, before=97)
+    assert capsys.readouterr().err.splitlines()[0] == "training 98/100, loss 97, 0:01:00 elapsed, 0:02:00 left"
+
+
+def test_training_and_scans_print_lines_off_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PACE", 0.0)
+    batches = [(torch.randn(4, 2), torch.randint(2, (4,)))]
+    net = nn.Linear(2, 2)
+    weights = tw.fit(net, tw.classification(), batches, epochs=2, lr=0.1)
+    assert re.match(r"training 1/2, loss \d\.\d+, 0:00:00 elapsed, 0:00:00 left\n", capsys.readouterr().err)
+    tw.scan(net, [weights, weights], tw.classification(), {"train": batches})
+    assert "scanning Weights 2/2, 0:00:00 elapsed" in capsys.readouterr().err
+    tw.fit(net, tw.classification(), batches, epochs=2, lr=0.1, progress=False)
+    assert capsys.readouterr().err == ""
