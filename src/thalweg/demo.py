@@ -38,7 +38,7 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
     demo.draw_planes(networks, curves)
     demo.ensemble_networks(networks)
     demo.compare_budgets()
-    say(f"The page, to open in a browser: {page.write(folder / 'page.html', [folder])}")
+    say(f"The page, to open in a browser: {page.write(folder / 'page.html', [folder], replace=True)}")
     return scans
 
 

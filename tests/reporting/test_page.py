@@ -25,7 +25,7 @@ def shown(path):
 
 
 def made(folder, *runs):
-    return shown(page.write(folder / "page.html", runs or [folder]))
+    return shown(page.write(folder / "page.html", runs or [folder], replace=True))
 
 
 def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
@@ -141,6 +141,9 @@ def test_no_name_can_leave_its_place(tmp_path):
 def test_an_unfinished_run_is_told(tmp_path):
     files.save_json(tmp_path / "scan" / "run.json", "run", RECORD)
     files.save_json(tmp_path / "python" / "run.json", "run", {**RECORD, "settings": {}})
+    with pytest.raises(tw.ThalwegError, match=r"holds no results that a page could show: scan has no scan\.json"):
+        made(tmp_path)
+    curve().save(tmp_path / "python" / "scan.json")
     assert made(tmp_path)["notes"] == [
         "scan has no scan.json, so its run has not finished: give its command again with `--resume`."
     ]
@@ -172,13 +175,24 @@ def test_what_cannot_be_shown_says_why(tmp_path):
         page.write(tmp_path / "scan.json", [tmp_path])
 
 
+@pytest.mark.parametrize("content", ["mine", "<!doctype html><title>an earlier page</title>"])
+def test_a_file_that_is_there_is_replaced_only_on_request(content, tmp_path):
+    curve().save(tmp_path / "scan.json")
+    path = tmp_path / "page.html"
+    path.write_text(content)
+    with pytest.raises(tw.ThalwegError, match=r"page\.html is already there: .* replace=True"):
+        page.write(path, [tmp_path])
+    assert path.read_text() == content
+    page.write(path, [tmp_path], replace=True)
+    assert "Made by thalweg" in path.read_text()
+
+
 def test_the_command(tmp_path):
     whole(tmp_path / "runs")
     out = tmp_path / "page.html"
-    for _ in range(2):  # a page is replaced
-        result = CliRunner().invoke(
-            app, ["page", str(tmp_path / "runs" / "scan"), str(tmp_path / "runs" / "plane"), "-o", str(out)]
-        )
+    arguments = ["page", str(tmp_path / "runs" / "scan"), str(tmp_path / "runs" / "plane"), "-o", str(out)]
+    for options in ([], ["--replace"]):
+        result = CliRunner().invoke(app, [*arguments, *options])
         assert result.exit_code == 0, result.output
         assert f"wrote {out}" in result.output
     assert "<title>scan, plane</title>" in out.read_text()

@@ -12,12 +12,13 @@ def page(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page; one that is there is replaced.")] = PAGE,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page, a file that ends in .html.")] = PAGE,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the file if there is one already.")] = False,
 ) -> None:
     """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.
 
-    The file holds everything it shows and asks no network for anything. What the folders lack is told on the page.
+    The file holds everything it shows and asks no network for anything. What the folders lack is named on the page.
     """
     from ..reporting.page import write
 
-    typer.echo(f"wrote {write(out, runs)}\nnext: open it in a browser")
+    typer.echo(f"wrote {write(out, runs, replace=replace)}: open it in a browser")

@@ -3,6 +3,7 @@
 import html
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files as resources
@@ -19,7 +20,7 @@ from .folders import find
 SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
 
 
-def write(path: str | Path, runs: Sequence[str | Path]) -> Path:
+def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False) -> Path:
     """Write everything that some run folders hold as one HTML file, which opens without a network.
 
     >>> import tempfile, numpy as np, thalweg as tw
@@ -29,20 +30,27 @@ def write(path: str | Path, runs: Sequence[str | Path]) -> Path:
     >>> write(folder / "page.html", [folder]).name
     'page.html'
 
-    path: an .html file; one that is there is replaced.
-    runs: folders that commands have written, or folders that hold such folders.
+    path: an .html file; one that is there is kept, and refused, unless `replace` says otherwise.
+    runs: folders that commands have written, or folders that hold such folders; at least one must hold a result.
     """
     path = Path(path)
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
-    found = find(runs)
-    shown = [item.path for item in found if item.kind in READERS]
-    empty = [run for run in runs if not any(path.is_relative_to(Path(run).resolve()) for path in shown)]
+    if os.path.lexists(path) and not replace:
+        raise ThalwegError(
+            f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
+        )
+    found = [item for item in find(runs) if item.kind in READERS]
+    shown = content(found)
+    known = [item.path for item in found]
+    empty = [str(run) for run in runs if not any(path.is_relative_to(Path(run).resolve()) for path in known)]
+    if not any(item.kind != "run" for item in found):
+        empty = list(map(str, runs))
     if empty:
-        told = ", ".join(map(str, empty))
-        raise ThalwegError(f"{told} holds no results that a page could show: make some with `thalweg scan` or `thalweg demo`")
+        advice = " ".join(shown["notes"]) or "make some with `thalweg scan` or `thalweg demo`"
+        raise ThalwegError(f"{', '.join(empty)} holds no results that a page could show: {advice}")
     title = ", ".join(Path(run).resolve().name for run in runs)
-    text = _filled(title, content(found))
+    text = _filled(title, shown)
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return path
 
