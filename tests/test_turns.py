@@ -145,7 +145,7 @@ def test_all_are_saved_when_they_are_stopped_and_go_on(tmp_path):
         run = tmp_path / str(seed)
         return tw.fit(animal.module(seed), animal.task, batches, epochs=6, lr=0.05, seed=seed, run=run).vector
 
-    with pytest.raises(Stopped, match="go on with --resume"):
+    with pytest.raises(Stopped, match="make the same call again to resume"):
         tw.together(lambda: job(1, animal.batches()), lambda: job(2, stopping(animal, 2, 7)))
     assert all((tmp_path / name / "state.safetensors").is_file() for name in "12")
     found = tw.together(*(lambda s=s: job(s, animal.batches()) for s in (1, 2)))

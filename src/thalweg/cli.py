@@ -74,7 +74,8 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         try:
             (_with_others if _several() else _perform)(command, kwargs)
         except Stopped as error:
-            _fail(str(error), 128 + error.signal)
+            again = " with --resume" if "resume" in kwargs else ""
+            _fail(f"{error.what}: give the same command again{again} to go on", 128 + error.signal)
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:

@@ -196,5 +196,6 @@ def _meeting(exchange: Callable[[], object]) -> None:
     except RuntimeError as error:
         text = str(error).splitlines()[0][:200]
         raise Parted(
-            f"another process of this run has ended or does not answer ({text}); what was saved last is kept: go on with --resume"
+            f"another process of this run has ended or does not answer ({text}); what was saved last is kept: "
+            "start all of them again to resume (on the command line with --resume)"
         ) from error

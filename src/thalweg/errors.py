@@ -17,8 +17,11 @@ class Diverged(ThalwegError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A run that was asked to stop, by Ctrl-C or SIGTERM, and has saved its state."""
+    """A run that was asked to stop, by Ctrl-C or SIGTERM, and has saved its state.
 
-    def __init__(self, message: str, signal: int):
-        super().__init__(message)
-        self.signal = signal
+    what: what happened, without how to resume, which is another thing in Python and on the command line.
+    """
+
+    def __init__(self, what: str, signal: int):
+        super().__init__(f"{what}: make the same call again to resume")
+        self.what, self.signal = what, signal

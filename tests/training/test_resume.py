@@ -90,7 +90,9 @@ def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
         folder = tmp_path / str(stop)
         task = tw.Task(loss, animal.task.predict)
         if call != "walk":
-            with pytest.raises(Stopped, match=rf"stopped by SIGTERM after step {stop}, in epoch .* go on with --resume"):
+            with pytest.raises(
+                Stopped, match=rf"stopped by SIGTERM after step {stop}, in epoch .*: make the same call again to resume"
+            ):
                 calls(animal, task, loader(animal, own))[call](Run(folder, every=3))
         else:
             with pytest.raises(Stopped):

@@ -98,8 +98,7 @@ def _perform(runs: "list[tuple[Entry, Workshop]]", seeds: int) -> None:
             except ThalwegError as error:
                 failed.append(f"{entry.name}: {error}")
     except Stopped as error:
-        kept = "what was trained and measured is kept: give the same command again to go on"
-        raise Stopped(f"stopped; {kept}", error.signal) from None
+        raise Stopped("stopped; what was trained and measured is kept", error.signal) from None
     if failed:
         raise ThalwegError("; ".join(failed))
 

@@ -118,7 +118,11 @@ class Run:
         record = self.folder / RECORD
         others = [path for path in self.folder.iterdir() if _counts(path)]
         if others and not (self.resume and record.is_file()):
-            advice = "go on with it (--resume), choose another folder, or remove it" if record.is_file() else "choose another"
+            advice = (
+                "resume it (--resume; in Python resume=True), choose another folder, or remove it"
+                if record.is_file()
+                else "choose another"
+            )
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
         if others:
             self._compare(files.load_json(record, "run"), command, settings)
@@ -181,8 +185,8 @@ class Interrupts:
         """End the run; where another process was asked to, as if by SIGTERM."""
         number = self.asked or signal.SIGTERM
         name = signal.Signals(number).name
-        kept = f"all of it is saved in {run.folder}: " if run is not None else ""
-        raise Stopped(f"stopped by {name} after {what}; {kept}go on with --resume", number)
+        kept = f"; its state is saved in {run.folder}" if run is not None else ""
+        raise Stopped(f"stopped by {name} after {what}{kept}", number)
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
