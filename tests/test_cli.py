@@ -60,6 +60,10 @@ def seedless():
 def raises(seed):
     return {}["missing"]
 
+def bad_json(seed):
+    import json
+    return json.loads("")
+
 def scalar_loss(seed):
     return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).mean())}
 
@@ -222,9 +226,18 @@ BAD = {
         ("scan", "one.pt", *CONNECT[3:]),
         "one.pt is not a curve: give a folder of `thalweg connect`, or two",
     ),
-    "a curve that is not finished": (("scan", "begun", *CONNECT[3:]), "it was not finished; go on with --resume"),
+    "a curve that is not finished": (
+        ("scan", "begun", *CONNECT[3:]),
+        "its run has not finished; give its command again with --resume",
+    ),
     "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
-    "a task without a colon": ((*FIT, "mine"), "without .py or slashes; got 'mine'"),
+    "a task without a colon": ((*FIT, "mine"), "file.py:factory or package.module:factory; got 'mine'"),
+    "a task in a folder": ((*FIT, "./mine:circle"), "file.py:factory or package.module:factory; got './mine:circle'"),
+    "a task file that is not there": ((*FIT, "./nowhere.py:task"), "there is no file"),
+    "a task file without the factory": ((*FIT, "./mine.py:nothing"), "./mine.py has no 'nothing'"),
+    "a task file that is broken": ((*FIT, "broken.py:task"), "cannot be imported: SyntaxError"),
+    "a task file that fails": ((*FIT, "failing.py:task"), "ZeroDivisionError: division by zero ("),
+    "a factory that fails inside a library": ((*FIT, "mine.py:bad_json"), "line 1 column 1 (char 0) ("),
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),
@@ -267,6 +280,7 @@ def bad_files(place):
     (place / "begun").mkdir()
     (place / "begun" / "state.safetensors").write_bytes(content)
     (place / "broken.py").write_text("def task(:\n")
+    (place / "failing.py").write_text("import json\n\nvalue = 1 / 0\n")
     ends = [tw.Weights.load(place / name / "weights.safetensors") for name in ("a", "b")]
     tw.average(ends).save(place / "middle.safetensors")
 
@@ -294,6 +308,55 @@ def test_bad_input_is_one_sentence_and_code_2(case, here, bad_files):
         shutil.rmtree(left)
 
 
+@pytest.mark.parametrize(("task", "line"), [("failing.py:task", "failing.py, line 3)"), ("mine.py:bad_json", "mine.py, line ")])
+def test_errors_in_a_task_file_name_the_users_line(task, line, here, bad_files):
+    assert line in invoke(*FIT, task).output.replace("\n", "")
+
+
+LOADED = """
+import torch, thalweg as tw
+from torch.utils.data import DataLoader, Dataset
+from sibling import SIZE
+
+class Points(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, k):
+        return torch.full((SIZE,), k / 8), k % 2
+
+def task(seed):
+    loader = DataLoader(Points(), batch_size=4, num_workers=1, multiprocessing_context="{context}")
+    return dict(model=torch.nn.Linear(SIZE, 2), task=tw.classification(), train=loader)
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("name", ["other.py", "with a space and-dashes.py"])
+def test_a_task_file_anywhere_with_siblings_and_workers(name, context, tmp_path):
+    """In a process of its own, as a user would."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / name).write_text(LOADED.format(context=context))
+    (folder / "sibling.py").write_text("SIZE = 3\n")
+    for number, path in enumerate((f"./a folder/{name}", str(folder / name))[: 1 if context == "spawn" else 2]):
+        fit = ("fit", "--task", f"{path}:task", "--epochs", "1", "--out", f"out-{number}")
+        done = subprocess.run([sys.executable, "-m", "thalweg", *fit], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+
+
+def test_task_files_of_one_name_are_told_apart(tmp_path):
+    from thalweg.inputs import load_inputs
+
+    for width in (3, 5):
+        (tmp_path / str(width)).mkdir()
+        text = f"def task(seed):\n    return dict(model=torch.nn.Linear({width}, 2), task=tw.classification(), train=[0])\n"
+        (tmp_path / str(width) / "json.py").write_text(f"import torch, thalweg as tw\n\n{text}")
+    for width in (3, 5, 3):
+        assert load_inputs(f"{tmp_path}/{width}/json.py:task", 0, None).model.in_features == width
+    assert sys.modules["json"] is json
+
+
 def test_divergence_keeps_the_last_good_weights(here):
     result = invoke("fit", "--task", "mine:explodes", "--out", "exploded")
     assert result.exit_code == 1
@@ -314,7 +377,9 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert re.fullmatch(
-        r"thalweg: stopped by SIGINT after step \d+, in epoch \d+; all of it is saved in stopped: go on .*", errors.strip()
+        r"thalweg: stopped by SIGINT after step \d+, in epoch \d+; its state is saved in stopped: "
+        r"give the same command again with --resume to go on",
+        errors.strip(),
     )
 
 
@@ -428,7 +493,7 @@ def test_a_command_that_was_terminated_goes_on(kind, here):
     assert "stopped by SIGTERM after" in errors
     refused = invoke(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1")
     assert refused.exit_code == 2
-    assert "go on with it (--resume)" in refused.output
+    assert "resume it (--resume;" in refused.output
     ok(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1", "--resume")
     ok(*flags, "--task", "mine:slow_file", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}
@@ -452,9 +517,22 @@ def test_a_page_of_what_commands_wrote(here):
     assert shown["reports"][0]["data"] == "train"
     assert [run["label"] for run in shown["runs"]] == ["both", "plane", "scan"]
     assert shown["notes"] == []
+    refused = invoke("page", "shown", "-o", "shown.html")
+    assert (refused.exit_code, text) == (2, (here / "shown.html").read_text())
+    assert "shown.html is already there: choose another name, or ask to replace it (--replace" in refused.output
     (here / "shown" / "scan" / "scan.json").unlink()
-    ok("page", "shown", "-o", "shown.html")
+    ok("page", "shown", "-o", "shown.html", "--replace")
     assert "scan has no scan.json" in (here / "shown.html").read_text()
+
+
+def test_page_writes_nothing_when_there_is_nothing_to_show(here):
+    ok("scan", "curve", "--task", "mine:circle", "--out", "lost", "--points", "3")
+    (here / "lost" / "scan.json").unlink()
+    for folders, said in ((("a", "curve"), "make some with `thalweg scan`"), (("lost",), "lost has no scan.json")):
+        refused = invoke("page", *folders, "-o", "nothing.html")
+        assert refused.exit_code == 2
+        assert f"{', '.join(folders)} holds no results that a page could show: {said}" in refused.output
+        assert not (here / "nothing.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What a network was given when code of the user's own failed on it."""
 
+import importlib
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ from .text import first_line
 
 MARK = "thalweg gave the network"
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
-OURS = (Path(__file__).parent, Path(torch.__file__).parent)
+OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
+INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
 
 
 @contextmanager
@@ -41,10 +44,15 @@ def in_a_sentence(error: Exception) -> str | None:
     note = next(filter(_ours, getattr(error, "__notes__", [])), None)
     if note is None:
         return None
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, OURS))]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {first_line(error)}{where}; {note}"
+    return f"{type(error).__name__}: {first_line(error)}{users_line(error)}; {note}"
+
+
+def users_line(error: BaseException) -> str:
+    """The last line of the user's own on the way to an error, in brackets: of code that is not installed, or else not ours."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[0] != "<"]
+    foreign = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, OURS))]
+    own = [frame for frame in foreign if not any(map(Path(frame.filename).is_relative_to, INSTALLED))] or foreign
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _ours(note: str) -> bool:

@@ -1,8 +1,8 @@
 """What the command line is given: a task factory by name, weights and curves by path."""
 
 import importlib
+import importlib.util
 import sys
-import traceback
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from .batches import Batches, count
 from .errors import ThalwegError
 from .evaluation.ensemble import MANIFEST, Ensemble
+from .explaining import users_line
 from .randomness import seeded
 from .store import files
 from .store.runs import CURVE, STATE, WEIGHTS
@@ -34,7 +35,7 @@ class Inputs:
 
 
 def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
-    """Call `factory(seed)` of `package.module:factory`, which may lie in the current folder."""
+    """Call `factory(seed)` of `file.py:factory`, or of `package.module:factory`, which may lie in the current folder."""
     with seeded(0):  # data drawn at import or in the factory are the same in every command
         factory = _find(spec)
     with seeded(seed):
@@ -104,7 +105,11 @@ def _inside(path: Path, name: str) -> Path:
     if path.is_dir() and not (path / name).is_file():
         command = "fit" if name == WEIGHTS else "connect"
         begun = (path / STATE).is_file()
-        advice = "it was not finished; go on with --resume" if begun else f"give a folder of `thalweg {command}`, or a file"
+        advice = (
+            "its run has not finished; give its command again with --resume"
+            if begun
+            else f"give a folder of `thalweg {command}`, or a file"
+        )
         raise ThalwegError(f"{path} holds no {name}: {advice}")
     return path / name if path.is_dir() else path
 
@@ -117,19 +122,49 @@ def _move(model: nn.Module, device: str) -> None:
 
 
 def _find(spec: str) -> Any:
-    module, colon, name = spec.partition(":")
-    if not (module and colon and name) or module.endswith(".py") or "/" in module:
-        raise ThalwegError(f"a task is named package.module:factory, without .py or slashes; got '{spec}'")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # and it stays, for what the factory itself imports
+    """The factory that `package.module:factory` or `path/to/file.py:factory` names."""
+    place, colon, name = spec.rpartition(":")
+    if not (place and colon and name) or ("/" in place and not place.endswith(".py")):
+        raise ThalwegError(f"a task is named file.py:factory or package.module:factory; got '{spec}'")
+    path = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise ThalwegError(f"the task {spec} cannot be found: there is no file {path}")
+    for folder in ("", *([str(path.parent)] if path else [])):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)  # and it stays, for what the factory itself imports
     try:
-        found = importlib.import_module(module)
+        found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:
         where = f" (looked in {Path.cwd()}, and among what is installed)" if isinstance(error, ModuleNotFoundError) else ""
-        raise ThalwegError(f"the task {spec} cannot be imported: {type(error).__name__}: {error}{where}") from error
+        raise ThalwegError(
+            f"the task {spec} cannot be imported: {type(error).__name__}: {error}{_line(error) or where}"
+        ) from error
     if not hasattr(found, name):
-        raise ThalwegError(f"the task {spec} cannot be found: {module} has no '{name}'")
+        raise ThalwegError(f"the task {spec} cannot be found: {place} has no '{name}'")
     return getattr(found, name)
+
+
+def _from_file(path: Path) -> Any:
+    """A file as the module of its name, under which pickles and processes that load data find it again."""
+    name = path.stem
+    if (known := sys.modules.get(name)) is not None and not _is_from(known, path):
+        name = f"{name} in {path.parent}"  # where another module has its name
+    if name not in sys.modules:
+        found = importlib.util.spec_from_file_location(name, path)
+        assert found is not None
+        assert found.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        try:
+            found.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _is_from(module: Any, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
 
 
 def _call(factory: Any, spec: str, seed: int) -> Any:
@@ -140,9 +175,12 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
     except Exception as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise ThalwegError(f"a task factory takes one argument, the seed; {spec} does not ({error})") from error
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        line = f"{where.filename}, line {where.lineno}"
-        raise ThalwegError(f"the task factory {spec} failed with {type(error).__name__}: {error} ({line})") from error
+        raise ThalwegError(f"the task factory {spec} failed with {type(error).__name__}: {error}{_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """Where in the user's own code it happened; a syntax error says so itself."""
+    return "" if isinstance(error, SyntaxError) else users_line(error)
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -13,10 +13,10 @@ Task = Annotated[
     str,
     typer.Option(
         "--task",
-        metavar="PACKAGE.MODULE:FACTORY",
+        metavar="FILE.py:FACTORY",
         help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and perhaps `refresh` "
         "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
-        "`thalweg.demo:digits` is one to try.",
+        "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")]

@@ -36,10 +36,6 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
     path = Path(path)
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
-    if os.path.lexists(path) and not replace:
-        raise ThalwegError(
-            f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
-        )
     found = [item for item in find(runs) if item.kind in READERS]
     shown = content(found)
     known = [item.path for item in found]
@@ -49,6 +45,10 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
     if empty:
         advice = " ".join(shown["notes"]) or "make some with `thalweg scan` or `thalweg demo`"
         raise ThalwegError(f"{', '.join(empty)} holds no results that a page could show: {advice}")
+    if os.path.lexists(path) and not replace:
+        raise ThalwegError(
+            f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
+        )
     title = ", ".join(Path(run).resolve().name for run in runs)
     text = _filled(title, shown)
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
