@@ -9,7 +9,8 @@ import thalweg as tw
 
 from ..errors import ThalwegError
 from . import options
-from .options import bar, done, plain
+from .options import bar, done, following, plain
+from .pages import page
 
 if TYPE_CHECKING:
     from ..training.methods import Method
@@ -57,7 +58,7 @@ def walk(
 
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
-    settings = plain(locals())
+    given, settings = {**locals()}, plain(locals())
     from matplotlib.figure import Figure
 
     from ..inputs import load_inputs, load_start
@@ -77,7 +78,7 @@ def walk(
         tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
         tw.figures.save(figure, out / f"trace-{number}")
     typer.echo(f"collected {len(found)} networks")
-    done(out, f"thalweg ensemble {out} --task {task} --out ensemble")
+    done(out, following(ensemble, given, out, out="ensemble"))
 
 
 def ensemble(
@@ -105,7 +106,7 @@ def ensemble(
     report.save(out / "report.json")
     pooled.save(out / MEMBERS)
     typer.echo(f"on '{name}'\n{report.table()}")
-    done(out, f"thalweg page {out} -o page.html")
+    done(out, following(page, {}, out, out="page.html"))
 
 
 def compare(
@@ -176,7 +177,7 @@ def compare(
     tw.figures.budget(result, ax=figure.subplots())
     tw.figures.save(figure, out / "comparison")
     typer.echo(f"on '{name}'\n{result.table()}")
-    done(out, None)
+    done(out, following(page, {}, out, out="page.html"))
 
 
 def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":

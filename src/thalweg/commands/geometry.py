@@ -1,5 +1,9 @@
 """demo, fit, connect, scan, plane."""
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +13,8 @@ import thalweg as tw
 
 from ..errors import ThalwegError
 from . import options
-from .options import bar, decayed, done, plain
+from .options import bar, done, following, plain
+from .pages import page
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,8 +36,8 @@ def demo(
 
     start_run(out, "demo", {"fit": FIT, "connect": CONNECT, "data": "test"}, again=True)
     run(out, progress=bar(quiet))
-    plane = f"thalweg plane {out}/bezier.safetensors --task thalweg.demo:digits"
-    done(out, f"{plane}{decayed(WEIGHT_DECAY)} --out plane")
+    given = {"task": "thalweg.demo:digits", "weight_decay": WEIGHT_DECAY}
+    done(out, following(plane, given, out / "bezier.safetensors", out="plane"))
 
 
 def fit(
@@ -63,7 +68,7 @@ def fit(
 
     Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
     """
-    settings = plain(locals())
+    given, settings = {**locals()}, plain(locals())
     from ..inputs import load_inputs
     from ..store.runs import Run
     from ..turns import at_once
@@ -82,8 +87,7 @@ def fit(
     for number, weights in enumerate(trained, start=seed):
         alone = tw.scan(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
-    ends = f"{out} OTHER" if runs == 1 else f"{out}/seed-{seed} {out}/seed-{seed + 1}"
-    done(out, f"thalweg connect {ends} --task {task}{decayed(weight_decay)} --out curve")
+    done(out, _after_fit(given))
 
 
 def connect(
@@ -121,7 +125,7 @@ def connect(
 
     Writes `curve.safetensors`.
     """
-    settings = plain(locals())
+    given, settings = {**locals()}, plain(locals())
     from ..inputs import load_inputs, load_weights
     from ..store.runs import Run
 
@@ -137,7 +141,7 @@ def connect(
     told: Any = {"loss": loss, "same_t": same_t, "mode": how, "run": run, "progress": bar(quiet)}
     found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
-    done(out, f"thalweg scan {out} --task {task}{decayed(weight_decay)} --out scan")
+    done(out, following(scan, given, out, out="scan"))
 
 
 def scan(
@@ -148,6 +152,9 @@ def scan(
     task: options.Task,
     out: options.Out,
     points: Annotated[int, typer.Option(help="How many equally spaced values of t, the ends included.")] = 61,
+    line: Annotated[
+        bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, to compare.")
+    ] = True,
     weight_decay: options.Decay = 0.0,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -159,9 +166,10 @@ def scan(
     """Measure loss and error along a curve, or along the straight line between two networks.
 
     Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins the
-    values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF.
+    values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan of the
+    straight line between its ends, into the folder `line`, and both into one profile.
     """
-    settings = plain(locals())
+    given, settings = {**locals()}, plain(locals())
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
     from ..store.runs import Run
 
@@ -174,10 +182,13 @@ def scan(
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
     rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
-    result = tw.scan(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))
-    _tell(out, result)
-    plane = f"thalweg plane {what[0]} --task {task}{decayed(weight_decay)} --out plane"
-    done(out, plane if len(target.bends) == 1 else None)
+    results = {out: tw.scan(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))}
+    if line and target.bends and target.start.distance(target.end) > 0:
+        straight, rest = tw.Segment(target.start, target.end), {**rest, "run": run.child("line")}
+        found = tw.scan(inputs.model, straight, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))
+        results = {out / "line": found, **results}
+    _report(results)
+    done(out, _after_scan(given, len(target.bends)))
 
 
 def plane(
@@ -200,7 +211,7 @@ def plane(
 
     Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
     """
-    settings = plain(locals())
+    given, settings = {**locals()}, plain(locals())
     from ..inputs import load_inputs
     from ..store.runs import Run
 
@@ -210,8 +221,8 @@ def plane(
     rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
     where: Any = {"grid": (grid, grid), "margin": margin, "draw": drawn}
     result = tw.scan(inputs.model, target, inputs.task, inputs.data, **where, **rest, progress=bar(quiet))
-    _tell(out, result)
-    done(out, f"thalweg page {out} -o page.html")
+    _report({out: result})
+    done(out, following(page, given, out, out="page.html"))
 
 
 def _plane(what: list[Path], model: "nn.Module") -> "tuple[tw.Plane, dict[str, Any]]":
@@ -227,22 +238,67 @@ def _plane(what: list[Path], model: "nn.Module") -> "tuple[tw.Plane, dict[str, A
     return tw.Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
 
 
-def _tell(out: Path, result: "tw.Scan") -> None:
-    """The result as text, JSON and CSV, and one figure with a row per data set: its loss, and its error where there is one."""
-    import numpy as np
+def _after_fit(given: dict[str, Any]) -> str:
+    """A curve, where there are two networks of one task; the second network, where there is one."""
+    out, seed = given["out"], given["seed"]
+    if given["runs"] > 1:
+        ends = [out / f"seed-{seed}", out / f"seed-{seed + 1}"]
+    elif other := _other_network(out, given["task"], seed):
+        ends = [other, out]
+    else:
+        return following(fit, {**given, "seed": seed + 1}, out=str(out))
+    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network say nothing about a curve's
+    return following(connect, kept, *ends, out="curve")
+
+
+def _other_network(out: Path, task: str, seed: int) -> Path | None:
+    """A network beside this one that was trained on the same task from another seed."""
+    from ..store.files import load_json
+    from ..store.runs import RECORD, WEIGHTS
+
+    for record in sorted(out.parent.glob(f"*/{RECORD}")):
+        with suppress(ThalwegError):
+            settings = load_json(record, "run")["settings"]
+            if settings.get("task") == task and settings.get("seed") != seed and (record.parent / WEIGHTS).is_file():
+                return record.parent
+    return None
+
+
+def _after_scan(given: dict[str, Any], bends: int) -> str:
+    """A curve after a straight line, the plane of a curve that lies in one, or the page."""
+    if bends == 1:
+        return following(plane, given, *given["what"], out="plane")
+    if len(given["what"]) == 2:
+        return following(connect, given, *given["what"], out="curve")
+    return following(page, given, given["out"], out="page.html")
+
+
+def _report(results: "Mapping[Path, tw.Scan]") -> None:
+    """Scans by folder as text, JSON and CSV, and in the last folder one figure of all, with a row per data set: its loss, and its
+    error where there is one."""
     from matplotlib.figure import Figure
 
     from ..store.files import write
 
-    result.save(out / "scan.json")
-    write(out / "scan.csv", lambda temporary: temporary.write_text(result.to_csv()))
+    *_, (last, result) = results.items()
+    for folder, each in results.items():
+        each.save(folder / "scan.json")
+        write(folder / "scan.csv", partial(Path.write_text, data=each.to_csv()))
+    drawn: Any = result if result.kind == "plane" else {each.name: each for each in results.values()}
     name, draw = ("surface", tw.figures.surface) if result.kind == "plane" else ("profile", tw.figures.profile)
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
-    flat = 4.0 if result.x is None or result.y is None else 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x))
-    figure = Figure(figsize=(5.5 * len(columns), min(flat, 8.0) * len(result.values)), layout="constrained")
+    figure = Figure(figsize=(5.5 * len(columns), _height(result) * len(result.values)), layout="constrained")
     panels = figure.subplots(len(result.values), len(columns), squeeze=False)
     for row, data in zip(panels, result.values, strict=True):
         for ax, quantity in zip(row, columns, strict=True):
-            draw(result, data, quantity, ax)
-    tw.figures.save(figure, out / name)
-    typer.echo(result.table())
+            draw(drawn, data, quantity, ax)
+    tw.figures.save(figure, last / name)
+    for folder, each in results.items():
+        typer.echo((each if folder == last else replace(each, stored={})).table())  # what both say about the ends, once
+
+
+def _height(result: "tw.Scan") -> float:
+    """Of a panel, in inches: that of a plane as its sides are."""
+    import numpy as np
+
+    return 4.0 if result.x is None or result.y is None else min(8.0, 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x)))

@@ -1,7 +1,12 @@
 """Options that several commands share, and how a command begins and ends."""
 
 import json
-import re
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from inspect import signature
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 MANY = 30  # files from which on only those on top are listed
+CARRIED = (  # what the next command should be given too, or it would compute something else, or elsewhere
+    "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision", "compile", "graph",
+)  # fmt: skip
 Task = Annotated[
     str,
     typer.Option(
@@ -53,7 +61,7 @@ Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .saf
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a command as JSON, without where it writes and how much it says."""
-    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs")
+    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line")
     return json.loads(json.dumps({key: value for key, value in settings.items() if key not in own}, default=str))
 
 
@@ -61,9 +69,19 @@ def bar(quiet: bool) -> bool | None:
     return False if quiet else None
 
 
-def decayed(weight_decay: float) -> str:
-    """The option to repeat in what one would type next."""
-    return f" --weight-decay {weight_decay:g}" if weight_decay else ""
+def following(command: Callable[..., None], given: Mapping[str, Any], *words: str | Path, out: str) -> str:
+    """What one would type next: a command with what was given to this one, where it can take that and would not by itself."""
+    known = {name: parameter.default for name, parameter in signature(command).parameters.items() if name in CARRIED}
+    flags = [_flag(name, given[name]) for name in known if name in given and given[name] != known[name]]
+    return shlex.join([*program(), command.__name__, *map(str, words), *chain(*flags), "--out", _free(out)])
+
+
+def program() -> list[str]:
+    """How this program was started, in words that the shell finds again."""
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py":
+        return [sys.executable, "-m", "thalweg"]
+    return ["thalweg" if path.name != "thalweg" or shutil.which("thalweg") == str(path) else str(path)]
 
 
 def done(out: Path, following: str | None) -> None:
@@ -73,10 +91,22 @@ def done(out: Path, following: str | None) -> None:
     below = f"\n      and {len(files) - len(top)} files in folders below" if len(files) > len(top) else ""
     typer.echo("wrote " + "\n      ".join(map(str, top)) + below)
     if following:
-        typer.echo("next: " + re.sub(r"(?<=--out )\S+", lambda match: _free(match[0]), following))
+        typer.echo(f"next: {following}")
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """
+    >>> _flag("weight_decay", 1e-4), _flag("graph", False), _flag("keep", [2, 3])
+    (['--weight-decay', '0.0001'], ['--no-graph'], ['--keep', '2', '--keep', '3'])
+    """
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{dashed}" if value else f"--no-{dashed}"]
+    return [word for each in (value if isinstance(value, list) else [value]) for word in (f"--{dashed}", str(each))]
 
 
 def _free(name: str) -> str:
-    """A folder of that name, or with a number where there is one already."""
-    numbered = (f"{name}-{number}" for number in count(2))
-    return next(free for free in chain([name], numbered) if not Path(free).exists())
+    """A file or folder of that name, or with a number where there is one already."""
+    path = Path(name)
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return str(next(free for free in chain([path], numbered) if not os.path.lexists(free)))

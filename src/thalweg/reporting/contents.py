@@ -28,6 +28,7 @@ RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command 
 def content(found: Sequence[Found]) -> dict[str, Any]:
     """Everything a page shows, as plain data; where there is none of a kind, `missing` has the line that says so."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
+    notes = [note for item in parts["run"] if (note := _unfinished(item))]
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
     read = {kind: [reader(item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
@@ -51,7 +52,7 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
         "walks": read["trace"],
         "papers": read["paper"],
         "runs": read["run"],
-        "notes": [note for item in parts["run"] if (note := _unfinished(item))],
+        "notes": notes,
         "missing": MISSING,
     }
 
@@ -152,8 +153,8 @@ def _once(items: Sequence[Found]) -> list[Found]:
 
 
 def _whole(runs: Sequence[Found]) -> list[Found]:
-    """Runs that are not a part of a walk or a comparison."""
-    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare")}
+    """Runs that are not a part of another, such as of a walk or a comparison."""
+    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan")}
     return [run for run in runs if not above & {*run.path.parent.parents}]
 
 

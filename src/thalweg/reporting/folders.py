@@ -62,11 +62,17 @@ def _json_files(root: Path) -> Iterator[Path]:
 
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
     """Group and label; what was named on its own is called by where it lies among the others."""
-    around = base / path.parent.relative_to(base).parent
+    around = base / _run_of(path, base).relative_to(base).parent
     alone = path.stem == path.parent.name and not any((path.parent / f"{name}.json").is_file() for name in MEASURED)
     named = path.parent if alone or path.stem in USUAL else path.with_suffix("")
     label = base.relative_to(common) / named.relative_to(around)
     return _plain(around.relative_to(base)), _plain(label) or base.name
+
+
+def _run_of(path: Path, base: Path) -> Path:
+    """The folder of the run that a file belongs to: parts of a run, such as the line beside a curve, lie inside its folder."""
+    inside = [folder for folder in path.parents if folder.is_relative_to(base) and (folder / "run.json").is_file()]
+    return [path.parent, *inside][-1]
 
 
 def _plain(path: Path) -> str:
