@@ -88,7 +88,7 @@ def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
     [found] = made(tmp_path)["papers"]
     assert (found["title"], found["heads"]) == ("ensembles: VGG-16 on CIFAR-100", ["method", "1B (%)"])
     assert found["rows"] == [["FGE", "25.00 (25.7)"]]
-    assert found["claims"] == [{"says": "it works", "holds": False, "measured": "by 0.1"}]
+    assert found["claims"] == [{"says": "it works", "holds": False, "measured": "by 0.1", "earlier": ""}]
     assert ["machine", "a card"] in found["facts"]
 
 

@@ -1,7 +1,10 @@
 """Equal budgets: what is charged, what is shared, what is pooled."""
 
+import re
+
 import pytest
 import torch
+from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
@@ -94,6 +97,7 @@ def test_bare_classes_take_the_papers_settings():
         ({"methods": [tw.Bezier]}, "methods are Ind, Snapshot, FGE, SWA"),
         ({"methods": [tw.Ind(), tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, "must not be longer than the run"),
         ({"methods": [tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01, starts=(0.04, 0.8))]}, "before its first epoch"),
+        ({"methods": [tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, r"^FGE\(cycle=2, .* does not fit into a budget of"),
         ({"refresh": None}, "SWA's average has no batch-norm statistics"),
     ],
 )
@@ -135,3 +139,24 @@ def test_default_methods_are_the_papers_for_its_rate():
 
     assert _settled(tw.FGE, 0.05) == tw.FGE(cycle=2, lr_max=0.01, lr_min=0.0005)
     assert _settled(tw.Snapshot, 0.05) == tw.Snapshot(cycles=5, lr_max=0.05)
+
+
+def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
+    methods = [tw.Ind(), tw.Snapshot(cycles=5, lr_max=0.1), tw.FGE(cycle=4, lr_max=0.1, lr_min=0.01)]
+    with pytest.raises(tw.ThalwegError, match=r"^FGE\(cycle=4.* a budget of (\d+) epochs works for all of these") as refused:
+        run(methods=methods, budget=10, seeds=(1,), multiples=(1,))
+    works = int(re.search(r"a budget of (\d+) epochs works", str(refused.value))[1])
+    with pytest.raises(tw.ThalwegError, match="does not fit"):
+        run(methods=methods, budget=works - 1, seeds=(1,), multiples=(1,))
+    found = run(methods=methods, budget=works, seeds=(1,), multiples=(1,))
+    assert found.entries["FGE"]["members"] == 2
+
+
+def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_path):
+    result.save(tmp_path / "comparison.json")
+    table = tw.Comparison.load(tmp_path / "comparison.json").table()
+    assert "Ind: Independent networks, Ind()\n" in table
+    assert f"FGE: Fast Geometric Ensembling, {METHODS[2]}" in table
+    assert result.entries["SWA"]["title"] == "Stochastic weight averaging"
+    ax = tw.figures.budget(result, ax=Figure().subplots())
+    assert "Fast Geometric Ensembling" in [text.get_text() for text in ax.get_legend().get_texts()]

@@ -191,7 +191,18 @@ class Comparison(Saved):
         for method, entry in self.entries.items():
             cells = [self._cell(method, k, name) for k in self.multiples]
             rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
-        return text.grid([*header, *(f"{k}B" for k in self.multiples)], rows)
+        told = [f"{method}: {self.described(method)}" for method in self.entries]
+        return "\n".join([text.grid([*header, *(f"{k}B" for k in self.multiples)], rows), *told])
+
+    def titled(self, method: str) -> str:
+        """Its name in full, such as Fast Geometric Ensembling; with its settings where the key has them too."""
+        title = self.entries[method].get("title") or method
+        return title if method.isidentifier() else f"{title}, {method}"
+
+    def described(self, method: str) -> str:
+        """Its name in full and its settings."""
+        entry = self.entries[method]
+        return ", ".join(filter(None, (entry.get("title"), entry["settings"])))
 
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)

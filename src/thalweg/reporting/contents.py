@@ -116,7 +116,9 @@ def _comparison(item: Found) -> dict[str, Any]:
         for name in entry["runs"][0]:
             scores = {f"{k}B": result.score(method, k, name)[0] for k in result.multiples}
             own = {"label": item.full_label, "method": method, "quantity": name, "spread": result.score(method, 1, name)[1]}
-            rows.append({**own, "epochs": entry["epochs"], "members": entry["members"], **scores})
+            rows.append(
+                {**own, "settings": result.described(method), "epochs": entry["epochs"], "members": entry["members"], **scores}
+            )
     return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
 
 

@@ -129,6 +129,8 @@ def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = Non
     for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
-        ax.errorbar(at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=name)
+        ax.errorbar(
+            at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=comparison.titled(name)
+        )
     ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
     return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))

@@ -1,11 +1,12 @@
 """Ensembles at equal cost: several methods, each within one, two, three training budgets."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -30,6 +31,8 @@ from .walk import walk
 @dataclass(frozen=True)
 class Ind:
     """Independent networks, each trained for the whole budget."""
+
+    title: ClassVar[str] = "Independent networks"
 
 
 Contender = Ind | Method
@@ -74,8 +77,7 @@ def compare(
     runner = _Runner(task, train, refresh, budget, lr, {**hardness, "mode": mode or Mode(), "progress": progress})
     with seeded(seeds[0]):
         module = make(seeds[0])
-    for contender in contenders:
-        runner.check(contender, module)
+    runner.check(contenders, module)
     with opened(run, "compare", {**runner.describe(contenders), **hardness} if run else {}) as held:
         jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
         found = at_once(jobs, next(module.parameters()).device)
@@ -85,7 +87,7 @@ def compare(
 
     entries: dict[str, dict[str, Any]] = {}
     for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
-        cost = {"settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
+        cost = {"title": contender.title, "settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
         scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
         name = type(contender).__name__
         entries[str(contender) if name in entries else name] = {**cost, **scores}
@@ -113,14 +115,29 @@ class _Runner:
         data = {"data": fingerprint(self.train), "precision": self.common["mode"].precision}
         return {"methods": list(map(str, contenders)), "budget": self.budget, "lr": self.lr, **data}
 
-    def check(self, contender: Contender, module: nn.Module) -> None:
-        """Find out before training, not after, that a method does not fit into the budget."""
-        if 0 in self.starts(contender):
-            raise ThalwegError(f"{contender} would leave a network before its first epoch: give a larger budget or later starts")
-        if isinstance(contender, Method):
-            contender.plan(self.steps, self.walk_epochs(contender))
-        if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
-            raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
+    def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:
+        """Find out before training, not after, that a method does not fit into the budget, and into which all would."""
+        for contender in contenders:
+            if problem := self._problem(contender, self.budget):
+                others = range(self.budget + 1, 10 * self.budget + 100)
+                works = next((n for n in others if not any(self._problem(each, n) for each in contenders)), None)
+                advice = f"; a budget of {works} epochs works for all of these methods" if works else ""
+                raise ThalwegError(f"{contender} does not fit into a budget of {self.budget} epochs: {problem}{advice}")
+            if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
+                raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
+
+    def _problem(self, contender: Contender, budget: int) -> str:
+        """Why a method cannot be had for a budget; empty if it can."""
+        twin = copy(self)
+        twin.budget = budget
+        if 0 in twin.starts(contender):
+            return "it would leave a network before its first epoch"
+        try:
+            if isinstance(contender, Method):
+                contender.plan(twin.steps, twin.walk_epochs(contender))
+        except ThalwegError as error:
+            return str(error)
+        return ""
 
     def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
         with seeded(seed):

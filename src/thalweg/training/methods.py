@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 from ..errors import ThalwegError
 from .schedules import Schedule, cosine, triangle
@@ -37,7 +38,12 @@ class Plan:
 
 
 class Method(ABC):
-    """A way of walking through weight space and collecting networks on the way."""
+    """A way of walking through weight space and collecting networks on the way.
+
+    title: its name in full, for tables and figures.
+    """
+
+    title: ClassVar[str] = ""
 
     @abstractmethod
     def plan(self, steps: int, epochs: int) -> Plan:
@@ -57,6 +63,7 @@ class FGE(Method):
     starts: for `compare`, after which shares of the budget it leaves the plain run; what is left is divided among them.
     """
 
+    title: ClassVar[str] = "Fast Geometric Ensembling"
     cycle: float | Iterations
     lr_max: float
     lr_min: float
@@ -70,10 +77,10 @@ class FGE(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps)
         if length % 2:
+            even = f"Iterations({length + 1})" + ("" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs")
             raise ThalwegError(
                 f"a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; {self.cycle} "
-                f"{_unit(self.cycle)} are {length}: give Iterations({length + 1}), {(length + 1) / steps:.6g} epochs, or another "
-                "batch size"
+                f"{_unit(self.cycle)} are {length}: give {even}, or another batch size"
             )
         _check_fits(length, steps * epochs)
         half = length // 2
@@ -91,6 +98,7 @@ class Snapshot(Method):
     cycles: how many, over the whole run. lr_max: the rate each starts from.
     """
 
+    title: ClassVar[str] = "Snapshot ensembles"
     cycles: int
     lr_max: float
 
@@ -122,6 +130,7 @@ class SWA(Method):
     starts: for `compare`, after which share of the budget it leaves the plain run.
     """
 
+    title: ClassVar[str] = "Stochastic weight averaging"
     lr: float
     cycle: float | Iterations = 1
     starts: tuple[float, ...] = (0.75,)

@@ -69,6 +69,7 @@ function showBudget() {
     { title: "networks per run", value: (row) => row.members },
     ...multiples.map((k) => numberColumn(`${k}B`, `${k}B`)),
     numberColumn("1B, spread", "spread"),
+    wordColumn("settings", "settings"),
   ];
   const show = (score) =>
     sortable(
