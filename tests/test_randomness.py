@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
-from thalweg.randomness import capture, moved, seeded, undisturbed
+from thalweg.hidden import moved
+from thalweg.randomness import capture, seeded, undisturbed
 
 
 def draw():

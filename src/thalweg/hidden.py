@@ -3,7 +3,7 @@
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import ThalwegError
 
 LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000  # how deep, how many, of each container, in one list or array
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
-OPAQUE = {"_parameters", "_buffers", "_iterator", "_grad", "__weakref__"}  # weights, and the iterator of persistent workers
+OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
+WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
 
 
@@ -33,13 +37,22 @@ class Place(NamedTuple):
         if isinstance(value, GeneratorState):
             set_generator(now, value.state)
         elif isinstance(value, list) and isinstance(now, list):
-            now[:] = value
+            now[:] = copied(value)
+        elif isinstance(value, dict) and isinstance(now, dict):
+            now.clear()
+            now.update(copied(value))
         elif isinstance(value, np.ndarray) and isinstance(now, np.ndarray) and _kind(value) == _kind(now):
             now[...] = value
-        elif isinstance(value, Tensor) and isinstance(now, Tensor) and _kind(value) == _kind(now):
-            now.detach().copy_(value)
+        elif isinstance(value, Tensor) and isinstance(now, Tensor):
+            self._put_tensor(now, value)
         else:
             _assign(self.owner, self.key, copied(value))
+
+    def _put_tensor(self, now: Tensor, value: Tensor) -> None:
+        if _kind(value) == _kind(now):
+            now.detach().copy_(value)
+        else:
+            _assign(self.owner, self.key, value.detach().to(now.device, copy=True))
 
     def remove(self) -> None:
         """Take away what was not there; variables of functions stay."""
@@ -62,30 +75,88 @@ class GeneratorState(NamedTuple):
     state: Any
 
 
-def places(*sources: Any) -> tuple[dict[str, Place], dict[str, Any]]:
-    """Generators, plain values, and lists, arrays and tensors of such, by path from the sources; and who owns them, by path."""
-    found: dict[str, Place] = {}
-    owners: dict[str, Any] = {}
+class Found(NamedTuple):
+    """By path: values and generators, the objects that own them, and what cannot be looked into."""
+
+    places: dict[str, Place]
+    owners: dict[str, Any]
+    closed: dict[str, Any]
+
+
+def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
+    """Generators, plain values, and lists, arrays and tensors of such, wherever the sources keep them.
+
+    whole: take tensors of every shape and on every device, as the attributes of a network may be.
+    """
+    found = Found({}, {}, {})
     seen = {*GLOBAL}
-    waiting = deque((str(number), Place(None, None, source), 0) for number, source in enumerate(sources))
-    while waiting and len(owners) < OBJECTS:
+    waiting = deque((name, Place(None, None, source), 0) for name, source in sources.items())
+    while waiting and len(found.owners) < OBJECTS:
         path, place, level = waiting.popleft()
-        if is_value(place.value):
-            found |= {} if place.owner is None else {path: place}
-        elif _identity(place.value) in seen or isinstance(place.value, Tensor | np.ndarray | ModuleType | type):
+        value = place.value
+        if is_value(value) or (whole and place.owner is not None and _is_data(value)):
+            found.places.update({} if place.owner is None else {path: place})
+        elif _identity(value) in seen or isinstance(value, ModuleType | type | nn.Parameter):
             continue
-        elif is_generator(place.value):
-            found[path] = place
-        elif level < LEVELS:
-            owners[path] = place.value  # which also keeps its identity from being given to another
-            waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(place.value))
-        seen.add(_identity(place.value))
-    return found, owners
+        elif is_generator(value):
+            found.places[path] = place
+        elif isinstance(value, WALKED) or (_is_walked(type(value)) and not isinstance(value, Tensor)):
+            if level < LEVELS:
+                found.owners[path] = value  # which also keeps its identity from being given to another
+                waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))
+        else:
+            found.closed[path] = value
+        seen.add(_identity(value))
+    return found
+
+
+def values(found: Found) -> dict[str, Any]:
+    """Copies of all values, and the states of all generators."""
+    return {path: copied(place.value) for path, place in found.places.items()}
+
+
+def put_back(before: Mapping[str, Any], found: Found) -> None:
+    """Make everything that is named what it was; the rest is left alone."""
+    for name, value in before.items():
+        place = found.places.get(name)
+        if value is ABSENT:
+            if place is not None:
+                place.remove()
+        elif place is None or not same(copied(place.value), value):
+            _belongs(name, value, place, found.owners).put(value)
+
+
+def _belongs(name: str, value: Any, place: Place | None, owners: Mapping[str, Any]) -> Place:
+    """Where a value belongs; an attribute that is set at first use may be missing, but its owner is there."""
+    if isinstance(value, GeneratorState) and (place is None or not is_generator(place.value)):
+        raise ThalwegError(
+            f"there was a random generator '{dotted(name)}' when this run was saved, and there is none now: make data, "
+            "network and loss as they were made then, with all generators from the beginning"
+        )
+    owner, _, key = name.rpartition("/")
+    return place or Place(owners.get(owner), key, None)
+
+
+def dotted(path: str) -> str:
+    """A path as one would write it; what is numbered are the sources."""
+    first, _, rest = path.partition("/")
+    return (rest if first.isdigit() else path).replace("/", ".")
+
+
+def moved(*snapshots: Mapping[str, Any]) -> set[str]:
+    """The names of what is not the same in all of several snapshots."""
+    first, *others = snapshots
+    names = {name for snapshot in snapshots for name in snapshot}
+    return {name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)}
 
 
 def generators(*sources: Any) -> list[Any]:
     """Every random generator that the sources hold, each once."""
-    return [place.value for place in places(*sources)[0].values() if is_generator(place.value)]
+    return [place.value for place in walk(numbered(sources)).places.values() if is_generator(place.value)]
+
+
+def numbered(sources: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): source for number, source in enumerate(sources)}
 
 
 def is_generator(value: Any) -> bool:
@@ -133,7 +204,11 @@ def copied(value: Any) -> Any:
         return GeneratorState(generator_state(value))
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return value.copy() if isinstance(value, list | np.ndarray) else value
+    if type(value) in (list, tuple):
+        return value.copy() if is_value(value) and isinstance(value, list) else type(value)(map(copied, value))
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def same(one: Any, two: Any) -> bool:
@@ -141,13 +216,16 @@ def same(one: Any, two: Any) -> bool:
     if type(one) is not type(two):
         return False
     if isinstance(one, Tensor):
+        two = two.to(one.device)
         return _kind(one) == _kind(two) and bool(((one == two) | ((one != one) & (two != two))).all())
     if isinstance(one, np.ndarray):
         return _kind(one) == _kind(two) and one.tobytes() == two.tobytes()
     if isinstance(one, GeneratorState):
         return same(one.state, two.state)
     if isinstance(one, list | tuple):
-        return list(map(type, one)) == list(map(type, two)) and (one == two or all(map(same, one, two)))
+        kinds = set(map(type, one))
+        quick = kinds.isdisjoint((Tensor, np.ndarray, list, tuple, dict)) and one == two
+        return list(map(type, one)) == list(map(type, two)) and (quick or all(map(same, one, two)))
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
     return bool(one == two or (one != one and two != two))
@@ -165,6 +243,23 @@ def is_value(value: Any) -> bool:
     return type(value) in (list, tuple) and len(value) <= LONGEST and all(isinstance(item, SCALARS) for item in value)
 
 
+def _is_data(value: Any, level: int = 0) -> bool:
+    """Arrays and tensors of any shape, and nests of these and of plain values, that is, without an object inside."""
+    if type(value) in (list, tuple, dict) and len(value) <= LONGEST and level < LEVELS:
+        named = isinstance(value, dict)
+        items = value.values() if named else value
+        plain = not named or all(isinstance(key, SCALARS) for key in value)
+        return plain and all(is_value(item) or _is_data(item, level + 1) for item in items)
+    return _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    """A tensor that is no result of a graph, or an array of numbers."""
+    if type(value) is Tensor:
+        return value.layout == torch.strided and not value.requires_grad and value.device.type != "meta"
+    return type(value) is np.ndarray and value.dtype.kind in "biuf"
+
+
 def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
     """What an object holds, one step down; by the methods of the basic types, since those of a subclass may count."""
     if isinstance(value, list | tuple):
@@ -178,6 +273,9 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
         yield "self", Place(None, None, value.__self__)
     elif isinstance(value, FunctionType):
         yield from _of_function(value)
+    elif isinstance(value, Optimizer):
+        yield from _of_optimizer(value)
+        return
     if isinstance(value, FunctionType) or _is_walked(type(value)):
         yield from _of_object(value)
 
@@ -195,6 +293,17 @@ def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
                 yield f"{kind.__name__}.{key}", Place(None, None, item)
             elif _is_own(kind) and not key.startswith("__") and (is_generator(item) or is_value(item)):
                 yield f"{kind.__name__}.{key}", Place(kind, key, item)
+
+
+def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
+    """Its attributes, the settings of its groups, and what it keeps for each tensor that it moves; not its learning rates."""
+    moving = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    yield from ((f"state/{k}", Place(None, None, optimizer.state[tensor])) for k, tensor in enumerate(moving))
+    for k, group in enumerate(optimizer.param_groups):
+        yield from ((f"group/{k}/{key}", Place(group, key, item)) for key, item in group.items() if key not in ("params", "lr"))
+    for key, item in vars(optimizer).items():
+        if key not in ("state", "param_groups"):
+            yield key, Place(optimizer, key, item)
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:

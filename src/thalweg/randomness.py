@@ -8,20 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .errors import ThalwegError
-from .hidden import (
-    ABSENT,
-    GeneratorState,
-    Place,
-    copied,
-    generator_state,
-    generators,
-    is_generator,
-    places,
-    same,
-    seed_generator,
-    set_generator,
-)
+from .hidden import ABSENT, generator_state, generators, numbered, put_back, seed_generator, set_generator, values, walk
 
 Snapshot = dict[str, Any]
 
@@ -108,27 +95,15 @@ def capture(*sources: Any) -> Snapshot:
     """Where every source of randomness stands, and what the sources count or keep in an order, by name."""
     now: Snapshot = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
     now |= {f"cuda{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-    return now | {path: copied(place.value) for path, place in places(*sources)[0].items()}
+    return now | values(walk(numbered(sources)))
 
 
 def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
     """Put everything that is named back where `capture` found it."""
-    found, owners = places(*sources)
-    for name, value in before.items():
-        if name in ("torch", "python", "numpy") or name.startswith("cuda"):
-            _set_global(name, value)
-        elif value is ABSENT:
-            if name in found:
-                found[name].remove()
-        elif name not in found or not same(copied(found[name].value), value):
-            _place(name, isinstance(value, GeneratorState), found, owners).put(value)
-
-
-def moved(*snapshots: Mapping[str, Any]) -> set[str]:
-    """The names of what is not the same in all of several snapshots."""
-    first, *others = snapshots
-    names = {name for snapshot in snapshots for name in snapshot}
-    return {name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)}
+    own = {name: value for name, value in before.items() if "/" in name or name.isdigit()}
+    put_back(own, walk(numbered(sources)))
+    for name in before.keys() - own.keys():
+        _set_global(name, before[name])
 
 
 @contextmanager
@@ -156,17 +131,3 @@ def _set_global(name: str, state: Any) -> None:
         np.random.set_state(state)
     elif int(name.removeprefix("cuda")) < torch.cuda.device_count():
         torch.cuda.set_rng_state(state, int(name.removeprefix("cuda")))
-
-
-def _place(name: str, random: bool, found: Mapping[str, Place], owners: Mapping[str, Any]) -> Place:
-    """Where a value belongs; an attribute that is set at first use may be missing, but its owner is there."""
-    owner, _, key = name.rpartition("/")
-    if name in found and is_generator(found[name].value) >= random:
-        return found[name]
-    if owner in owners and not random:
-        return Place(owners[owner], key, None)
-    path = name.partition("/")[2].replace("/", ".")
-    raise ThalwegError(
-        f"the data kept '{path}' when this run was saved, and have no such thing now: make the data as they were made then, "
-        "with all generators from the beginning"
-    )

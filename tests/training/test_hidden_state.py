@@ -126,5 +126,5 @@ def test_resume_refuses_a_generator_that_is_made_at_first_use(tmp_path):
 
     with pytest.raises(Stopped):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path, stop=4)
-    with pytest.raises(tw.ThalwegError, match=r"the data kept 'sampler.rng' when this run was saved"):
+    with pytest.raises(tw.ThalwegError, match=r"a random generator 'sampler.rng' when this run was saved"):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path)

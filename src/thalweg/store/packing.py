@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..hidden import ABSENT, Absent, GeneratorState
+from ..hidden import ABSENT, GeneratorState
 
 
 def packed(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -26,17 +26,6 @@ def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[st
     return {name: _unpack(value, tensors) for name, value in about.items()}
 
 
-def is_packable(value: Any) -> bool:
-    """Whether `packed` takes it."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(is_packable, value.values()))
-    if type(value) in (list, tuple):
-        return all(map(is_packable, value))
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufcSU"
-    return value is None or type(value) in (bool, int, float, str, GeneratorState, Absent) or isinstance(value, Tensor)
-
-
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value
@@ -50,7 +39,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         items = [_pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
         return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
-        return {"dict": {key: _pack(item, tensors, f"{name}.{key}") for key, item in value.items()}}
+        return {"dict": [[_pack(key, tensors, name), _pack(value[key], tensors, f"{name}.{key}")] for key in value]}
     return {"absent": True} if value is ABSENT else value
 
 
@@ -68,4 +57,4 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return GeneratorState(_unpack(value["generator"], tensors))
     if "tuple" in value:
         return tuple(_unpack(value["tuple"], tensors))
-    return {key: _unpack(item, tensors) for key, item in value["dict"].items()} if "dict" in value else ABSENT
+    return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["dict"]} if "dict" in value else ABSENT

@@ -22,6 +22,7 @@ from ..weightspace.batchnorm import counted_at_once
 from ..weightspace.modules import buffers_kept
 from ..weightspace.weights import Checkpoint
 from .exchange import Exchange
+from .extra import OptimizerExtra
 from .motion import Motion
 
 NUMBER = "#"  # behind the name of what an optimizer keeps as a plain number
@@ -63,6 +64,7 @@ class Engine:
         gradient = motion.probe.grad if motion.shared else motion.gradient
         told = (Crew.present, motion.probe, gradient, motion.averaged)
         self.exchange = Exchange(*told) if Crew.present.size > 1 else None
+        self.extra = OptimizerExtra(optimizer)
 
     def step(self, drawn: Any, lr: float, counts: bool = True) -> Tensor:
         """The mean loss of the batch, before the update; of all processes, among which this one's part may not count."""
@@ -192,14 +194,24 @@ class Engine:
         for k, vector in enumerate(self.motion.vectors):
             vector.copy_(probe.native(state[f"vector.{k}"]))
             self._remember(vector, below(state, f"optimizer.{k}."))
-        for name, buffer in probe.module.named_buffers():
-            buffer.copy_(state[f"buffer.{name}"])
+        for name, value in below(state, "buffer.").items():
+            self._set_buffer(name, value)
         probe.moved()
+
+    def _set_buffer(self, name: str, value: Tensor) -> None:
+        """In place if possible; one that grew, or that was made in training, has another shape or was not there."""
+        parent, _, key = name.rpartition(".")
+        part = self.motion.probe.module.get_submodule(parent)
+        known = part._buffers.get(key)
+        if known is not None and (known.shape, known.dtype) == (value.shape, value.dtype):
+            known.copy_(value)
+        else:
+            part._buffers[key] = value.to(self.motion.probe.device, copy=True)
 
     def checkpoint(self, epoch: int) -> Checkpoint:
         """Where plain training stands, with the optimizer's state."""
         memory = self._memory(self.motion.vectors[0])
-        return Checkpoint(self.motion.probe.weights(), memory, type(self.optimizer).__name__, epoch)
+        return Checkpoint(self.motion.probe.weights(), memory, type(self.optimizer).__name__, epoch, self.extra.state())
 
     def restore(self, start: Checkpoint) -> None:
         """Take on the optimizer's state of a checkpoint; the weights are the probe's business."""
@@ -210,6 +222,7 @@ class Engine:
                 "optimizer, or start from its .weights alone"
             )
         self._remember(self.motion.vectors[0], start.optimizer)
+        self.extra.set_state(start.extra)
 
     def _memory(self, vector: Tensor) -> dict[str, Tensor]:
         """What the optimizer knows of a vector, in the order of the layout."""

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..crew import Crew
-from ..hidden import ABSENT
-from ..randomness import Snapshot, capture, moved, reinstate
+from ..hidden import ABSENT, moved
+from ..randomness import Snapshot, capture, reinstate
 from ..store.files import below
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, Interrupts, Run
 from ..turns import at_present
 from .engine import Engine
+from .extra import Extra
 
 
 class Observer:
@@ -57,6 +58,8 @@ class Saver:
         self.beginning, self.present = self.first, self.first
         self.moved: set[str] = set()  # names of what has changed since the run began, of which alone a state speaks
         state = Crew.present.first_does(lambda: run.load() if run is not None else None)
+        if run is not None or state is not None:
+            self.extra = Extra(engine.motion.probe.module, engine.task, batches)
         if state is not None:
             self._restore(*state)
         if run is not None:
@@ -81,6 +84,7 @@ class Saver:
         self.within += 1
         if self.run is not None:
             self.losses.append(loss)
+            self.extra.look()
 
     def after_step(self, interrupts: Interrupts) -> None:
         """Save if it is time, or if somebody wants to stop."""
@@ -118,6 +122,7 @@ class Saver:
         self.moved |= moved(self.first, beginning, present)
         chosen = [{name: state.get(name, ABSENT) for name in sorted(self.moved)} for state in (beginning, present)]
         parts = {"beginning": packed(chosen[0]), "present": packed(chosen[1]), "observer": self.observer.state()}
+        parts |= {"extra": self.extra.state(), "optimizer": packed(self.engine.extra.state())}
         tensors = {f"{part}.{name}": tensor for part, (own, _) in parts.items() for name, tensor in own.items()}
         counted = {"epoch": self.epoch, "within": self.within, "done": self.done, "losses": self._total()}
         about = {**counted, "unreached": sorted(self.engine.motion.probe.unreached)}
@@ -127,6 +132,8 @@ class Saver:
         self.engine.set_state(tensors)
         self.engine.motion.probe.remember_reached(about["unreached"])
         self.observer.set_state(below(tensors, "observer."), about["observer"])
+        self.extra.set_state(below(tensors, "extra."), about["extra"])
+        self.engine.extra.set_state(unpacked(below(tensors, "optimizer."), about["optimizer"]))
         self.epoch, self.within, self.done, self.earlier = (about[key] for key in ("epoch", "within", "done", "losses"))
         beginning, present = (unpacked(below(tensors, f"{when}."), about[when]) for when in ("beginning", "present"))
         self.moved = set(present)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
+from ..store.packing import packed, unpacked
 from .base import held_once, read_stored, store_once
 from .layout import Layout
 from .modules import batch_norms, named_buffers, named_parameters
@@ -173,25 +174,31 @@ class Checkpoint:
     """A moment of plain training: weights, and the state of the optimizer that moves them.
 
     optimizer: the state by name, vectors in the order of the weights. kind: the optimizer's class. epoch: when it was.
+    extra: what the optimizer keeps elsewhere, such as values of its groups that it changes.
     """
 
     weights: Weights
     optimizer: dict[str, Tensor]
     kind: str
     epoch: int
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path, apart: bool = False) -> None:
         """Write one safetensors file; `apart` as in `Weights.save`."""
         own, about = self.weights._parts(Path(path), apart)
         tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
-        files.save_tensors(Path(path), "checkpoint", tensors, {**about, "kind": self.kind, "epoch": self.epoch})
+        beside, extra = packed(self.extra)
+        tensors |= {f"extra/{name}": tensor for name, tensor in beside.items()}
+        story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
+        files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
 
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
         tensors, about = files.load_tensors(Path(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
-        return cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"])
+        extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
+        return cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:

@@ -1,0 +1,142 @@
+"""What a step changes besides the vectors it trains: attributes, counters, generators, frozen parameters."""
+
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..batches import Batches
+from ..hidden import ABSENT, dotted, moved, numbered, put_back, values, walk
+from ..store.packing import packed, unpacked
+from ..tasks import Task
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class NotExact(UserWarning):
+    """A run that is killed could not be resumed exactly, because something that changes in training cannot be saved."""
+
+
+class OptimizerExtra:
+    """What an optimizer keeps outside the tensors of its state: values of its groups, attributes, lists."""
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = optimizer
+        self.first = self._now()
+
+    def state(self) -> dict[str, Any]:
+        """What has changed since the optimizer was made."""
+        now = self._now()
+        return {name: now.get(name, ABSENT) for name in sorted(moved(self.first, now))}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        put_back(state, walk({"optimizer": self.optimizer}, whole=True))
+
+    def _now(self) -> dict[str, Any]:
+        """Tensors and numbers by vector are saved with the vectors."""
+        found = walk({"optimizer": self.optimizer}, whole=True)
+        for name in [name for name, place in found.places.items() if _is_direct(name, place.value)]:
+            del found.places[name]
+        return values(found)
+
+
+class Extra:
+    """Attributes of the network, what its loss counts, and frozen parameters, as far as they change.
+
+    Everything is found by walking through attributes and closures; what a walk cannot see into is watched for changes over one
+    step, and named in a warning.
+    """
+
+    def __init__(self, module: nn.Module, task: Task, batches: Batches):
+        self.module, self.batches = module, batches
+        self.sources = {"network": module, "loss": task.loss, "predict": task.predict}
+        self.first, self.sums = values(walk(self.sources, whole=True)), dict(self._sums())
+        self.moved: set[str] = set()
+        self.closed: dict[str, Any] | None = None
+        self.warned = False
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has changed since training began."""
+        now = values(walk(self.sources, whole=True))
+        self.moved |= moved(self.first, now)
+        frozen = {name: parameter for name, parameter in self._frozen() if self._sum(parameter) != self.sums[name]}
+        return packed(
+            {name: now.get(name, ABSENT) for name in sorted(self.moved)} | {f"frozen {k}": v for k, v in frozen.items()}
+        )
+
+    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        state = unpacked(tensors, about)
+        frozen = {name: state.pop(f"frozen {name}") for name, _ in self._frozen() if f"frozen {name}" in state}
+        self.moved = set(state)
+        put_back(state, walk(self.sources, whole=True))
+        with torch.no_grad():
+            for name, value in frozen.items():
+                self.module.get_parameter(name).copy_(value)
+                self.sums[name] = None
+
+    def look(self) -> None:
+        """After each of the first two steps: warn of what has changed between them and cannot be saved."""
+        if self.warned:
+            return
+        now = self._closed()
+        if self.closed is None:
+            self.closed = now
+            return
+        self.warned = True
+        changed = [name for name, mark in now.items() if name not in self.closed or self.closed[name] != mark]
+        lost = sorted({dotted(name) for name in changed} | set(_iterators(self.batches)))
+        if lost:
+            told = "', '".join(lost[:5])
+            warnings.warn(
+                f"'{told}' may change in training and cannot be saved, so a run that is stopped and resumed may differ from "
+                "one that was not: keep numbers, texts, tensors or random generators there instead",
+                NotExact,
+                stacklevel=2,
+            )
+
+    def _closed(self) -> dict[str, Any]:
+        found = walk(self.sources, whole=True)
+        return {name: _mark(value) for name, value in found.closed.items()}
+
+    def _frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+
+    def _sums(self) -> Iterator[tuple[str, int | None]]:
+        return ((name, self._sum(parameter)) for name, parameter in self._frozen())
+
+    @staticmethod
+    def _sum(parameter: Tensor) -> int:
+        """Of the bits, since writes through `.data` leave no other trace."""
+        kind = BITS.get(parameter.element_size(), torch.int8)
+        return int(parameter.detach().view(kind).sum(dtype=torch.int64)) if parameter.numel() else 0
+
+
+def _is_direct(name: str, value: Any) -> bool:
+    """Whether it is a tensor or a number in `optimizer/state/<vector>/<key>`."""
+    return name.startswith("optimizer/state/") and name.count("/") == 3 and isinstance(value, Tensor | int | float)
+
+
+def _mark(value: Any) -> Any:
+    """Differs once an object is another, or has another size or content as far as that is cheap to know."""
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return id(value), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
+    return id(value), len(value) if hasattr(type(value), "__len__") else None, repr(value) if _is_iterator(value) else None
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+
+
+def _iterators(batches: Batches) -> Iterator[str]:
+    """Where data keep a position that cannot be read: iterators of Python's own, and workers that stay alive."""
+    found = walk(numbered([batches]))
+    yield from (dotted(path) for path, value in found.closed.items() if _is_iterator(value))
+    for path, owner in found.owners.items():
+        if isinstance(owner, DataLoader) and owner.persistent_workers and owner.num_workers:
+            yield dotted(f"{path}/persistent_workers")
