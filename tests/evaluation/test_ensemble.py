@@ -256,3 +256,22 @@ def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits):
     assert max(size for size in tried if size <= fits) == {4096: 500, 300: 256, 40: 32}[fits]
     with pytest.raises(torch.OutOfMemoryError):
         predicted(module, task, [(torch.zeros(5000, 1, 4, 4), torch.zeros(5000).long())], torch.device("cpu"), lambda x, _: x)
+
+
+def test_a_save_that_was_killed_before_its_manifest_can_be_made_again(tmp_path):
+    animal = ZOO["mlp"]
+    ensemble = tw.Ensemble(animal.module(1), members_of(animal, 2))
+    ensemble.save(tmp_path / "e")
+    (tmp_path / "e" / "ensemble.json").unlink()
+    next((tmp_path / "e").glob("member-*")).unlink()
+    (tmp_path / "e" / ".member-0.safetensors.abc.thalweg-part").write_bytes(b"half")
+    ensemble.save(tmp_path / "e")
+    assert len(tw.Ensemble.load(tmp_path / "e", animal.module(1)).members) == 2
+    assert len(list((tmp_path / "e").iterdir())) == 3
+
+
+def test_a_folder_with_a_file_that_is_no_member_is_left_alone(tmp_path):
+    animal = ZOO["mlp"]
+    (tmp_path / "member-of-parliament.safetensors").symlink_to("/dev/null")
+    with pytest.raises(tw.ThalwegError, match="no ensemble"):
+        tw.Ensemble(animal.module(1), members_of(animal, 1)).save(tmp_path)

@@ -201,9 +201,52 @@ def test_more_than_a_line_cut_short_is_not_thrown_away(tmp_path):
 
 
 def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
-    (tmp_path / ".state.safetensors.abc.part").write_bytes(b"half")
+    (tmp_path / ".state.safetensors.abc.thalweg-part").write_bytes(b"half")
+    (tmp_path / ".mine.part").write_bytes(b"somebody else's")
+    (tmp_path / ".link.thalweg-part").symlink_to(tmp_path / ".mine.part")
     with Run(tmp_path).opened("fit", {}):
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.json"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".link.thalweg-part", ".lock", ".mine.part", "run.json"]
+
+
+def test_a_finished_folder_loses_what_a_killed_run_left(tmp_path):
+    """Killed after the result was written, before the state was removed; also where nothing can be written."""
+    animal = ZOO["mlp"]
+
+    def go():
+        return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, lr=0.1, run=tmp_path)
+
+    whole = go()
+    before = (tmp_path / "run.json").read_bytes()
+    Run(tmp_path).save({"half": torch.zeros(1)}, {})
+    (tmp_path / ".run.json.abc.thalweg-part").write_bytes(b"half")
+    assert torch.equal(go().vector, whole.vector)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log.jsonl", "run.json", "weights.safetensors"]
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_forked_workers_do_not_hold_the_lock(tmp_path):
+    """A process that holds the folder is killed while a child of it lives on."""
+    code = f"""import os, time
+from thalweg.store.runs import Run
+held = Run({str(tmp_path / "r")!r}).opened("fit", {{}})
+held.__enter__()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    with pytest.raises(tw.ThalwegError, match="is in use"), Run(tmp_path / "r").opened("fit", {}):
+        pass
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    os.kill(child, 0)
+    with Run(tmp_path / "r").opened("fit", {}):
+        pass
+    os.kill(child, signal.SIGKILL)
 
 
 def test_a_line_of_a_newer_format_is_refused(tmp_path, monkeypatch):
@@ -311,7 +354,7 @@ def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
         go(Run(tmp_path / "r", every="0m"))
     monkeypatch.undo()
     assert Run(tmp_path / "r").load()[1]["done"] == 2
-    assert not [path for path in (tmp_path / "r").iterdir() if path.name.endswith(".part")]
+    assert not [path for path in (tmp_path / "r").iterdir() if path.name.endswith("part")]
     assert same(bits_of(go(tmp_path / "r")), bits_of(go(None)))
 
 

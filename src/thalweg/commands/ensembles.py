@@ -88,6 +88,7 @@ def ensemble(
     data: Data = None,
     seed: options.Seed = 0,
     device: options.Device = None,
+    resume: options.Resume = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Average what several networks predict: the score of each, and of all up to it.
@@ -96,15 +97,16 @@ def ensemble(
     """
     settings = plain(locals())
     from ..inputs import load_inputs, load_members
-    from ..store.runs import start_run
+    from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
     name = _chosen(inputs.data, data)
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
-    start_run(out, "ensemble", {**settings, "data": name})
-    report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
-    report.save(out / "report.json")
-    pooled.save(out / MEMBERS)
+    members = [member.digest() for member in pooled.members]
+    with Run(out, resume=resume, note=settings).opened("ensemble", {"data": name, "members": members}) as run:
+        report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
+        pooled.save(out / MEMBERS)
+        run.finish(lambda folder: report.save(folder / "report.json"))
     typer.echo(f"on '{name}'\n{report.table()}")
     done(out, following(page, {}, out, out="page.html"))
 

@@ -132,7 +132,8 @@ class Ensemble:
         how each was made."""
         folder = Path(folder)
         again = (folder / MANIFEST).is_file()
-        if not again and folder.exists() and any(folder.iterdir()):
+        files.sweep(folder)
+        if not again and folder.exists() and not all(map(_is_member, folder.iterdir())):
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )
@@ -212,6 +213,12 @@ def _files(folder: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path
     """What a manifest names, and the kind of each."""
     members = {(files.beside(folder / MANIFEST, entry["file"], "member"), "weights") for entry in entries}
     return members | {(files.beside(folder / MANIFEST, entry["base"], "base"), "base") for entry in entries if "base" in entry}
+
+
+def _is_member(path: Path) -> bool:
+    """Whether it is what a save that was killed before its manifest leaves."""
+    named = path.suffix == ".safetensors" and path.name.startswith(("member-", "base-"))
+    return named and path.is_file() and not path.is_symlink() and files.kind_of(path) in ("weights", "base")
 
 
 def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:

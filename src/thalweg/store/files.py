@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import ThalwegError
 
 FORMAT = 1
+PART = ".thalweg-part"  # of a file that is being written
 WRAPPERS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
 PREFIXES = ("module.", "_orig_mod.")  # of data-parallel and compiled networks
 
@@ -28,7 +29,7 @@ PREFIXES = ("module.", "_orig_mod.")  # of data-parallel and compiled networks
 def write(path: Path, writer: Callable[[Path], object]) -> None:
     """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
     os.close(descriptor)
     try:
         writer(Path(name))
@@ -91,6 +92,13 @@ def remove(path: Path, kind: str) -> None:
     """Delete a file of ours; a link, or whatever else may have that name, is left alone."""
     with suppress(ThalwegError):
         if path.is_file() and not path.is_symlink() and kind_of(path) == kind:
+            path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a process that was killed left half-written; only files of that name, and never through a link."""
+    for path in folder.glob(f".*{PART}"):
+        if path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)
 
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -92,9 +94,19 @@ class Run:
     def finish(self, write: Callable[[Path], object]) -> None:
         """Write the result; what was kept for going on is no longer needed."""
         write(self.folder)
+        self._end()
+
+    def _end(self) -> None:
         record = files.load_json(self.folder / RECORD, "run")
-        files.save_json(self.folder / RECORD, "run", {**record, "finished": _now()})
-        (self.folder / STATE).unlink(missing_ok=True)
+        if "finished" not in record:
+            files.save_json(self.folder / RECORD, "run", {**record, "finished": _now()})
+        files.remove(self.folder / STATE, "state")
+
+    def _tidy(self, command: str) -> None:
+        """End what a kill kept from ending after the result was there, unless somebody else is at it or the disk is read-only."""
+        with suppress(OSError, ThalwegError), _locked(self.folder / LOCK, command):
+            files.sweep(self.folder)
+            self._end()
 
     @contextmanager
     def opened(self, command: str, settings: Mapping[str, Any], result: str = "") -> Iterator["Run"]:
@@ -105,12 +117,12 @@ class Run:
         known = json.loads(json.dumps({**self.note, **settings}))
         if result and (self.folder / result).is_file():
             self._check(command, known)
+            self._tidy(command)
             yield self
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
-            for litter in self.folder.glob(".*.part"):  # of a process that was killed while it wrote
-                litter.unlink()
+            files.sweep(self.folder)
             self._check(command, known)
             yield self
 
@@ -232,10 +244,17 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             raise ThalwegError(
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
+        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))  # or workers would hold it after us
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
         yield
+
+
+def _close(reference: "weakref.ref[TextIO]") -> None:
+    file = reference()
+    if file is not None:
+        file.close()
 
 
 def _hashed(entry: Mapping[str, Any]) -> str:
