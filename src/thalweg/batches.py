@@ -78,7 +78,15 @@ def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The same batch with every tensor in it on `device`."""
-    return mapped(batch, lambda item: item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device))
+
+    def there(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item.to(device)
+        if item.is_meta and device.type != "meta":
+            raise ThalwegError("a batch holds a tensor on the meta device, which has no values: make it on another device")
+        return item.to(device, non_blocking=True)
+
+    return mapped(batch, there)
 
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
