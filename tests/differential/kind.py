@@ -49,22 +49,30 @@ def classify(read: Callable[[Any], Tensor] = lambda result: result) -> Both:
     return both
 
 
+def softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(1)
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of module.
 
     make: builds a module from torch's own generator.
+    batches, given: what plain torch is trained on, and what the library is given, if that is not the same.
     refused: in a word why a call is refused, for every call or by the name of the call; everything else must be equal.
     task: made for the caller's own module, since a user's loss may refer to it.
     both: what the task computes, in plain torch.
+    probabilities: what an ensemble averages.
     around: a context in which the user makes the call.
     """
 
     make: Callable[[], nn.Module]
-    batches: Callable[[], list[Any]] = vectors
+    batches: Callable[[], Any] = vectors
+    given: Callable[[], Any] | None = None
     refused: str | dict[str, str] = field(default_factory=dict)
     task: Callable[[nn.Module], tw.Task] = lambda module: tw.classification()
     both: Both = field(default_factory=classify)
+    probabilities: Callable[[Tensor], Tensor] = softmax
     around: Callable[[nn.Module], AbstractContextManager[Any]] = lambda module: nullcontext()
     dtype: torch.dtype = torch.float64
     tolerance: float = 1e-9
@@ -85,6 +93,9 @@ class Kind:
         finally:
             torch.set_default_dtype(before)
 
+    def data(self) -> Any:
+        return (self.given or self.batches)()
+
     def loss(self, net: nn.Module, batch: Any) -> Tensor:
         return self.both(net, batch)[0]
 
@@ -94,15 +105,18 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
+BATCHES: dict[str, Kind] = {}  # the same for kinds of batches
 
 
-def kind(name: str, **fields: Any) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+def kind(
+    name: str, table: dict[str, Kind] = KINDS, **fields: Any
+) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     """Put the factory or class below it into the table."""
 
     def take(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        known = KINDS.get(name)  # the same file may be imported twice, as tests and as a module
+        known = table.get(name)  # the same file may be imported twice, as tests and as a module
         assert known is None or known.make.__qualname__ == make.__qualname__, name
-        KINDS[name] = Kind(make, **fields)
+        table[name] = Kind(make, **fields)
         return make
 
     return take

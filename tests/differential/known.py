@@ -2,7 +2,6 @@
 
 KNOWN_WRONG: dict[str, str] = {
     "sync_batch_norm": "scan refresh",
-    "batch_norm_kept_in_eval": "connect",
     "embedding_max_norm": "scan",
     "expanded_parameter": "fit connect scan walk ensemble refresh",
     "parameter_and_buffer_on_one_memory": "fit walk ensemble",
@@ -42,4 +41,23 @@ KNOWN_WRONG: dict[str, str] = {
     "penalty_over_the_callers_network": "fit connect scan walk refresh",
     "loss_that_writes_into_the_logits": "scan",
     "parametrizations_cached_around": "fit connect scan walk ensemble",
+}
+
+KNOWN_WRONG_DATA: dict[str, str] = {
+    "labels_int32": "fit connect scan walk ensemble",
+    "labels_uint8": "ensemble",
+    "labels_int16": "fit connect scan walk ensemble",
+    "labels_int8": "fit connect scan walk ensemble",
+    "labels_that_do_not_count": "fit connect scan walk ensemble",
+    "segmentation": "ensemble",
+    "segmentation_with_pixels_that_do_not_count": "fit connect scan walk ensemble refresh",
+    "one_hot": "scan ensemble",
+    "one_hot_whole_numbers": "fit connect scan walk ensemble",
+    "soft_labels": "ensemble",
+    "labels_out_of_range": "ensemble",
+    "labels_in_a_column": "ensemble",
+    "regression_to_whole_numbers": "ensemble",
+    "empty_last_batch": "scan",
+    "fewer_than_promised": "scan ensemble refresh",
+    "more_than_promised": "scan ensemble refresh",
 }

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+IGNORED = -100  # the label that does not count
 CURVE_STREAM = 0x7E41  # what connect adds to its seed for the generator of t
 State = dict[str, Tensor]
 Make = Callable[[int], nn.Module]  # seed -> a new module
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """All global generators seeded, and put back afterwards."""
+def seeded(seed: int, batches: Any = None) -> Iterator[None]:
+    """All global generators seeded, and that of the batches; the global ones are put back afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
+        if getattr(batches, "generator", None) is not None:
+            batches.generator.manual_seed(seed)
         try:
             yield
         finally:
@@ -95,7 +98,7 @@ def train(net: nn.Module, loss, batches, rate, epochs: int, weight_decay: float,
     optimizer = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.9)
     reached: set[str] = set()
     net.train()
-    with seeded(0), torch.enable_grad():
+    with seeded(0, batches), torch.enable_grad():
         i = 0
         for _ in range(epochs):
             for batch in batches:
@@ -109,7 +112,8 @@ def train(net: nn.Module, loss, batches, rate, epochs: int, weight_decay: float,
 def _gradient(net: nn.Module, parameters, loss, batch: Any, weight_decay: float, reached: set[str]) -> None:
     for parameter in parameters.values():
         parameter.grad = None
-    loss(net, batch).mean().backward()
+    losses = loss(net, batch)
+    (losses.mean() if losses.numel() else losses.sum()).backward()  # a batch in which nothing counts has no gradient
     reached.update(name for name, p in parameters.items() if p.grad is not None)
     for name in reached:
         p = parameters[name]
@@ -144,7 +148,7 @@ def connect(make: Make, loss, batches, epochs: int, lr: float, weight_decay: flo
     optimizer = torch.optim.SGD(bend.values(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(0 + CURVE_STREAM)
     net.train()
-    with seeded(0), torch.enable_grad():
+    with seeded(0, batches), torch.enable_grad():
         i = 0
         for _ in range(epochs):
             for batch in batches:
@@ -199,7 +203,7 @@ def scan(make: Make, both, batches, ts, weight_decay: float, recompute: bool) ->
     for t in ts:
         point = between(make, t)
         net = standing(make, 1, point)
-        with seeded(0):
+        with seeded(0, batches):
             net.eval()
             if recompute:
                 statistics(net, both, batches)
@@ -217,23 +221,47 @@ def measured(net: nn.Module, both, batches) -> tuple[float, float]:
         for batch in batches:
             values, outputs, targets = both(net, batch)
             losses.append(values.flatten())
-            if not targets.is_floating_point():
-                wrong.append((outputs.argmax(1) != targets).double().flatten())
+            labels = targets.argmax(1) if outputs.shape == targets.shape and one_hot(targets) else targets
+            if outputs.ndim == labels.ndim + 1:
+                wrong.append((outputs.argmax(1) != labels)[labels != IGNORED].double())
     return float(torch.cat(losses).mean()), float(torch.cat(wrong).mean()) if wrong else float("nan")
 
 
-def ensemble(make: Make, both, batches) -> Tensor:
-    """The mean over two members of their probabilities, or of their outputs where targets are no labels."""
+def one_hot(targets: Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(1) == 1).all())
+
+
+def ensemble(make: Make, both, batches, probabilities) -> tuple[Tensor, Tensor]:
+    """The mean over two members of their probabilities, or of their outputs in regression; and the targets."""
     total: Any = 0
     for seed in (1, 2):
         net = standing(make, seed).eval()
-        found = []
-        with seeded(0), torch.no_grad():
+        found, wanted = [], []
+        with seeded(0, batches), torch.no_grad():
             for batch in batches:
                 _, outputs, targets = both(net, batch)
-                found.append(outputs.double() if targets.is_floating_point() else outputs.double().softmax(1))
+                found.append(probabilities(outputs.double()))
+                wanted.append(targets)
         total = total + torch.cat(found)
-    return total / 2
+    return total / 2, torch.cat(wanted)
+
+
+def scores(values: Tensor, targets: Tensor, plain: bool) -> dict[str, float]:
+    """Of what counts; where targets are probabilities, what is defined of the scores; `plain` for regression."""
+    if plain:
+        return {"squared_error": float((values - targets).square().mean())}
+    if values.shape == targets.shape:
+        truth = targets.double()
+    else:
+        values, labels = values.movedim(1, -1).flatten(0, -2), targets.flatten().long()
+        values, labels = values[labels != IGNORED], labels[labels != IGNORED]
+        truth = torch.eye(values.shape[1]).double()[labels]
+    found = {
+        "nll": float(-(truth * values.log()).sum(1).mean()),
+        "brier": float((values - truth).square().sum(1).mean()),
+    }
+    wrong = (values.argmax(1) != truth.argmax(1)).double().mean()
+    return found | ({"error": float(wrong)} if one_hot(truth) else {})
 
 
 def refresh(make: Make, both, batches) -> State:

@@ -1,132 +1,14 @@
 """Every kind of module times every call: the plain-torch result in float64, or a refusal in a sentence, and never a trace."""
 
 import importlib
-import random
 
-import numpy as np
 import pytest
-import torch
-from differential import reference
-from differential.kind import CALLS, KINDS, Kind
+from differential.checks import agrees
+from differential.kind import KINDS
 from differential.known import KNOWN_WRONG
-from differential.picture import picture
-from torch import Tensor, nn
-
-import thalweg as tw
 
 for family in ("layers", "weights", "references", "stateful", "wrapped"):
     importlib.import_module(f"differential.{family}")
-
-DECAY, LR, EPOCHS = 0.05, 0.1, 2
-FGE = {"high": 0.1, "low": 0.02, "cycle": 2}
-
-
-class Wrong(AssertionError):
-    """A number that plain torch does not give, or a module that is no longer what it was."""
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None for part in module.modules())
-
-
-def same_state(got: dict[str, Tensor], expected: dict[str, Tensor], kind: Kind, what: str) -> None:
-    """By name, wrappers left out; counts of batches depend on how they are counted and are no part of the result."""
-    for name, value in expected.items():
-        short = name.replace("_orig_mod.", "") if name not in got else name
-        short = short.removeprefix("module.") if short not in got else short
-        if not name.endswith("num_batches_tracked"):
-            close(got[short], value, kind, f"{what} {name}")
-
-
-def close(got: object, expected: object, kind: Kind, what: str) -> None:
-    one, two = (torch.as_tensor(value, dtype=torch.complex128) for value in (got, expected))
-    worst = float((one - two).abs().max()) if one.shape == two.shape and one.numel() else 0.0
-    if one.shape != two.shape or not worst <= kind.tolerance * (1 + float(two.abs().max() if two.numel() else 0)):
-        raise Wrong(f"{what} differs by {worst:.3g}")
-
-
-def check_fit(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    got = tw.fit(module, task, kind.batches(), epochs=EPOCHS, lr=LR, weight_decay=DECAY)
-    same_state(got.state_dict(), reference.fit(kind.module, kind.loss, kind.batches(), EPOCHS, LR, DECAY), kind, "fit")
-
-
-def check_connect(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    a, b = (tw.Weights.of(kind.module(seed)) for seed in (1, 2))
-    got = tw.connect(module, tw.Bezier(a, b), task, kind.batches(), epochs=EPOCHS, lr=LR, weight_decay=DECAY)
-    expected = reference.connect(kind.module, kind.loss, kind.batches(), EPOCHS, LR, DECAY)
-    same_state(got.points[1].state_dict(), expected, kind, "bend")
-
-
-def check_scan(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    a, b = (tw.Weights.of(kind.module(seed)) for seed in (1, 2))
-    norm, batches, ts = has_batch_norm(module), kind.batches(), [0.0, 0.25, 1.0]
-    refresh = batches if norm else None
-    got = tw.scan(module, tw.Segment(a, b), task, {"x": batches}, points=ts, weight_decay=DECAY, refresh=refresh)
-    expected = reference.scan(kind.module, kind.both, kind.batches(), ts, DECAY, norm)
-    for quantity, values in got.values["x"].items():
-        close(values.tolist(), expected[quantity], kind, quantity)
-
-
-def check_walk(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    method = tw.FGE(cycle=tw.Iterations(FGE["cycle"]), lr_max=FGE["high"], lr_min=FGE["low"])
-    start, steps = tw.Weights.of(kind.module(1)), len(kind.batches())
-    epochs = EPOCHS if steps > 1 else 2 * EPOCHS
-    got = tw.walk(module, task, kind.batches(), method, epochs=epochs, start=start, weight_decay=DECAY)
-    expected = reference.walk(kind.module, kind.loss, kind.batches(), epochs, **FGE, weight_decay=DECAY)
-    assert len(got) == len(expected) > 1
-    for number, (member, state) in enumerate(zip(got, expected, strict=True), start=1):
-        same_state(member.state_dict(), state, kind, f"member {number}")
-
-
-def check_ensemble(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    members = [tw.Weights.of(kind.module(seed)) for seed in (1, 2)]
-    got, targets = tw.Ensemble(module, members).predict(task, kind.batches())
-    expected = reference.ensemble(kind.module, kind.both, kind.batches())
-    close(got, expected, kind, "probabilities")
-    scores = tw.Ensemble(module, members).score(task, kind.batches())
-    close(scores["nll"], -expected.gather(1, targets[:, None]).log().mean(), kind, "nll")
-    close(scores["error"], (expected.argmax(1) != targets).double().mean(), kind, "error")
-
-
-def check_refresh(kind: Kind, module: nn.Module, task: tw.Task) -> None:
-    middle = tw.average([tw.Weights.of(kind.module(seed)) for seed in (1, 2)])
-    got = tw.refresh(module, middle, kind.batches(), task)
-    same_state(got.state_dict(), reference.refresh(kind.module, kind.both, kind.batches()), kind, "statistics")
-
-
-CHECKS = dict(zip(CALLS, (check_fit, check_connect, check_scan, check_walk, check_ensemble, check_refresh), strict=True))
-
-
-def used_module(kind: Kind, call: str) -> nn.Module:
-    """The caller's: with gradients of its own; for `fit` where training starts, elsewhere any of that kind."""
-    module = kind.module(1 if call == "fit" else 3)
-    for parameter in module.parameters():
-        if parameter.requires_grad and not isinstance(parameter, nn.parameter.UninitializedParameter):
-            parameter.grad = torch.full_like(parameter, 0.5)
-    return module
-
-
-def outcome(kind: Kind, call: str) -> str:
-    """'equal', or 'refused' with the sentence; anything wrong raises."""
-    module = used_module(kind, call)
-    task, before, drawn = kind.task(module), picture(module), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1])
-    try:
-        with kind.around(module):
-            CHECKS[call](kind, module, task)
-        said = "equal"
-    except Wrong:
-        raise
-    except Exception as error:
-        ours = isinstance(error, tw.ThalwegError)
-        if not ours and not any(note.startswith("thalweg gave the network") for note in getattr(error, "__notes__", [])):
-            raise
-        said = f"refused: {error}"
-    if picture(module) != before:
-        raise Wrong(f"the caller's module was changed ({said})")
-    after = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1])
-    if not torch.equal(drawn[0], after[0]) or drawn[1] != after[1] or not np.array_equal(drawn[2], after[2]):
-        raise Wrong(f"the caller's random state was changed ({said})")
-    return said
 
 
 def cases(call: str) -> list[object]:
@@ -135,37 +17,31 @@ def cases(call: str) -> list[object]:
     return [pytest.param(name, marks=[mark] if name in wrong else []) for name in KINDS]
 
 
-def check(name: str, call: str) -> None:
-    kind = KINDS[name]
-    said = outcome(kind, call)
-    assert said.split(":")[0] == kind.expected(call), said
-
-
 @pytest.mark.parametrize("name", cases("fit"))
 def test_fit_of_every_kind(name: str) -> None:
-    check(name, "fit")
+    agrees(KINDS[name], "fit")
 
 
 @pytest.mark.parametrize("name", cases("connect"))
 def test_connect_of_every_kind(name: str) -> None:
-    check(name, "connect")
+    agrees(KINDS[name], "connect")
 
 
 @pytest.mark.parametrize("name", cases("scan"))
 def test_scan_of_every_kind(name: str) -> None:
-    check(name, "scan")
+    agrees(KINDS[name], "scan")
 
 
 @pytest.mark.parametrize("name", cases("walk"))
 def test_walk_of_every_kind(name: str) -> None:
-    check(name, "walk")
+    agrees(KINDS[name], "walk")
 
 
 @pytest.mark.parametrize("name", cases("ensemble"))
 def test_ensemble_of_every_kind(name: str) -> None:
-    check(name, "ensemble")
+    agrees(KINDS[name], "ensemble")
 
 
 @pytest.mark.parametrize("name", cases("refresh"))
 def test_refresh_of_every_kind(name: str) -> None:
-    check(name, "refresh")
+    agrees(KINDS[name], "refresh")
