@@ -22,6 +22,7 @@ BASE = {
     "crew",
     "store",
     "explaining",
+    "threads",
 }
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),

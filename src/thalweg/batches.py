@@ -100,8 +100,13 @@ def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
 
 
 def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-    """How to go through the batches once, and how to make a batch of what comes."""
-    if isinstance(batches, Drawn) and batches.device == device and _home(batches, "draws") is _home(batches, "__iter__"):
+    """How to go through the batches once, and how to make a batch of what comes; on a CPU there is no step to record it with."""
+    if (
+        device.type == "cuda"
+        and isinstance(batches, Drawn)
+        and batches.device == device
+        and _home(batches, "draws") is _home(batches, "__iter__")
+    ):
         return batches.draws, batches.make
     return lambda: moved(batches, device), lambda batch: batch
 

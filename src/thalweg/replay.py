@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .batches import mapped, tensors_in
 from .modes import say_slower
 from .text import first_line
+from .threads import few_threads
 
 FORMS = 8  # different shapes of batches that are recorded; further ones run as they are
 SYNCHRONIZED = "called a synchronizing CUDA operation"
@@ -55,7 +56,8 @@ class Replay:
 
     def __call__(self, batch: Any) -> Any:
         if not self.active:
-            return self.work(batch)
+            with few_threads(self.device, self.module, batch):
+                return self.work(batch)
         form = self.forms.get(key := form_of(batch))
         if form is None:
             if len(self.forms) >= FORMS:

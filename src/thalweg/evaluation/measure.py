@@ -14,6 +14,7 @@ from ..explaining import explained
 from ..modes import Mode
 from ..replay import Replay, form_of
 from ..tasks import Task
+from ..threads import few_threads
 from ..weightspace.modules import batch_norms, buffers_kept
 
 WIDE = 8192  # examples at once on a card to begin with
@@ -98,7 +99,7 @@ def predicted(
         try:
             with torch.no_grad():
                 for batch in moved(used, device):
-                    with explained(module, batch):
+                    with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)
                     values.append(then(outputs, wanted).cpu())
                     targets.append(wanted.cpu())
