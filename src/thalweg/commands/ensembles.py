@@ -37,7 +37,7 @@ def walk(
             help="Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: the fresh network]"
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="How long to walk from each start.")] = 20,
+    epochs: Annotated[int, typer.Option(help="Epochs of training from each start.")] = 20,
     cycle: Cycle = 2,
     cycles: Cycles = 5,
     lr_max: Highest = 0.01,
@@ -54,7 +54,7 @@ def walk(
     every: options.Every = "1m",
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on training under a cyclic learning rate and collect networks for an ensemble.
+    """Continue training under a cyclic learning rate and collect networks for an ensemble.
 
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
@@ -91,7 +91,7 @@ def ensemble(
     resume: options.Resume = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Average what several networks predict: the score of each, and of all up to it.
+    """Average the predictions of several networks: the score of each, and of the ensemble as it grows.
 
     Writes `report.json` and the pooled networks into `members/`.
     """
@@ -114,7 +114,7 @@ def ensemble(
 def compare(
     task: options.Task,
     out: options.Out,
-    methods: Annotated[str, typer.Option(help="Which methods, of ind, snapshot, fge and swa.")] = "ind,snapshot,fge,swa",
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "ind,snapshot,fge,swa",
     budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
     seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
     lr: options.Rate = 0.05,
@@ -138,7 +138,7 @@ def compare(
     every: options.Every = "1m",
     quiet: options.Quiet = False,
 ) -> None:
-    """Independent networks, Snapshot, FGE and SWA at equal cost: what each makes of one, two, three budgets.
+    """Compare independent networks, Snapshot, FGE and SWA ensembles at equal cost: one, two and three training budgets.
 
     Prints the table of errors and writes `comparison.json` and a figure.
     """

@@ -26,7 +26,7 @@ def demo(
     ] = Path("thalweg-demo"),
     quiet: options.Quiet = False,
 ) -> None:
-    """Networks on handwritten digits: the curves between two of them, the planes around, and ensembles at one budget.
+    """Try everything on handwritten digits: curves between two networks, the planes around them, and ensembles at one budget.
 
     Needs no data and no GPU, and takes about a minute and a half on two cores. The straight line between the networks meets a
     barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
@@ -121,7 +121,7 @@ def connect(
     every: options.Every = "1m",
     quiet: options.Quiet = False,
 ) -> None:
-    """Find a curve of low loss between two trained networks, START and END.
+    """Train a curve of low loss between two trained networks, START and END.
 
     Writes `curve.safetensors`.
     """
@@ -153,7 +153,7 @@ def scan(
     out: options.Out,
     points: Annotated[int, typer.Option(help="How many equally spaced values of t, the ends included.")] = 61,
     line: Annotated[
-        bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, to compare.")
+        bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline.")
     ] = True,
     weight_decay: options.Decay = 0.0,
     seed: options.Seed = 0,

@@ -28,19 +28,24 @@ Task = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")]
-Epochs = Annotated[int, typer.Option(help="How many times to go through the training data.")]
+Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
-Decay = Annotated[float, typer.Option("--weight-decay", help="The loss counts half this times the squared weights.")]
-Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradient. [default: no limit]", show_default=False)]
+Decay = Annotated[
+    float, typer.Option("--weight-decay", help="Weight decay: half of it times the squared weights is part of the loss.")
+]
+Clip = Annotated[float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)]
 Seed = Annotated[int, typer.Option(help="Given to the factory; also decides shuffling, dropout and every draw of t.")]
 Device = Annotated[
-    str | None, typer.Option(help="Where to compute, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False)
+    str | None,
+    typer.Option(help="The device to compute on, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, even on a terminal.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, from where it stopped.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, neither a bar on a terminal nor a line a minute elsewhere.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder from where it stopped.")]
 Every = Annotated[
-    str, typer.Option("--checkpoint-every", help="How often to save the state: so many epochs (5), or minutes (10m).")
+    str, typer.Option("--checkpoint-every", help="How often to save a checkpoint: a number of epochs (5), or of minutes (10m).")
 ]
 Precision = Annotated[
     Literal["fp32", "bf16"],
@@ -50,11 +55,11 @@ Precision = Annotated[
 ]
 Compile = Annotated[
     bool | None,
-    typer.Option("--compile/--no-compile", help="Use torch.compile. [default: in long trainings on a GPU]", show_default=False),
+    typer.Option("--compile/--no-compile", help="Use torch.compile. [default: for long trainings on a GPU]", show_default=False),
 ]
 Graph = Annotated[
     bool | None,
-    typer.Option("--graph/--no-graph", help="Record steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
+    typer.Option("--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
 ]
 Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .safetensors file, or a .pt state dict.")]
 

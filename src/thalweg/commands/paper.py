@@ -22,7 +22,7 @@ Chosen = Annotated[
 
 
 def list_entries() -> None:
-    """Every table and figure of the paper that can be run again."""
+    """List every table and figure of the paper that can be run again."""
     from ..paper.entries import ENTRIES, SHOWS
 
     for entry in ENTRIES.values():
@@ -39,7 +39,7 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="How many runs, where an entry has several.")] = 3,
     scale: Annotated[Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")] = "full",
     data: Annotated[Path | None, typer.Option(envvar="THALWEG_DATA", help="The folder that holds the data sets.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch data that are not there from their makers' pages.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download missing data from their publishers.")] = False,
     shard: Annotated[
         str | None,
         typer.Option(help="Only train, and only part i of n of what is missing, as 1/4: for machines that share the folder."),
@@ -54,7 +54,7 @@ def run(
 ) -> None:
     """Run experiments of the paper again, from scratch, on real data.
 
-    What entries share is trained once and found again; a run that was stopped goes on. Writes results as JSON with the paper's
+    What entries share is trained once and found again; a run that was stopped is resumed. Writes results as JSON with the paper's
     numbers beside ours, and the figure.
     """
     import torch
@@ -123,7 +123,7 @@ def show(
     names: Annotated[list[str] | None, typer.Argument(help="Entries; all that are there if none is named.")] = None,
     out: Folder = Path("thalweg-paper"),
 ) -> None:
-    """Results that are there, with the paper's numbers beside ours."""
+    """Show results, with the paper's numbers beside ours."""
     from ..reporting.result import FILE, Result
 
     found = [Result.load(path) for path in sorted(out.rglob(FILE))]
@@ -134,7 +134,7 @@ def show(
 
 
 def draw(out: Folder = Path("thalweg-paper")) -> None:
-    """Draw the figures of all results that are there again, from their files alone."""
+    """Draw the figures of all results again, from their files alone."""
     from ..paper.drawing import draw as drawn
     from ..reporting.result import FILE
 
