@@ -189,6 +189,20 @@ def test_scan_without_the_line_and_the_line_later(here):
     assert tw.Scan.load("lineless/line/scan.json").length_ratio == 1.0
 
 
+def test_scan_killed_in_the_line_resumes_both(here):
+    scan = ("scan", "curve", "--task", "mine:circle", "--points", "5", "--out")
+    ok(*scan, "undisturbed")
+    ok(*scan, "killed")
+    lines = (here / "killed" / "line" / "points.jsonl").read_text().splitlines(keepends=True)
+    (here / "killed" / "line" / "points.jsonl").write_text("".join(lines[:2]))
+    for name in ("scan.json", "line/scan.json", "scan.csv", "line/scan.csv"):
+        (here / "killed" / name).unlink()
+    assert invoke(*scan, "killed").exit_code == 2
+    ok(*scan, "killed", "--resume")
+    for name in ("scan.json", "line/scan.json", "scan.csv", "line/scan.csv", "line/points.jsonl"):
+        assert (here / "killed" / name).read_bytes() == (here / "undisturbed" / name).read_bytes()
+
+
 def test_curve_and_line_are_one_group_on_the_page(here):
     ok("scan", "curve", "--task", "mine:circle", "--out", "pair/scan", "--points", "3")
     ok("plane", "curve", "--task", "mine:circle", "--out", "pair/plane", "--grid", "3")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..progress import Progress
@@ -86,7 +87,7 @@ def curve_ensemble(
     held: Predicted = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
-    with aside(probe.device), Progress("curve ensemble", points, progress) as bar:
+    with aside(probe.device), Progress("curve ensemble", points, progress if Crew.present.first else False) as bar:
         for t in ts:
             probe.load(curve.point(t))
             probe.module.eval()
