@@ -8,7 +8,7 @@ DOCS := .venv-docs
 # The extra alone, without torch: the site is made from the sources, which are read and not run.
 DOCS_EXTRA := import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])
 
-.PHONY: demo test test-ecosystem soak lint benchmark docs gallery clean
+.PHONY: demo test test-ecosystem soak fuzz lint benchmark docs gallery clean
 
 demo: $(READY)  ## three networks on the digits, the curves between two of them, figures in thalweg-demo/
 	$(BIN)/thalweg demo
@@ -21,6 +21,9 @@ test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers an
 
 soak: $(READY)  ## kill fit, connect, walk and scan fifteen times each, resume, and compare bit for bit
 	THALWEG_KILLS=15 $(BIN)/pytest -s -k killed tests/training/test_resume.py
+
+fuzz: $(READY)  ## 20,000 mutations over every kind of file that is read: refused by a sentence, or harmless
+	OMP_NUM_THREADS=1 $(BIN)/python tests/store/fuzz.py 20000
 
 lint: $(READY)
 	$(BIN)/ruff check .

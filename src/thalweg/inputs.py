@@ -16,11 +16,13 @@ from .evaluation.ensemble import MANIFEST, Ensemble
 from .explaining import users_line
 from .randomness import seeded
 from .store import files
+from .store.checkpoints import find_curve
 from .store.runs import CURVE, STATE, WEIGHTS
 from .tasks import Task
 from .weightspace.curves import Curve
-from .weightspace.layout import Layout
 from .weightspace.weights import Checkpoint, Weights
+
+CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 
 @dataclass(frozen=True)
@@ -57,29 +59,24 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     return Inputs(**made)
 
 
-def load_weights(path: Path, model: nn.Module) -> Weights:
+def load_weights(path: Path, model: nn.Module, key: str | None = None) -> Weights:
     """Weights from a run folder, a file of ours, or a checkpoint of the user's own."""
-    path = _inside(path, WEIGHTS)
-    if files.is_safetensors(path) and files.kind_of(path) is not None:
-        return Weights.load(path).to(_device(model))
-    return Weights.from_state(files.read_state(path), model)
+    return Weights.load(_inside(path, WEIGHTS), model, key)
 
 
-def load_start(path: Path, model: nn.Module) -> Weights | Checkpoint:
+def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
     """Where a walk begins: an epoch that was kept with its optimizer's state, or weights."""
     if path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "checkpoint":
         return Checkpoint.load(path)
-    return load_weights(path, model)
+    return load_weights(path, model, key)
 
 
-def load_members(path: Path, model: nn.Module) -> list[Weights]:
+def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:
     """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
     for folder in (path, path / "members"):
         if (folder / MANIFEST).is_file():
             return Ensemble.load(folder, model).members
-    weights = load_weights(path, model)
-    Layout.of(model).check(weights.layout, "the network", str(path))
-    return [weights]
+    return [load_weights(path, model, key)]
 
 
 def load_curve(path: Path, model: nn.Module) -> Curve:
@@ -88,7 +85,9 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
         raise ThalwegError(
             f"{path} is not a curve: give a folder of `thalweg connect`, or two networks for the line between them"
         )
-    made = Curve.load(path) if files.is_safetensors(path) else Curve.from_state(files.read_state(path), model)
+    state = find_curve(path) if _foreign(path) else None
+    with files.reading(path):
+        made = Curve.load(path) if state is None else Curve.from_state(state, model)
     return made.to(_device(model))
 
 
@@ -96,22 +95,27 @@ def is_curve(path: Path) -> bool:
     path = path / CURVE if path.is_dir() else path
     if not path.is_file():
         return False
-    if files.is_safetensors(path):
-        return files.kind_of(path) == "curve"
-    return any(name.startswith("coeff_layer.") for name in files.read_state(path))
+    return find_curve(path) is not None if _foreign(path) else files.kind_of(path) == "curve"
+
+
+def _foreign(path: Path) -> bool:
+    return not files.is_safetensors(path) or files.kind_of(path) is None
 
 
 def _inside(path: Path, name: str) -> Path:
     if path.is_dir() and not (path / name).is_file():
-        command = "fit" if name == WEIGHTS else "connect"
-        begun = (path / STATE).is_file()
-        advice = (
-            "its run has not finished; give its command again with --resume"
-            if begun
-            else f"give a folder of `thalweg {command}`, or a file"
-        )
-        raise ThalwegError(f"{path} holds no {name}: {advice}")
+        raise ThalwegError(f"{path} holds no {name}: {_advice(path, name)}")
     return path / name if path.is_dir() else path
+
+
+def _advice(folder: Path, name: str) -> str:
+    """What to give instead of a folder that holds none of what was wanted."""
+    if (folder / STATE).is_file():
+        return "its run has not finished; give its command again with --resume"
+    inside = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in CHECKPOINTS]
+    if inside:
+        return f"it holds {', '.join(inside[:8])}{', ...' if len(inside) > 8 else ''}: give {folder / inside[0]} or another"
+    return f"give a folder of `thalweg {'fit' if name == WEIGHTS else 'connect'}`, or a file"
 
 
 def _move(model: nn.Module, device: str) -> None:

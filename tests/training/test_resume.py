@@ -350,7 +350,7 @@ def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
         return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, run=run)
 
     monkeypatch.setattr(files, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(tw.ThalwegError, match=r"state\.safetensors could not be written \(No space left"):
         go(Run(tmp_path / "r", every="0m"))
     monkeypatch.undo()
     assert Run(tmp_path / "r").load()[1]["done"] == 2

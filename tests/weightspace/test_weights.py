@@ -183,7 +183,7 @@ def test_lazy_modules_are_run_first():
 def test_files_and_dicts_of_training_scripts_are_told_apart(tmp_path):
     module = torch.nn.Linear(2, 1)
     torch.save(module.state_dict(), tmp_path / "net.pt")
-    with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole safetensors file .* it is one of torch\.save"):
+    with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole safetensors file .*give module="):
         tw.Weights.load(tmp_path / "net.pt")
     with pytest.raises(tw.ThalwegError, match="give what is under 'model'"):
         tw.Weights.from_state({"epoch": torch.ones(1), "model": module.state_dict()}, module)

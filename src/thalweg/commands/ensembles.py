@@ -45,6 +45,7 @@ def walk(
     momentum: options.Momentum = 0.9,
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
+    key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -66,7 +67,7 @@ def walk(
 
     inputs = load_inputs(task, seed, device)
     way = _method(method, cycle, cycles, lr_max, lr_min)
-    starts = [load_start(path, inputs.model) for path in start or []] or None
+    starts = [load_start(path, inputs.model, key) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     told: Any = {"watch": inputs.data, "mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
@@ -86,6 +87,7 @@ def ensemble(
     task: options.Task,
     out: options.Out,
     data: Data = None,
+    key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     resume: options.Resume = False,
@@ -101,7 +103,7 @@ def ensemble(
 
     inputs = load_inputs(task, seed, device)
     name = _chosen(inputs.data, data)
-    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model)])
+    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
     members = [member.digest() for member in pooled.members]
     with Run(out, resume=resume, note=settings).opened("ensemble", {"data": name, "members": members}) as run:
         report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))

@@ -109,6 +109,7 @@ def connect(
     momentum: options.Momentum = 0.9,
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
+    key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -131,7 +132,7 @@ def connect(
 
     inputs = load_inputs(task, seed, device)
     kind = tw.Bezier if curve == "bezier" else tw.PolyChain
-    a, b = (load_weights(path, inputs.model) for path in (start, end))
+    a, b = (load_weights(path, inputs.model, key) for path in (start, end))
     fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     if a.distance(b) == 0:
         raise ThalwegError(f"a curve joins two networks, and {start} and {end} are the same: give another end")
@@ -156,6 +157,7 @@ def scan(
         bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline.")
     ] = True,
     weight_decay: options.Decay = 0.0,
+    key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -177,7 +179,7 @@ def scan(
     if len(what) == 1:
         target = load_curve(what[0], inputs.model)
     elif len(what) == 2 and not any(map(is_curve, what)):
-        target = tw.Segment(*(load_weights(path, inputs.model) for path in what))
+        target = tw.Segment(*(load_weights(path, inputs.model, key) for path in what))
     else:
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
@@ -200,6 +202,7 @@ def plane(
     grid: Annotated[int, typer.Option(help="How many points along each axis.")] = 21,
     margin: Annotated[float, typer.Option(help="How far to look beyond the three points, as a share of their extent.")] = 0.2,
     weight_decay: options.Decay = 0.0,
+    key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -216,7 +219,7 @@ def plane(
     from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
-    target, drawn = _plane(what, inputs.model)
+    target, drawn = _plane(what, inputs.model, key)
     run = Run(out, resume=resume, note=settings)
     rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
     where: Any = {"grid": (grid, grid), "margin": margin, "draw": drawn}
@@ -225,11 +228,11 @@ def plane(
     done(out, following(page, given, out, out="page.html"))
 
 
-def _plane(what: list[Path], model: "nn.Module") -> "tuple[tw.Plane, dict[str, Any]]":
+def _plane(what: list[Path], model: "nn.Module", key: str | None) -> "tuple[tw.Plane, dict[str, Any]]":
     from ..inputs import is_curve, load_curve, load_weights
 
     if len(what) == 3 and not any(map(is_curve, what)):
-        return tw.Plane(*(load_weights(path, model) for path in what)), {}
+        return tw.Plane(*(load_weights(path, model, key) for path in what)), {}
     if len(what) != 1:
         raise ThalwegError(f"give three networks, or one curve, for a plane; got {' '.join(map(str, what))}")
     curve = load_curve(what[0], model)

@@ -61,7 +61,11 @@ Graph = Annotated[
     bool | None,
     typer.Option("--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
 ]
-Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, a .safetensors file, or a .pt state dict.")]
+Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, or a checkpoint: .safetensors, .pt, .ckpt.")]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Which weights to take of a checkpoint that holds several, such as ema or state_dict.", show_default=False),
+]
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:

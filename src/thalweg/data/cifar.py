@@ -1,10 +1,13 @@
 """CIFAR-10 and CIFAR-100, in the binary or the Python version that their makers publish."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import ThalwegError
 from .fetch import Copy, found
 from .pickles import read_pickle
 from .splits import Pair
@@ -50,9 +53,16 @@ def _binary(copy: Copy, name: str, labels: int) -> Pair:
 
 
 def _pickled(copy: Copy, name: str) -> Pair:
-    entries = read_pickle(copy.content(name), copy.folder / name)
-    labels = entries["fine_labels"] if "fine_labels" in entries else entries["labels"]
-    return _shaped(entries["data"].tensor()), torch.tensor(labels)
+    return images_of(read_pickle(copy.content(name), copy.folder / name), copy.folder / name)
+
+
+def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
+    """The images and labels in a pickle; path: where it comes from, for the error."""
+    try:
+        labels = entries["fine_labels"] if "fine_labels" in entries else entries["labels"]
+        return _shaped(entries["data"].tensor()), torch.tensor(labels, dtype=torch.long)
+    except Exception as error:  # a damaged pickle may hold anything
+        raise ThalwegError(f"{path} does not hold images with labels ({error!r}): fetch it again") from error
 
 
 def _shaped(pixels: Tensor) -> Tensor:

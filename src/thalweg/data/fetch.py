@@ -18,6 +18,7 @@ from ..progress import Progress
 from .sources import SETS, Form
 
 MB = 1_000_000
+LARGEST = 2**30  # bytes that a packed file of a data set may have when it is unpacked
 PATIENCE = 60  # seconds without an answer
 
 
@@ -129,6 +130,10 @@ def require(same: bool, what: str, remedy: str) -> None:
 
 def _unpacked(path: Path, remedy: str) -> bytes:
     try:
-        return gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise EOFError(f"it does not end after {LARGEST:,} bytes")
+        return content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ThalwegError(f"{path} is not a whole gz file ({error}): {remedy}") from None

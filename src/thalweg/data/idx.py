@@ -28,18 +28,17 @@ def mnist(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]:
 
 
 def _pair(copy: Copy, images: str, labels: str) -> Pair:
-    pixels, targets = _array(copy, images), _array(copy, labels)
+    pixels, targets = _array(copy, images, 3), _array(copy, labels, 1)
     if len(pixels) != len(targets):
         raise ThalwegError(f"{copy.folder}: {images} holds {len(pixels)} images and {labels} {len(targets)} labels")
     return pixels[:, None], targets.long()
 
 
-def _array(copy: Copy, name: str) -> Tensor:
+def _array(copy: Copy, name: str, dimensions: int) -> Tensor:
     """An array of bytes: two zeros, a type, the number of dimensions, each dimension, then the data."""
     content = copy.content(name, check=copy.folder.parts[-2:] == ("MNIST", "raw"))
-    dimensions = content[3] if len(content) > 4 and content[:3] == b"\0\0\x08" else 0
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     data = content[4 + 4 * dimensions :]
-    if not dimensions or len(data) != prod(shape):
+    if content[:4] != bytes([0, 0, 8, dimensions]) or not data or len(data) != prod(shape):
         raise ThalwegError(f"{copy.path(name)} is not a whole idx file of bytes: fetch it again")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(shape)

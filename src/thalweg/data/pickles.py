@@ -65,5 +65,10 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
     >>> read_pickle(pickle.dumps({b"labels": [3, 8]}), Path("train"))
     {'labels': [3, 8]}
     """
-    entries = _Reader(content, path).load()
-    return {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
+    try:
+        entries = _Reader(content, path).load()
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
+    except ThalwegError:
+        raise
+    except Exception as error:  # a damaged pickle may end in any of them
+        raise ThalwegError(f"{path} is not a whole pickle of arrays ({type(error).__name__}): fetch it again") from error

@@ -49,6 +49,10 @@ class Report(Saved):
     reliability: list[list[float]] = field(default_factory=list)
     epochs: list[float] | None = None
 
+    def check(self) -> None:
+        super().check()
+        self.table()
+
     @property
     def scores(self) -> dict[str, float]:
         return self.growth[-1]
@@ -223,8 +227,11 @@ def _is_member(path: Path) -> bool:
 
 def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:
     manifest = files.load_json(folder / MANIFEST, "ensemble")
-    layout.check(Layout.from_dict(manifest["layout"]), "the network", f"the ensemble in {folder}")
-    return manifest["members"]
+    with files.reading(folder / MANIFEST):
+        found = Layout.from_dict(manifest["layout"])
+        entries = [{"file": entry["file"], "sha256": entry["sha256"], **entry} for entry in manifest["members"]]
+    layout.check(found, "the network", f"the ensemble in {folder}")
+    return entries
 
 
 def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import text
 from ..store import files
+from ..store.schema import check_fields
 
 Values = dict[str, dict[str, np.ndarray]]
 PERCENT = ("error", "disagreement")  # what tables and figures show in percent
@@ -35,7 +36,19 @@ class Saved:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        return cls.from_dict(files.load_json(Path(path), cls.saved_as))
+        with files.reading(Path(path)):
+            return cls.checked(files.load_json(Path(path), cls.saved_as))
+
+    @classmethod
+    def checked(cls, entry: Mapping[str, Any]) -> Self:
+        """What a file held, if it is whole."""
+        found = cls.from_dict(entry)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise unless everything in it has its type and its size, as in a file that we wrote."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +117,17 @@ class Scan(Saved):
         }
         return cls(**{**entry, **arrays, **places, "values": values})
 
+    def check(self) -> None:
+        super().check()
+        along = [values for values in (self.t, self.length) if values is not None]
+        shape = (len(self.y), len(self.x)) if self.x is not None and self.y is not None else along[0].shape
+        arrays = [*along, *(values for entry in self.values.values() for values in entry.values())]
+        known = self.kind in ("curve", "points") if along else self.kind == "plane"
+        if not known or len(arrays) == len(along) or any(values.shape != shape for values in arrays):
+            raise ValueError("its values are not one per point")
+        if not all({*entry} <= {*self.values[name]} for name, entry in self.stored.items()):
+            raise ValueError("its ends have other values than its points")
+
     def to_csv(self) -> str:
         """One line per point: its coordinates, then every quantity of every data set."""
         columns = self._coordinates()
@@ -160,7 +184,17 @@ class Trace(Saved):
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        return cls(**{**entry, **{key: np.array(entry[key]) for key in ("lr", "loss", "distance")}})
+        return cls(**{**entry, **{key: array(entry[key]) for key in ("lr", "loss", "distance")}})
+
+    def check(self) -> None:
+        super().check()
+        watched = [values for entry in self.watched.values() for values in entry.values()]
+        if not self.lr.shape == self.loss.shape == self.distance.shape == (len(self.lr),) or self.steps < 1:
+            raise ValueError("it does not have one value per iteration")
+        if any(len(values) != len(self.watched_at) for values in watched):
+            raise ValueError("what was watched does not have one value per look")
+        if not all(0 < i <= len(self.lr) for i in self.collected):
+            raise ValueError("networks were collected after iterations that are not there")
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +210,11 @@ class Comparison(Saved):
     multiples: list[int]
     seeds: list[int]
     entries: dict[str, dict[str, Any]]
+
+    def check(self) -> None:
+        super().check()
+        for name in {name for entry in self.entries.values() for name in entry["runs"][0]}:
+            self.table(name)
 
     def score(self, method: str, multiple: int, name: str = "error") -> tuple[float, float]:
         """A score with its standard deviation over runs, which a pool of several runs does not have."""

@@ -1,13 +1,16 @@
 """What a page shows, gathered from result files as plain data."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
+from ..evaluation.ensemble import Report
 from ..evaluation.results import PERCENT, Comparison, Scan, Trace
+from ..store.files import reading
+from ..store.runs import check_record
 from .axes import factor, places
 from .folders import Found
 from .result import Result
@@ -28,9 +31,12 @@ RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command 
 def content(found: Sequence[Found]) -> dict[str, Any]:
     """Everything a page shows, as plain data; where there is none of a kind, `missing` has the line that says so."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
+    for item in parts["run"]:
+        with reading(item.path):
+            check_record(item.content)
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
-    read = {kind: [reader(item) for item in parts[kind]] for kind, reader in READERS.items()}
+    read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
     groups = list(dict.fromkeys(scan["group"] for scan in scans))
     curves = [scan for scan in scans if scan["kind"] == "curve"]
@@ -57,8 +63,13 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
+def _read(reader: Callable[[Found], dict[str, Any]], item: Found) -> dict[str, Any]:
+    with reading(item.path):
+        return reader(item)
+
+
 def _scan(item: Found) -> dict[str, Any]:
-    scan = Scan.from_dict(item.content)
+    scan = Scan.checked(item.content)
     own = scan.to_dict()
     own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
@@ -106,11 +117,11 @@ def _called_by_kind(scan: Mapping[str, Any]) -> bool:
 
 
 def _report(item: Found) -> dict[str, Any]:
-    return {**item.content, "label": item.full_label, "folder": str(item.path.parent)}
+    return {**Report.checked(item.content).to_dict(), "label": item.full_label, "folder": str(item.path.parent)}
 
 
 def _comparison(item: Found) -> dict[str, Any]:
-    result = Comparison(**item.content)
+    result = Comparison.checked(item.content)
     rows = []
     for method, entry in result.entries.items():
         for name in entry["runs"][0]:
@@ -123,7 +134,7 @@ def _comparison(item: Found) -> dict[str, Any]:
 
 
 def _trace(item: Found) -> dict[str, Any]:
-    trace = Trace.from_dict(item.content)
+    trace = Trace.checked(item.content)
     pace = 1 + len(trace.lr) // STEPS
     shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, len(trace.lr)} - {0})
     watched = [
@@ -141,7 +152,7 @@ def _trace(item: Found) -> dict[str, Any]:
 
 
 def _paper(item: Found) -> dict[str, Any]:
-    result = Result.from_dict(item.content)
+    result = Result.checked(item.content)
     heads, rows = result.cells()
     keys = list(dict.fromkeys(key for row in result.rows for key in row))
     told = {"claims": [vars(claim) for claim in result.claims], "facts": [*_flat(result.about).items()]}

@@ -3,13 +3,10 @@
 import hashlib
 import json
 import os
-import pickle
 import re
 import tempfile
-import warnings
-import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +16,55 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import ThalwegError
+from ..text import first_line
 
 FORMAT = 1
 PART = ".thalweg-part"  # of a file that is being written
-WRAPPERS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
-PREFIXES = ("module.", "_orig_mod.")  # of data-parallel and compiled networks
+MARKS = ("thalweg", "sha256", "about")  # what only files of ours say of themselves
 
 
 def write(path: Path, writer: Callable[[Path], object]) -> None:
     """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
-    os.close(descriptor)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        os.close(descriptor)
+        try:
+            writer(Path(name))
+            os.chmod(name, 0o666 & ~_umask())
+            _sync(name)
+            os.replace(name, path)
+            _sync(path.parent)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence which file could not be written, and why: a full disk, a read-only folder, a name too long."""
     try:
-        writer(Path(name))
-        os.chmod(name, 0o666 & ~_umask())
-        _sync(name)
-        os.replace(name, path)
-        _sync(path.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        message = f"{path} could not be written ({why}), and what was there before is unchanged"
+        raise ThalwegError(f"{message}: make room or choose another folder, then try again") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say in one sentence which file it was, whatever goes wrong while its contents are taken apart."""
+    try:
+        yield
+    except ThalwegError as error:
+        if path.name in str(error):
+            raise
+        raise ThalwegError(f"{path} cannot be used: {error}") from error
+    except OSError as error:
+        raise ThalwegError(f"{path} cannot be read ({error.strerror or error}): check its name and permissions") from error
+    except Exception as error:
+        what = f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {first_line(error)[:200]})"
+        raise ThalwegError(f"{what}: restore it from a copy, or make it again") from error
 
 
 def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -67,14 +92,16 @@ def _save_in_order(tensors: dict[str, Tensor], path: Path, metadata: dict[str, s
 
 def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote, after checking that it is that, of a known format, and undamaged."""
-    tensors, metadata = _read_safetensors(path)
-    if metadata.get("thalweg") != kind:
-        found = f"it holds {metadata['thalweg']}" if "thalweg" in metadata else "thalweg did not write it"
-        raise ThalwegError(f"{path} must be a file of {kind}, but {found}")
+    tensors, metadata = read_safetensors(path)
+    found = _own_kind(path, metadata)
+    if found != kind:
+        told = "thalweg did not write it" if found is None else f"it holds {found[:80]}"
+        raise ThalwegError(f"{path} must be a file of {kind}, but {told}")
     check_format(path, metadata.get("format"))
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
-        raise ThalwegError(f"{path} is damaged: its contents do not match the hash stored in it; restore it from a copy")
-    return tensors, json.loads(metadata["about"])
+        raise _damaged(path)
+    with reading(path):
+        return tensors, dict(json.loads(metadata["about"]))
 
 
 def beside(path: Path, name: object, kind: str) -> Path:
@@ -109,7 +136,21 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def kind_of(path: Path) -> str | None:
     """Which kind of file of ours this is, or None for somebody else's."""
-    return _open(path, lambda file: (file.metadata() or {}).get("thalweg"))
+    return _own_kind(path, _open(path, lambda file: file.metadata() or {}))
+
+
+def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
+    """What the kind of file is said to be; a file that has any of our marks is ours, and without a kind it is damaged."""
+    kind = said.get("thalweg")
+    if not isinstance(kind, str) and any(mark in said for mark in MARKS):
+        raise _damaged(path)
+    return kind
+
+
+def _damaged(path: Path) -> ThalwegError:
+    return ThalwegError(
+        f"{path} is damaged or was edited: its contents do not match the hash stored in it; restore it from a copy"
+    )
 
 
 def is_safetensors(path: Path) -> bool:
@@ -117,16 +158,6 @@ def is_safetensors(path: Path) -> bool:
     with open(existing(path), "rb") as file:
         start = file.read(9)
     return path.suffix == ".safetensors" or start[8:] == b"{"
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a user's own checkpoint: a safetensors file, or a `.pt` file read without running code."""
-    if is_safetensors(path):
-        return _read_safetensors(path)[0]
-    state = _unwrapped(_read_pickle(path))
-    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
-    return _without_prefix(dict(state))
 
 
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -137,18 +168,21 @@ def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
     record = _parse(path)
-    if not isinstance(record, dict) or record.get("thalweg") != kind or not isinstance(record.get("content"), dict):
+    if json_kind(path, record) != kind:
         raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
     check_format(path, record.get("format"))
-    if record.get("sha256") != text_digest(kind, json.dumps(record["content"])):
-        raise ThalwegError(f"{path} is damaged or was edited: its contents do not match the hash stored in it")
+    with reading(path):
+        whole = record["sha256"] == text_digest(kind, json.dumps(record["content"])) and isinstance(record["content"], dict)
+    if not whole:
+        raise _damaged(path)
     return record["content"]
 
 
-def json_kind(path: Path) -> str | None:
+def json_kind(path: Path, record: Any = None) -> str | None:
     """Which kind of JSON file of ours this is, or None for somebody else's."""
-    record = _parse(path)
-    return record.get("thalweg") if isinstance(record, dict) else None
+    record = _parse(path) if record is None else record
+    ours = isinstance(record, dict) and ("thalweg" in record or ("sha256" in record and {"content", "format"} & record.keys()))
+    return _own_kind(path, record) if ours else None
 
 
 def check_format(path: Path, found: Any) -> None:
@@ -157,61 +191,46 @@ def check_format(path: Path, found: Any) -> None:
 
 
 def existing(path: Path) -> Path:
-    if not path.is_file():
-        raise ThalwegError(f"{path} is not a file: check the path")
+    with reading(path):
+        if not path.is_file():
+            raise ThalwegError(f"{path} is not a file: check the path")
     return path
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return _open(path, lambda file: ({name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}))  # noqa: SIM118
 
 
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     try:
-        with safe_open(existing(path), framework="pt") as file:
+        with reading(existing(path)), safe_open(path, framework="pt") as file:
             return read(file)
-    except (SafetensorError, OSError) as error:
-        with open(path, "rb") as file:
-            pickled = file.read(2) in (b"PK", b"\x80\x02")  # as torch.save writes now, and as it did
-        advice = "it is one of torch.save; read it with torch.load, and make Weights of it with Weights.from_state"
-        what = advice if pickled else "it may be truncated; make it again or restore it"
-        raise ThalwegError(f"{path} is not a whole safetensors file ({error}): {what}") from None
+    except ThalwegError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, OSError):
+            raise
+        pickled = not is_safetensors(path)
+        advice = "give module= to read somebody else's checkpoint" if pickled else "it may be truncated; restore it"
+        why = first_line(error.__cause__)[:200]
+        raise ThalwegError(f"{path} is not a whole safetensors file ({why}): {advice}") from error
 
 
-def _read_pickle(path: Path) -> Any:
+def parse(text: str) -> Any:
+    """What a JSON text says; one that goes too deep or has a number too long is a ValueError like any other mistake."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ThalwegError(
-            f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not read; "
-            "where you trust it, load it yourself and save its state dict as safetensors"
-        ) from None
-    except (RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ThalwegError(f"{path} is not a whole checkpoint ({error}): it may be truncated") from None
-
-
-def _unwrapped(state: Any) -> Any:
-    """The state dict inside the records that training scripts save."""
-    for key in WRAPPERS:
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            return _unwrapped(state[key])
-    return state
-
-
-def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            return _without_prefix({name.removeprefix(prefix): value for name, value in state.items()})
-    return state
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _parse(path: Path) -> Any:
     try:
-        return json.loads(existing(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ThalwegError(f"{path} is not a whole JSON file ({error}): it may be truncated") from None
+        with reading(existing(path)):
+            return parse(path.read_text(encoding="utf-8"))
+    except ThalwegError as error:
+        if not isinstance(error.__cause__, ValueError):
+            raise
+        why = first_line(error.__cause__)
+        raise ThalwegError(f"{path} is not a whole JSON file ({why}): it may be truncated") from error
 
 
 def digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from ..crew import Crew
 from ..errors import Stopped, ThalwegError
 from ..replay import place
 from . import files
+from .schema import check_fields
 
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 WEIGHTS, CURVE, TRACE = "weights.safetensors", "curve.safetensors", "trace.json"  # a folder that holds its result is finished
@@ -67,7 +69,7 @@ class Run:
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
-        with open(self.folder / name, "a") as file:
+        with files.writing(self.folder / name), open(self.folder / name, "a") as file:
             file.write(_hashed(entry))
             file.flush()
             os.fsync(file.fileno())
@@ -78,7 +80,7 @@ class Run:
         content = path.read_text(errors="replace") if path.is_file() else ""
         raw = content.splitlines()
         found = [_line(path, text) for text in raw]
-        if found and found[-1] is None:
+        if found and found[-1] is None and not content.endswith("\n"):
             found.pop()
         if None in found:
             raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
@@ -120,7 +122,8 @@ class Run:
             self._tidy(command)
             yield self
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with files.writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
             files.sweep(self.folder)
             self._check(command, known)
@@ -137,7 +140,10 @@ class Run:
             )
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
         if others:
-            self._compare(files.load_json(record, "run"), command, settings)
+            before = files.load_json(record, "run")
+            with files.reading(record):
+                check_record(before)
+            self._compare(before, command, settings)
         else:
             _record(self.folder, command, settings)
 
@@ -217,6 +223,21 @@ def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
     files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
 
 
+@dataclass(frozen=True)
+class _Record:
+    command: str
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    code: dict[str, Any] | None
+    started: str
+    argv: list[str]
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise unless `run.json` held what we write there."""
+    check_fields(_Record(**{one.name: record[one.name] for one in fields(_Record)}))
+
+
 def versions() -> dict[str, str]:
     from .. import __version__  # late, since the package is made while this is read
 
@@ -264,10 +285,10 @@ def _hashed(entry: Mapping[str, Any]) -> str:
 
 def _line(path: Path, text: str) -> dict[str, Any] | None:
     try:
-        record = json.loads(text)
+        record = files.parse(text)
         whole = record["sha256"] == files.text_digest("line", json.dumps(record["entry"]))
         found = record["format"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
     if whole:
         files.check_format(path, found)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import ceil, comb
 from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -184,6 +184,11 @@ class Curve(ABC):
     def load(cls, path: str | Path) -> "Curve":
         """Read a curve; `Curve.load` knows this module's kinds, your own kind loads with its own class."""
         tensors, about = files.load_tensors(Path(path), "curve")
+        with files.reading(Path(path)):
+            return cls._of_parts(Path(path), tensors, about)
+
+    @classmethod
+    def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Curve":
         known = {_kind(kind): kind for kind in (cls, Segment, PolyChain, Bezier)}
         kind = known.get(about["curve"])
         if kind is None or not issubclass(kind, cls):
@@ -191,6 +196,8 @@ class Curve(ABC):
             raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
         layout = Layout.from_dict(about["layout"])
         common = {name: tensor for name, tensor in files.below(tensors, "0/").items() if name not in layout.varying}
+        if {name.partition("/")[0] for name in tensors} != {*map(str, range(min(about["points"], len(tensors))))}:
+            raise ValueError(f"its tensors are not those of {about['points']} points")
         each = [{**common, **files.below(tensors, f"{i}/")} for i in range(about["points"])]
         curve = kind.through([Weights.from_tensors(layout, own) for own in each])
         curve.__dict__.update({key: value for key, value in about["own"].items() if not hasattr(kind, key) and key != "points"})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
+from ..store.schema import check_fields
 from .modules import named_parameters, named_statistics
 
 
@@ -76,7 +77,11 @@ class Layout:
     def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
         names = {key: tuple(entry[key]) for key in ("names", "frozen", "statistics")}
         pairs: dict[str, Any] = {key: tuple(map(tuple, entry[key])) for key in ("shapes", "aliases")}
-        return cls(**names, **pairs, dtype=getattr(torch, entry["dtype"]))
+        found = cls(**names, **pairs, dtype=getattr(torch, entry["dtype"]))
+        check_fields(found)
+        if not found.names or len({*found.names, *found.frozen}) != len(found.names + found.frozen):
+            raise ValueError("a layout names every parameter once")
+        return found
 
 
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:

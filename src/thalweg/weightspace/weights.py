@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
+from ..store.checkpoints import find_state
 from ..store.packing import packed, unpacked
+from ..store.schema import check_fields
 from .base import held_once, read_stored, store_once
 from .layout import Layout
 from .modules import batch_norms, named_buffers, named_parameters
@@ -65,7 +67,8 @@ class Weights:
         nested = [key for key, value in state.items() if isinstance(value, Mapping)]
         if nested:
             raise ThalwegError(f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}")
-        state = {**{alias: state[name] for alias, name in own.layout.aliases if name in state}, **state}
+        ties = {(one, two) for alias, name in own.layout.aliases for one, two in ((alias, name), (name, alias))}
+        state = {**{one: state[two] for one, two in ties if two in state}, **state}
         check_state(state, own.state_dict(), "the state dict", "the network")
         for alias, name in own.layout.aliases:
             if not torch.equal(state[alias], state[name]):
@@ -136,9 +139,24 @@ class Weights:
         files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Weights":
-        tensors, about = files.load_tensors(Path(path), "weights")
-        return cls._of_parts(Path(path), tensors, about)
+    def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
+        """Read weights: of a file of ours, or with `module` of anybody's checkpoint, `.pt` or `.safetensors` alike.
+
+        module: a network of the kind that is expected; it is only looked at. The weights go to its device.
+        key: which weights to take where a checkpoint holds several, such as "ema" or "callbacks.average"; files of ours
+            hold one. Names may begin with the wrappers' `module.`, `_orig_mod.`, `model.` or the like.
+        """
+        path = Path(path)
+        if module is None:
+            return cls._of_parts(path, *files.load_tensors(path, "weights"))
+        if not (files.is_safetensors(path) and files.kind_of(path) is not None):
+            own = cls.of(module)
+            wanted = {name: tensor.shape for name, tensor in own.state_dict().items()}
+            with files.reading(path):
+                return cls.from_state(find_state(path, wanted, dict(own.layout.aliases), key), module)
+        found = cls.load(path)
+        Layout.of(module).check(found.layout, "the network", str(path))
+        return found.to(next(module.parameters()).device)
 
     def digest(self) -> str:
         """A hash of everything but the note on how these weights were made."""
@@ -152,8 +170,13 @@ class Weights:
     def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: dict[str, Any] | None = None) -> "Weights":
         frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            if (tensors[name].shape, tensors[name].dtype) != (shape, layout.dtype):
+                raise ValueError(
+                    f"'{name}' must be {shape} of {layout.dtype}; it is {tensors[name].shape}, {tensors[name].dtype}"
+                )
         vector = torch.cat([tensors[name].reshape(-1) for name in layout.names])
-        return cls(layout, vector, buffers, frozen, made or {})
+        return cls(layout, vector, buffers, frozen, dict(made or {}))
 
     def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What the file at `path` holds, tensors and JSON."""
@@ -165,8 +188,9 @@ class Weights:
 
     @classmethod
     def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Weights":
-        base = read_stored(path, about["base"]) if "base" in about else {}
-        return cls.from_tensors(Layout.from_dict(about["layout"]), {**tensors, **base}, about["made"])
+        with files.reading(path):
+            base = read_stored(path, about["base"]) if "base" in about else {}
+            return cls.from_tensors(Layout.from_dict(about["layout"]), {**tensors, **base}, about["made"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +221,11 @@ class Checkpoint:
     def load(cls, path: str | Path) -> "Checkpoint":
         tensors, about = files.load_tensors(Path(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
-        extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
-        return cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
+        with files.reading(Path(path)):
+            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
+            found = cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
+            check_fields(found)
+        return found
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
@@ -279,6 +306,8 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
     for name, tensor in expected.items():
         if name not in state:
             raise ThalwegError(f"{start}: '{name}' is in {there} but not in {here}")
+        if state[name].is_floating_point() != tensor.is_floating_point():
+            raise ThalwegError(f"{start}: '{name}' is {state[name].dtype} in {here} and {tensor.dtype} in {there}")
         if state[name].shape != tensor.shape:
             raise ThalwegError(f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}")
     odd = sorted(set(state) - set(expected))

@@ -1,0 +1,166 @@
+"""Checkpoints of other people's making: read without running code, and searched for the weights of a network."""
+
+import shlex
+import sys
+import warnings
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ThalwegError
+from . import files
+
+DEPTH, PARTS = 8, 16  # how many dicts inside each other are searched, and how many parts a prefix may have
+COUNTER = "n_averaged"  # what torch's AveragedModel keeps beside the network
+CURVE = "coeff_layer."  # the part of a curve of the paper's public code that no network has
+KEYS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
+CONVERT = (  # 'xb': a file that is there is not written over
+    "import sys, torch; from safetensors.torch import save; "
+    "found = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
+    "held = found if isinstance(found, dict) else {{}}; "
+    "inner = [held[key] for key in {keys} if key in held] + [v for v in held.values() if isinstance(v, torch.nn.Module)]; "
+    "found = (inner + [found])[0]; "
+    "state = found.state_dict() if hasattr(found, 'state_dict') else found; "
+    "tensors = {{name: t.detach().clone().contiguous() for name, t in state.items() if isinstance(t, torch.Tensor)}}; "
+    "open(sys.argv[2], 'xb').write(save(tensors))"
+)
+
+
+class Place(NamedTuple):
+    """Where in a checkpoint the weights of a network may lie: under `key`, each name behind `prefix`."""
+
+    key: str
+    prefix: str
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def label(self) -> str:
+        return ".".join(filter(None, (self.key, self.prefix[:-1])))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return files.below(self.tensors, self.prefix)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the prefix is that of a wrapper, and not of a part of some larger network."""
+        return all(name.startswith(self.prefix) or name == COUNTER for name in self.tensors)
+
+    def named(self, wanted: Mapping[str, Any]) -> int:
+        return sum(name in wanted for name in self.state)
+
+    def fits(self, wanted: Mapping[str, Any], ties: Mapping[str, str]) -> bool:
+        right = {ties.get(name, name) for name, tensor in self.state.items() if wanted.get(name) == tensor.shape}
+        return right >= {ties.get(name, name) for name in wanted}
+
+
+def find_state(
+    path: Path, wanted: Mapping[str, torch.Size], ties: Mapping[str, str], key: str | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a network inside a checkpoint, by the names it has for them.
+
+    wanted: the names and shapes of the network. ties: further names of tied weights, of which any one will do.
+    key: where to look in the checkpoint, if there is a choice.
+    """
+    held = list(read_tensors(path, key))
+    places = [place for entry in held for place in _places(*entry, wanted)]
+    if key is not None:
+        under = [place for place in places if f".{key}." in f".{place.label}."]
+        places = [place for place in under if place.label == key] or under
+    if not places:
+        where = "" if key is None else f" under '{key}'"
+        there = _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
+        raise ThalwegError(f"{path} holds none of the network's tensors{where}; it holds {there}")
+    fitting = [place for place in places if place.fits(wanted, ties)]
+    sure = fitting if key is not None else [place for place in fitting if place.alone]
+    top = [place for place in sure if not place.label]
+    if not fitting or len(sure) == 1 or top:
+        return (top or sure or sorted(places, key=lambda place: -place.named(wanted)))[0].state
+    keys = _listed(place.label for place in fitting)
+    raise ThalwegError(f"{path} holds weights of this network under {keys}: choose with --key, in Python key=")
+
+
+def find_curve(path: Path) -> dict[str, Tensor] | None:
+    """The control points in a checkpoint of the paper's public code, if it holds a curve."""
+    for _, tensors in read_tensors(path):
+        prefixes = {name.partition(CURVE)[0] for name in tensors if CURVE in name}
+        if len(prefixes) == 1:
+            return files.below(tensors, prefixes.pop())
+    return None
+
+
+def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every dict of tensors in a checkpoint, with the keys it lies under, joined by dots."""
+    safe = files.is_safetensors(path)
+    waiting = [("", files.read_safetensors(path)[0] if safe else _unpickled(path, key), 0)]
+    found = 0
+    while waiting:
+        label, content, depth = waiting.pop(0)
+        items = list(content.items()) if isinstance(content, Mapping) and depth < DEPTH else []
+        waiting += [(f"{label}.{k}".lstrip("."), value, depth + 1) for k, value in items if isinstance(value, Mapping)]
+        if tensors := {str(k): value.detach() for k, value in items if _plain(value)}:
+            found += 1
+            yield label, tensors
+    if not found:
+        raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
+
+
+def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Place]:
+    prefixes: dict[str, None] = {}
+    for name in tensors:
+        words = name.split(".")
+        ends = (".".join(words[i:]) for i in range(min(len(words), PARTS)))
+        prefixes |= {name[: len(name) - len(end)]: None for end in ends if end in wanted}
+    yield from (Place(key, prefix, tensors) for prefix in prefixes)
+
+
+def _plain(value: Any) -> bool:
+    usual = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
+    return usual and value.device.type == "cpu"
+
+
+def _listed(labels: Any) -> str:
+    names = [f"'{label[:80]}'" for label in dict.fromkeys(labels)]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _unpickled(path: Path, key: str | None) -> Any:
+    try:
+        with files.reading(path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
+            _check_archive(path)
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except ThalwegError as error:
+        why = str(error.__cause__ or error)
+        if any(word in why for word in ("GLOBAL", "Unsupported global", "Unsupported class", "TorchScript")):
+            raise ThalwegError(
+                f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not read; "
+                f"where you trust it, convert it:\n{conversion(path, key)}"
+            ) from error
+        if isinstance(error.__cause__, OSError):
+            raise
+        said = (why.strip() or "it is empty").splitlines()[0][:200]
+        raise ThalwegError(f"{path} is not a whole checkpoint ({said}): it may be truncated") from error
+
+
+def _check_archive(path: Path) -> None:
+    """What torch.save never writes: one name twice, or far more content than there are bytes."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            return
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    if len({entry.filename for entry in entries}) != len(entries):
+        raise ValueError("it holds two files of one name")
+    if sum(entry.file_size for entry in entries) > 10 * path.stat().st_size:
+        raise ValueError("it claims to unpack to more than ten times its size")
+
+
+def conversion(path: Path, key: str | None) -> str:
+    """A command that turns a pickle into safetensors, for those who trust it."""
+    code = CONVERT.format(keys=(key, *KEYS) if key else KEYS)
+    return shlex.join([sys.executable, "-c", code, str(path), f"{path}.safetensors"])
