@@ -247,7 +247,7 @@ FIT = ("fit", "--out", "new", "--epochs", "2", "--task")
 BAD = {
     "networks that do not agree": (
         ("connect", "a", "wide", *CONNECT[3:]),
-        "is (16, 2) in start and (17, 2) in end",
+        "is (16, 2) in the network and (17, 2) in wide/weights.safetensors",
     ),
     "another network than the task's": (("scan", "curve", "--task", "mine:wider", "--out", "new"), "'0.weight' is (17, 2)"),
     "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
@@ -259,7 +259,7 @@ BAD = {
     "a pickle that would run code": (("connect", "a", "evil.pt", *CONNECT[3:]), "evil.pt holds more than tensors"),
     "a state dict of another network": (
         ("connect", "a", "other.pt", *CONNECT[3:]),
-        "in the network but not in",
+        "other.pt holds none of the network's tensors; it holds 'weight', 'bias'",
     ),
     "the same network twice": (("connect", "a", "a", *CONNECT[3:]), "and a and a are the same: give another end"),
     "a scan of one network": (
@@ -509,7 +509,7 @@ def content(path):
     """The bytes of a JSON file; of a safetensors file its tensors, since the order of its header is left to chance."""
     if path.suffix == ".json":
         return path.read_bytes()
-    return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_state(path).items()}
+    return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_safetensors(path)[0].items()}
 
 
 @pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "compare"])

@@ -1,9 +1,11 @@
 """The command line."""
 
 import functools
+import logging
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
@@ -62,8 +64,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, too.")] = False,
 ) -> None:
-    pass
+    logging.getLogger("thalweg").setLevel(logging.DEBUG if debug else logging.NOTSET)
 
 
 def _plainly(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,28 +82,26 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
-            _fail(_kept(error, kwargs.get("out")), 1)
+            _fail(_kept(error, kwargs.get("out")), 1, error)
         except BrokenPipeError:  # who read what we print has gone, such as head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
-            _fail(str(error), 2)
+            _fail(str(error), 2, error)
 
     return wrapped
 
 
 def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    """Where code of the user's own failed, with what it was given."""
+    """Whatever fails in code of the user's own becomes one sentence that names the line."""
     try:
         command(**settings)
-    except (ThalwegError, OSError):
+    except (ThalwegError, BrokenPipeError, typer.Exit):
         raise
     except Exception as error:
         from .explaining import in_a_sentence
 
-        if (sentence := in_a_sentence(error)) is None:
-            raise
-        raise ThalwegError(sentence) from error
+        raise ThalwegError(in_a_sentence(error)) from error
 
 
 def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None:
@@ -128,11 +129,16 @@ def _kept(error: Diverged, out: Path | None) -> str:
     if out is None:
         return str(error)
     path = out / "last-good.safetensors"
-    error.last_good.save(path)
+    try:
+        error.last_good.save(path)
+    except ThalwegError as problem:
+        return f"{error}; {problem}"
     return str(error).replace(".last_good", str(path))
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int, error: BaseException | None = None) -> None:
+    if error is not None and logging.getLogger("thalweg").isEnabledFor(logging.DEBUG):
+        traceback.print_exception(error)
     typer.echo(f"thalweg: {message}", err=True)
     raise typer.Exit(code)
 

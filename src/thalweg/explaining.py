@@ -1,6 +1,7 @@
 """What a network was given when code of the user's own failed on it."""
 
 import importlib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ MARK = "thalweg gave the network"
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @contextmanager
@@ -39,20 +41,25 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         raise
 
 
-def in_a_sentence(error: Exception) -> str | None:
-    """The error with that explanation and the line of the user's own where it happened; None if there is no explanation."""
-    note = next(filter(_ours, getattr(error, "__notes__", [])), None)
-    if note is None:
-        return None
-    return f"{type(error).__name__}: {first_line(error)}{users_line(error)}; {note}"
+def in_a_sentence(error: Exception) -> str:
+    """The error, the line of the user's own where it happened, and what the network was given, as far as these are known."""
+    where = users_line(error)
+    if isinstance(error, OSError) and not where:
+        return str(error)
+    lines = str(error).strip().splitlines()
+    worker = len(lines) > 1 and lines[0].startswith("Caught ") and "Original Traceback" in lines[1]  # of a DataLoader
+    said = lines[-1] if worker else f"{type(error).__name__}: {first_line(error)}"
+    notes = list(filter(_ours, getattr(error, "__notes__", [])))
+    return "; ".join([f"{said}{where}", *notes[:1], "the traceback is shown by thalweg --debug ..."])
 
 
 def users_line(error: BaseException) -> str:
     """The last line of the user's own on the way to an error, in brackets: of code that is not installed, or else not ours."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[0] != "<"]
-    foreign = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, OURS))]
-    own = [frame for frame in foreign if not any(map(Path(frame.filename).is_relative_to, INSTALLED))] or foreign
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames += FRAME.findall(str(error))  # of another process, such as a DataLoader's worker
+    foreign = [frame for frame in frames if frame[0][:1] != "<" and not any(map(Path(frame[0]).is_relative_to, OURS))]
+    own = [frame for frame in foreign if not any(map(Path(frame[0]).is_relative_to, INSTALLED))] or foreign
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
 def _ours(note: str) -> bool:
