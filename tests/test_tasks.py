@@ -87,7 +87,7 @@ def test_predict_returns_two_tensors():
         tw.Task(lambda net, batch: batch, lambda net, batch: LOGITS).predictions(nn.Identity(), None)
 
 
-@pytest.mark.parametrize("bad", [-1, -100, 4])
+@pytest.mark.parametrize("bad", [-1, 4])
 def test_labels_out_of_range(bad):
     labels = LABELS.clone()
     labels[2] = bad
@@ -106,3 +106,21 @@ def test_labels_out_of_range(bad):
 def test_batches_no_task_understands(batch, message):
     with pytest.raises(tw.ThalwegError, match=message):
         tw.classification().loss(nn.Identity(), batch)
+
+
+@pytest.mark.parametrize("name", ["loss", "data_loss"])
+def test_metrics_must_not_take_the_names_of_the_loss(name):
+    with pytest.raises(tw.ThalwegError, match=f"'{name}' is the name of the task's own loss"):
+        tw.Task(tw.classification().loss, tw.classification().predict, metrics={name: lambda o, y: o[:, 0]})
+
+
+def test_label_smoothing_is_torch_own():
+    expected = F.cross_entropy(LOGITS, LABELS, reduction="none", label_smoothing=0.1)
+    assert torch.equal(tw.classification(label_smoothing=0.1).loss(nn.Identity(), (LOGITS, LABELS)), expected)
+    with pytest.raises(tw.ThalwegError, match=r"label_smoothing is a share, from 0 to 1; got 1\.5"):
+        tw.classification(label_smoothing=1.5)
+
+
+def test_integer_one_hot_targets_are_probabilities():
+    expected = F.cross_entropy(LOGITS, LABELS, reduction="none")
+    assert torch.allclose(tw.classification().loss(nn.Identity(), (LOGITS, F.one_hot(LABELS, 4))), expected)

@@ -1,14 +1,13 @@
 """Tasks: how a loss and predictions come out of a network and a batch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .crew import Crew
 from .errors import ThalwegError
 
 Net = Callable[..., Any]
@@ -35,6 +34,9 @@ class Task:
     activation: outputs -> probabilities; without one, softmax where targets are labels, else nothing.
     metrics: name -> (outputs, targets) -> one value per example; without them, `error` where targets are labels.
     size: batch -> how many examples a single-valued loss is the mean of.
+    units: metric -> its unit; "%" is for a share, which tables and figures show in percent. The built-in `error` is one.
+
+    Labels are whole numbers of any dtype; those that are -100 do not count.
     """
 
     loss: Callable[[Net, Any], Tensor]
@@ -42,6 +44,19 @@ class Task:
     activation: Callable[[Tensor], Tensor] | None = None
     metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
     size: Callable[[Any], int] | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
+    _labels: "_Labels" = field(default_factory=lambda: _Labels(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        taken = sorted({"loss", "data_loss"} & set(self.metrics or {}))
+        if taken:
+            raise ThalwegError(f"'{taken[0]}' is the name of the task's own loss: give the metric of that name another one")
+        known = {"loss", "data_loss", *(("error",) if self.metrics is None else self.metrics)}
+        odd = [name for name, unit in self.units.items() if name not in known or not isinstance(unit, str)]
+        if odd:
+            raise ThalwegError(f"units maps metrics of the task ({', '.join(sorted(known))}) to strings; got {dict(self.units)}")
+        if self.metrics is None:
+            object.__setattr__(self, "units", {"error": "%", **self.units})
 
     def predictions(self, net: Net, batch: Any) -> tuple[Tensor, Tensor]:
         """The checked outputs and targets."""
@@ -64,16 +79,13 @@ class Task:
                     "single number: use reduction='none', or give Task(size=batch -> count) if it is the mean of that many"
                 )
             return values, int(self.size(batch))
-        if values.numel() == 0 and Crew.present.size == 1:  # one of several processes may have only padding
-            raise ThalwegError(f"a task's loss must return one value per example; got an empty tensor {tuple(values.shape)}")
         return values, values.numel()
 
     def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Every metric of the task, one value per example."""
-        metrics = self.metrics
-        if metrics is None:
-            metrics = {"error": mistakes} if _are_labels(outputs, targets) else {}
-        values = {name: metric(outputs, targets) for name, metric in metrics.items()}
+        if self.metrics is None:
+            return self._errors(outputs, targets)
+        values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
         for name, value in values.items():
             if not isinstance(value, Tensor) or value.ndim == 0:
                 raise ThalwegError(
@@ -81,13 +93,28 @@ class Task:
                 )
         return values
 
+    def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The built-in error; NaN for a target that is no label and not one-hot, for which it is not defined."""
+        if are_labels(outputs, targets):
+            wrong = self._labels(lambda labels: (outputs.argmax(dim=1) != labels).float(), targets, outputs.shape[1])
+        elif self.activation is softmax and outputs.shape == targets.shape:
+            wrong = torch.where(one_hot(targets), (outputs.argmax(dim=1) != targets.argmax(dim=1)).float(), torch.nan)
+        else:
+            return {}
+        return {"error": wrong}
+
     def probabilities(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.activation is not None:
             return self.activation(outputs)
-        return outputs.softmax(dim=1) if _are_labels(outputs, targets) else outputs
+        return softmax(outputs) if are_labels(outputs, targets) else outputs
 
 
-def classification() -> Task:
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities of the classes in dimension 1."""
+    return logits.softmax(dim=1)
+
+
+def classification(label_smoothing: float = 0.0) -> Task:
     """Cross-entropy and error of a network that gives logits.
 
     >>> import torch, thalweg as tw
@@ -100,10 +127,16 @@ def classification() -> Task:
 
     A batch is `(inputs, ..., labels)`, called as `net(inputs, ...)`, or a dict with `labels` (or `label`, `targets`,
     `target`, `y`), its other items passed by name. The network gives logits, or something with `.logits`.
-    """
 
-    cross_entropy = _CrossEntropy()
-    return Task(lambda net, batch: cross_entropy(*predict_targets(net, batch)), predict_targets)
+    Labels are whole numbers, of which -100 does not count, or probabilities of the shape of the logits (one-hot, mixup); a
+    map of labels (N, H, W) goes with logits (N, classes, H, W).
+
+    label_smoothing: the share of each target that is spread evenly over all classes, in the loss alone.
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ThalwegError(f"label_smoothing is a share, from 0 to 1; got {label_smoothing!r}")
+    cross_entropy = _CrossEntropy(float(label_smoothing))
+    return Task(lambda net, batch: cross_entropy(*predict_targets(net, batch)), predict_targets, softmax)
 
 
 def regression() -> Task:
@@ -114,14 +147,18 @@ def regression() -> Task:
     tensor([5.])
     """
 
-    def loss(net: Net, batch: Any) -> Tensor:
+    def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
         outputs, targets = predict_targets(net, batch)
         if outputs.shape != targets.shape:
             shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
             raise ThalwegError(f"regression needs outputs and targets of one shape; got {shapes}: reshape one of them")
+        return outputs, targets
+
+    def loss(net: Net, batch: Any) -> Tensor:
+        outputs, targets = predict(net, batch)
         return (outputs - targets).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - targets).square()
 
-    return Task(loss, predict_targets, activation=lambda outputs: outputs, metrics={})
+    return Task(loss, predict, activation=lambda outputs: outputs, metrics={})
 
 
 def language_modelling(padding: bool = True) -> Task:
@@ -187,37 +224,59 @@ def outputs_of(result: Any) -> Tensor:
     raise ThalwegError(f"the network must return a tensor or something with logits; got {_describe(result)}: write a Task")
 
 
-def mistakes(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(dim=1) != labels).float()
+def are_labels(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are whole numbers, one for each place where the outputs have their classes in dimension 1.
 
-
-def _are_labels(outputs: Tensor, targets: Tensor) -> bool:
+    >>> are_labels(torch.zeros(2, 3), torch.tensor([0, 2])), are_labels(torch.zeros(2, 3), torch.zeros(2, 3))
+    (True, False)
+    """
     fits = outputs.ndim == targets.ndim + 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
     return fits and not targets.is_floating_point() and outputs.is_floating_point()
 
 
-class _CrossEntropy:
-    """One value per label. A label out of range is an error where looking is free: on the CPU, and once elsewhere; after
-    that its loss is NaN, which stops training without the device assertion that would end the process."""
+def one_hot(targets: Tensor) -> Tensor:
+    """Where the classes in dimension 1 are exactly one 1 and otherwise 0."""
+    return ((targets == 0) | (targets == 1)).all(dim=1) & (targets.sum(dim=1) == 1)
 
-    looked = False
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if labels.is_floating_point() or logits.ndim < 2:
-            return F.cross_entropy(logits, labels, reduction="none")
-        fits = (labels >= 0) & (labels < logits.shape[1])
+class _Labels:
+    """One value per label that counts, which are all but -100. A label out of range is an error where looking is free: on the
+    CPU, and once elsewhere; after that its value is NaN, which stops training without the device assertion that would end the
+    process, and so is that of a first -100."""
+
+    looked = ignores = False
+
+    def __call__(self, measure: Callable[[Tensor], Tensor], labels: Tensor, classes: int) -> Tensor:
+        labels = labels.long()
+        fits = (labels >= 0) & (labels < classes)
         if labels.device.type == "cpu" or not self.looked:
-            self.looked = True
-            _check_labels(labels, fits, logits.shape[1])
-        losses = F.cross_entropy(logits, torch.where(fits, labels, 0), reduction="none")
-        return torch.where(fits, losses, torch.nan)
+            self.looked, self.ignores = True, bool((labels == IGNORED).any())
+            check_labels(labels, classes)
+        values = torch.where(fits, measure(torch.where(fits, labels, 0)), torch.nan)
+        return values[labels != IGNORED] if self.ignores else values
 
 
-def _check_labels(labels: Tensor, fits: Tensor, classes: int) -> None:
-    if not bool(fits.all()):
+class _CrossEntropy:
+    """One value per label that counts, or per distribution over the classes."""
+
+    def __init__(self, smoothing: float = 0.0):
+        self.smoothing, self.labels = smoothing, _Labels()
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        def of(wanted: Tensor) -> Tensor:
+            return F.cross_entropy(logits, wanted, reduction="none", label_smoothing=self.smoothing)
+
+        if targets.is_floating_point() or logits.ndim < 2 or logits.shape == targets.shape:
+            return of(targets.to(logits.dtype) if logits.shape == targets.shape else targets)
+        return self.labels(of, targets, logits.shape[1])
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != IGNORED)]
+    if wrong.numel():
         raise ThalwegError(
-            f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits; this batch holds "
-            f"labels from {int(labels.min())} to {int(labels.max())}: check the labels or the network's last layer"
+            f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits, or be {IGNORED}, which "
+            f"does not count; this batch holds {int(wrong[0])}: check the labels or the network's last layer"
         )
 
 

@@ -215,7 +215,7 @@ def test_scores_do_not_depend_on_the_networks_precision(dtype):
 def test_regression_does_not_broadcast():
     module = nn.Linear(1, 1).double()
     batches = [(torch.ones(3, 1).double(), torch.ones(3).double())]
-    with pytest.raises(tw.ThalwegError, match="must have one shape"):
+    with pytest.raises(tw.ThalwegError, match="outputs and targets of one shape"):
         tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
 
 

@@ -31,7 +31,7 @@ def fit_scale(logits: list[Tensor], labels: Tensor, relative: list[float]) -> fl
         total = 0.0
         for values in scaled:
             expected = ((inverse * values).softmax(1) * values).sum(1)
-            total += float((expected - values.gather(1, labels[:, None])[:, 0]).mean())
+            total += float((expected - values.gather(1, labels.long()[:, None])[:, 0]).mean())
         return total
 
     low, high = COLDEST, HOTTEST

@@ -12,7 +12,7 @@ from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..tasks import Task, check_task
+from ..tasks import Task, are_labels, check_task, one_hot, softmax
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
@@ -72,7 +72,7 @@ def curve_ensemble(
     mode: how to compute statistics and train loss; see `Mode`.
     """
     check_task(task)
-    if task.activation is not None:
+    if task.activation not in (None, softmax):
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
         )
@@ -152,8 +152,10 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
 
 
 def _logits(probe: Probe, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
-    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs)
-    if outputs.ndim != 2 or targets.is_floating_point():
+    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs.double())
+    if outputs.shape == targets.shape and outputs.ndim > 1 and bool(one_hot(targets).all()):
+        targets = targets.argmax(1)
+    if not are_labels(outputs, targets):
         shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
-        raise ThalwegError(f"a curve ensemble scales logits (count, classes) for labels (count,); it got {shapes}")
-    return outputs.double(), targets
+        raise ThalwegError(f"a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got {shapes}")
+    return metrics.labelled(outputs, targets)

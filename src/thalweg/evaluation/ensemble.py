@@ -114,22 +114,26 @@ class Ensemble:
         return mean.to(torch.promote_types(self._probe.layout.dtype, torch.float32)), targets
 
     def score(self, task: Task, batches: Batches, *, progress: bool | None = None) -> dict[str, float]:
-        """error, nll, brier, ece and the mean pairwise disagreement of the members; for regression the squared error."""
+        """error, nll, brier, ece and the mean pairwise disagreement of the members, of what labels there are; against
+        probabilities (mixup) what is defined of these; for regression the squared error."""
         return self.report(task, batches, progress=progress).scores
 
     def report(self, task: Task, batches: Batches, *, progress: bool | None = None) -> Report:
         """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
-        growth, members, chosen = [], [], []
+        growth, members, chosen, reliability = [], [], [], []
         for own, mean, targets in self._growing(task, batches, progress):
-            members.append(_scores(own, targets))
-            growth.append(_scores(mean, targets))
-            chosen.append(own.argmax(1) if _are_labels(targets) else own)
-        pairs = metrics.disagreement(torch.stack(chosen)).tolist() if _are_labels(targets) else []
+            alone, together = metrics.known(own, targets), metrics.known(mean, targets)
+            members.append(metrics.scores(*alone) if alone else _squared_error(own, targets))
+            growth.append(metrics.scores(*together) if together else _squared_error(mean, targets))
+            if alone and together:
+                chosen.append(alone[0].argmax(1))
+                reliability = metrics.reliability(*together) if together[1].ndim == 1 else []
+        pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
         if pairs:
             for k, entry in enumerate(growth, start=1):
                 entry["disagreement"] = _mean_pair(pairs, k)
         distances = [one.distance(two) for one, two in pairwise(self.members)]
-        return Report(growth, members, pairs, distances, metrics.reliability(mean, targets) if pairs else [])
+        return Report(growth, members, pairs, distances, reliability)
 
     def save(self, folder: str | Path) -> None:
         """One safetensors file per member, one for frozen parameters that members share, and a manifest with their hashes and
@@ -195,17 +199,11 @@ def _predictions(probe: Probe, member: Weights, task: Task, batches: Batches) ->
         )
 
 
-def _scores(values: Tensor, targets: Tensor) -> dict[str, float]:
-    if _are_labels(targets):
-        return {name: score(values, targets) for name, score in metrics.SCORES.items()}
+def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
     if values.shape != targets.shape:
         shapes = f"{tuple(values.shape)} and {tuple(targets.shape)}"
         raise ThalwegError(f"outputs and targets must have one shape to be compared; got {shapes}: reshape one in the task")
     return {"squared_error": float((values - targets.double()).square().mean())}
-
-
-def _are_labels(targets: Tensor) -> bool:
-    return not targets.is_floating_point()
 
 
 def _mean_pair(pairs: list[list[float]], k: int) -> float:

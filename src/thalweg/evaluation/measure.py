@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, moved, source
+from ..errors import ThalwegError
 from ..explaining import explained
 from ..modes import Mode
 from ..replay import Replay, form_of
-from ..tasks import Task
+from ..tasks import Task, are_labels
 from ..threads import few_threads
 from ..weightspace.modules import batch_norms, buffers_kept
+from .metrics import rows
 
 WIDE = 8192  # examples at once on a card to begin with
 _never = count(-1, -1)
@@ -61,7 +64,12 @@ class Measurement:
                 form = form_of(drawn) if self.replay.active else ""
                 self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
-        return {name: float(self.totals[name]) / size for name, size in counts.items()}
+        if counts.get("data_loss") == 0:
+            raise ThalwegError("nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors")
+        means = {name: float(self.totals[name]) / size if size else nan for name, size in counts.items()}
+        if self.task.metrics is None and isnan(means.get("error", 0.0)):
+            del means["error"]  # the built-in one, which is not defined for all targets
+        return means
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)
@@ -103,11 +111,18 @@ def predicted(
                         outputs, wanted = task.predictions(module, batch)
                     values.append(then(outputs, wanted).cpu())
                     targets.append(wanted.cpu())
-            return torch.cat(values), torch.cat(targets)
+            return _joined(values, targets)
         except torch.OutOfMemoryError:
             if used is batches:
                 raise
             width //= 2
+
+
+def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All batches as one; maps of labels of several sizes pixel by pixel."""
+    if len({value.shape[1:] for value in values}) > 1 and all(map(are_labels, values, targets)):
+        values, targets = [rows(value) for value in values], [wanted.flatten() for wanted in targets]
+    return torch.cat(values), torch.cat(targets)
 
 
 def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Batches:

@@ -1,7 +1,10 @@
-"""Scores of predicted probabilities (count, classes) against labels (count,)."""
+"""Scores of predicted probabilities (count, classes) against labels (count,), some against distributions (count, classes)."""
 
 import torch
 from torch import Tensor
+
+from ..errors import ThalwegError
+from ..tasks import IGNORED, are_labels, check_labels, one_hot
 
 BINS = 15
 TINY = 1e-300  # a probability of zero costs this much of a logarithm, not an infinite one
@@ -17,12 +20,14 @@ def error(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
-    """The mean negative logarithm of the probability of the right label.
+    """The mean negative logarithm of the probability of the right label, or the cross-entropy with distributions.
 
     >>> round(nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1])), 6)
     0.693147
     """
-    right = probabilities.double().gather(1, labels[:, None])
+    if labels.ndim == 2:
+        return float(-(labels * probabilities.double().clamp_min(TINY).log()).sum(1).mean())
+    right = probabilities.double().gather(1, labels.long()[:, None])
     return float(-right.clamp_min(TINY).log().mean())
 
 
@@ -32,7 +37,7 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     0.5
     """
-    truth = torch.nn.functional.one_hot(labels, probabilities.shape[1])
+    truth = labels if labels.ndim == 2 else torch.nn.functional.one_hot(labels.long(), probabilities.shape[1])
     return float((probabilities.double() - truth).square().sum(1).mean())
 
 
@@ -68,4 +73,53 @@ def disagreement(choices: Tensor) -> Tensor:
     return torch.stack([(choices != row).double().mean(1) for row in choices])
 
 
+def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What is scored, one row per example or pixel: probabilities (count, classes), and labels (count,) without those that do
+    not count; or, where targets are probabilities themselves and not one-hot, these. None for targets of another kind.
+
+    >>> known(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, -100]))
+    (tensor([[0.9000, 0.1000]]), tensor([0]))
+    """
+    if are_labels(probabilities, targets):
+        if not _distributions(probabilities):
+            raise ThalwegError(
+                "scores against labels need probabilities that add up to one over dimension 1, and what this task's activation "
+                "gives does not: use a softmax, or leave activation= out"
+            )
+        return labelled(probabilities, targets)
+    if probabilities.shape != targets.shape or not (_distributions(probabilities) and _distributions(targets)):
+        return None
+    wanted = rows(targets)
+    return rows(probabilities), wanted.argmax(1) if bool(one_hot(wanted).all()) else wanted.double()
+
+
+def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs (count, classes) and labels (count,) of all that counts."""
+    labels = targets.flatten().long()
+    check_labels(labels, outputs.shape[1])
+    counted = labels != IGNORED
+    if not bool(counted.any()):
+        raise ThalwegError(f"none of these labels counts: all are {IGNORED}")
+    return rows(outputs)[counted], labels[counted]
+
+
+def rows(values: Tensor) -> Tensor:
+    """The classes of dimension 1 last, everything else one after another."""
+    return values.movedim(1, -1).flatten(0, -2)
+
+
+def _distributions(values: Tensor) -> bool:
+    if values.ndim < 2:
+        return False
+    sums = values.double().sum(1)
+    return bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-3)
+
+
+def scores(probabilities: Tensor, truth: Tensor) -> dict[str, float]:
+    """All that is defined for labels, or for distributions."""
+    of = SCORES if truth.ndim == 1 else SOFT_SCORES
+    return {name: score(probabilities, truth) for name, score in of.items()}
+
+
 SCORES = {"error": error, "nll": nll, "brier": brier, "ece": ece}
+SOFT_SCORES = {"nll": nll, "brier": brier}

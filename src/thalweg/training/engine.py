@@ -248,6 +248,9 @@ class Engine:
 
 def _mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
     values, number = task.losses(module, make(drawn))
+    if number == 0 and Crew.present.size == 1:  # one of several processes may have only padding
+        rule = "a task's loss must return one value per example, or per label that counts"
+        raise ThalwegError(f"{rule}; got an empty tensor {tuple(values.shape)}: leave such batches out")
     return values.mean() if number else values.sum(), number
 
 

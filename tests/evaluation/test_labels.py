@@ -1,0 +1,194 @@
+"""Targets of every kind, alike in fit, scan, ensembles and curve ensembles; against naive loops in float64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import thalweg as tw
+
+CLASSES = 3
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+class Pixels(nn.Module):
+    """Logits (N, classes, H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(2, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def network(seed=0, pixels=False):
+    torch.manual_seed(seed)
+    return (Pixels() if pixels else nn.Linear(4, CLASSES)).double()
+
+
+def batches_of(targets=lambda labels: labels, pixels=False, sizes=(6, 5)):
+    random = torch.Generator().manual_seed(3)
+    found = []
+    for size in sizes:
+        x = torch.randn(size, *((2, 3, 2) if pixels else (4,)), generator=random, dtype=torch.float64)
+        labels = torch.randint(CLASSES, (size, 3, 2) if pixels else (size,), generator=random)
+        found.append((x, targets(labels)))
+    return found
+
+
+def with_ignored(labels):
+    labels = labels.clone()
+    labels.view(-1)[::3] = -100
+    return labels
+
+
+def mixed(labels):
+    hot = F.one_hot(labels, CLASSES).double()
+    return 0.7 * hot + 0.3 * hot.roll(1, 0)
+
+
+def flat(batches, members):
+    """Logits of every member (members, count, classes) and labels (count,), one row per example or pixel that counts."""
+    with torch.no_grad():
+        logits = [torch.cat([m(x).movedim(1, -1).reshape(-1, CLASSES) for x, _ in batches]) for m in members]
+    labels = torch.cat([y.reshape(-1) for _, y in batches]).long()
+    return torch.stack(logits)[:, labels != -100], labels[labels != -100]
+
+
+def naive_scores(probabilities, labels):
+    truth = torch.eye(CLASSES, dtype=torch.float64)[labels]
+    return {
+        "error": (probabilities.argmax(1) != labels).double().mean().item(),
+        "nll": -(truth * probabilities.log()).sum(1).mean().item(),
+        "brier": (probabilities - truth).square().sum(1).mean().item(),
+    }
+
+
+KINDS = {str(kind): (lambda labels, kind=kind: labels.to(kind), False) for kind in INTEGERS}
+KINDS |= {"ignored": (with_ignored, False), "ignored int32": (lambda labels: with_ignored(labels).int(), False)}
+KINDS |= {"maps": (lambda labels: labels, True), "ignored maps": (with_ignored, True)}
+KINDS |= {"uint8 maps": (lambda labels: labels.to(torch.uint8), True)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_scored_alike_everywhere(kind):
+    targets, pixels = KINDS[kind]
+    batches, members = batches_of(targets, pixels), [network(seed, pixels) for seed in range(3)]
+    points, task = [tw.Weights.of(member) for member in members], tw.classification()
+    logits, labels = flat(batches, members)
+    report = tw.Ensemble(members[0], points).report(task, batches)
+    expected = naive_scores(logits.softmax(2).mean(0), labels)
+    assert {name: report.scores[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+    chosen = logits.argmax(2)
+    differ = [(chosen[i] != chosen[j]).double().mean().item() for i in range(3) for j in range(i)]
+    assert report.scores["disagreement"] == pytest.approx(sum(differ) / 3, rel=1e-12)
+    scan = tw.scan(members[0], points, task, {"x": batches})
+    for k in range(3):
+        alone = naive_scores(logits[k].softmax(1), labels)
+        assert scan.values["x"]["loss"][k] == pytest.approx(alone["nll"], rel=1e-12)
+        assert scan.values["x"]["error"][k] == pytest.approx(alone["error"], rel=1e-6)
+        assert report.members[k]["nll"] == pytest.approx(alone["nll"], rel=1e-12)
+    curve = tw.Segment(points[0], points[1])
+    found = tw.curve_ensemble(members[0], curve, task, batches, refresh=batches, points=2)
+    assert found.nll["none"] == pytest.approx([naive_scores(logits[k].softmax(1), labels)["nll"] for k in (0, 1)], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_takes_the_mean_over_labels_that_count(kind):
+    targets, pixels = KINDS[kind]
+    [batch] = batches_of(targets, pixels, sizes=(6,))
+    plain = network(pixels=pixels)
+    F.cross_entropy(plain(batch[0]), batch[1].long()).backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= 0.1 * parameter.grad
+    ours = tw.fit(network(pixels=pixels), tw.classification(), [batch], epochs=1, lr=0.1, momentum=0.0)
+    assert torch.allclose(ours.vector, tw.Weights.of(plain).vector, rtol=1e-12)
+
+
+def test_maps_of_several_sizes_are_scored_pixel_by_pixel():
+    first, second = batches_of(with_ignored, pixels=True)
+    batches, members = [first, (second[0][:, :, :2], second[1][:, :2])], [network(seed, True) for seed in range(2)]
+    logits, labels = flat(batches, members)
+    found = tw.Ensemble(members[0], [tw.Weights.of(m) for m in members]).score(tw.classification(), batches)
+    expected = naive_scores(logits.softmax(2).mean(0), labels)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_soft_labels_are_scored_against_averaged_probabilities():
+    batches, members = batches_of(mixed), [network(seed) for seed in range(3)]
+    points, task = [tw.Weights.of(member) for member in members], tw.classification()
+    with torch.no_grad():
+        each = torch.stack([torch.cat([m(x).softmax(1) for x, _ in batches]) for m in members])
+    truth = torch.cat([y for _, y in batches])
+    report = tw.Ensemble(members[0], points).report(task, batches)
+    mean = each.mean(0)
+    assert torch.allclose(tw.Ensemble(members[0], points).predict(task, batches)[0], mean, rtol=1e-12)
+    assert set(report.scores) == {"nll", "brier", "disagreement"}
+    assert report.scores["nll"] == pytest.approx(-(truth * mean.log()).sum(1).mean().item(), rel=1e-12)
+    assert report.scores["brier"] == pytest.approx((mean - truth).square().sum(1).mean().item(), rel=1e-12)
+    assert "nll" in report.table()
+    scan = tw.scan(members[0], points, task, {"x": batches})
+    assert "error" not in scan.values["x"]  # which is not defined for them
+    assert scan.values["x"]["loss"][0] == pytest.approx(-(truth * each[0].log()).sum(1).mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.int64])
+def test_one_hot_targets_score_as_their_labels(kind):
+    members = [network(seed) for seed in range(2)]
+    points, task = [tw.Weights.of(member) for member in members], tw.classification()
+    labels, hot = batches_of(), batches_of(lambda labels: F.one_hot(labels, CLASSES).to(kind))
+    ensemble = tw.Ensemble(members[0], points)
+    assert ensemble.score(task, hot) == pytest.approx(ensemble.score(task, labels), rel=1e-12)
+    one, two = (tw.scan(members[0], points, task, {"x": batches}).values["x"] for batches in (hot, labels))
+    assert one["error"].tolist() == two["error"].tolist()
+    assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-12)
+    curve = tw.Segment(*points)
+    for batches in (labels, hot):
+        found = tw.curve_ensemble(members[0], curve, task, batches, refresh=batches, points=2)
+        assert found.scores["none"]["error"] == ensemble.score(task, labels)["error"]
+
+
+def test_batches_without_a_label_that_counts():
+    nothing = (torch.ones(2, 4).double(), torch.tensor([-100, -100]))
+    first, second = batches_of()
+    module, task = network(), tw.classification()
+    whole = tw.scan(module, [tw.Weights.of(module)], task, {"x": [first, second]}).values["x"]
+    padded = tw.scan(module, [tw.Weights.of(module)], task, {"x": [first, nothing, second]}).values["x"]
+    assert {name: v.tolist() for name, v in whole.items()} == {name: v.tolist() for name, v in padded.items()}
+    for call in (
+        lambda: tw.scan(module, [tw.Weights.of(module)], task, {"x": [nothing]}),
+        lambda: tw.Ensemble(module, [tw.Weights.of(module)]).score(task, [nothing]),
+        lambda: tw.fit(module, task, [nothing], epochs=1, lr=0.1),
+    ):
+        with pytest.raises(tw.ThalwegError, match="count"):
+            call()
+
+
+def test_labels_out_of_range_are_refused_by_ensembles_too():
+    [(x, labels)] = batches_of(sizes=(4,))
+    labels[1] = 7
+    with pytest.raises(tw.ThalwegError, match=r"labels must lie between 0 and 2.*this batch holds 7"):
+        tw.Ensemble(network(), [tw.Weights.of(network())]).score(tw.classification(), [(x, labels)])
+
+
+def test_scores_against_labels_need_probabilities():
+    task = tw.Task(tw.classification().loss, tw.classification().predict, activation=lambda logits: logits.log_softmax(1))
+    with pytest.raises(tw.ThalwegError, match="probabilities that add up to one over dimension 1"):
+        tw.Ensemble(network(), [tw.Weights.of(network())]).score(task, batches_of())
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_whole_number_targets_of_regression_are_no_labels(columns):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = torch.tensor([[0, 1], [1, 0], [1, 0], [0, 1], [1, 0], [0, 1]])[:, :columns]
+    torch.manual_seed(0)
+    module = nn.Linear(4, columns).double()
+    with torch.no_grad():
+        expected = (module(x) - targets).square().mean().item()
+    found = tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), [(x, targets)])
+    assert found == pytest.approx({"squared_error": expected}, rel=1e-12)
+    assert tw.scan(module, [tw.Weights.of(module)], tw.regression(), {"x": [(x, targets)]}).values["x"]["loss"][0] == (
+        pytest.approx(expected, rel=1e-12)
+    )
