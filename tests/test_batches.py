@@ -81,5 +81,5 @@ def test_a_length_that_promises_too_much():
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(tw.ThalwegError, match="are empty"):
+    with pytest.raises(tw.ThalwegError, match="promised 3 batches and gave none"):
         list(moved(Liar(), torch.device("cpu")))

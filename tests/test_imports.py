@@ -23,6 +23,7 @@ BASE = {
     "store",
     "explaining",
     "threads",
+    "values",
 }
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),

@@ -1,7 +1,7 @@
 """Any iterable of batches with a length; a batch is any nest of tensors."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -28,6 +28,7 @@ class Drawn(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+    def __len__(self) -> int: ...
     def draws(self) -> Iterator[Any]: ...
     def make(self, draw: Any) -> Any: ...
 
@@ -90,13 +91,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
-    """Every batch of one pass, on `device`; no batch at all is an error."""
-    empty = True
-    for batch in batches:
-        empty = False
+    """Every batch of one pass, on `device`."""
+    for batch in _whole(batches, len(batches)):
         yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
-    if empty:
-        raise ThalwegError("the batches are empty: there is nothing to train on or to measure")
 
 
 def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
@@ -107,8 +104,20 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
         and batches.device == device
         and _home(batches, "draws") is _home(batches, "__iter__")
     ):
-        return batches.draws, batches.make
+        return lambda: _whole(batches.draws(), len(batches)), batches.make
     return lambda: moved(batches, device), lambda batch: batch
+
+
+def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
+    """One pass, which must give as many batches as their length promises: rates, cycles and means count on it."""
+    given = 0
+    for given, batch in enumerate(batches, start=1):
+        if given > promised:
+            break
+        yield batch
+    if given != promised:
+        more = "more" if given > promised else f"{given}" if given else "none"
+        raise ThalwegError(f"the batches promised {promised} batches and gave {more}: correct their length or what they give")
 
 
 def _home(batches: object, method: str) -> type:

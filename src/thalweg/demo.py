@@ -70,7 +70,7 @@ class _Demo:
         self.say("Measuring 61 points along each ...")
         targets: dict[str, Any] = {"Single": networks[:2], **curves}
         scans = {
-            name: tw.scan(self.model, target, self.task, self.data, points=61, **self.scanning)
+            name: tw.scan(self.model, target, self.task, self.data, points=None if name == "Single" else 61, **self.scanning)
             for name, target in targets.items()
         }
         self.say("\n" + tables.curves(scans) + "\n")

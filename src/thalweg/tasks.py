@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .errors import ThalwegError
+from .values import number
 
 Net = Callable[..., Any]
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
@@ -133,9 +134,10 @@ def classification(label_smoothing: float = 0.0) -> Task:
 
     label_smoothing: the share of each target that is spread evenly over all classes, in the loss alone.
     """
+    label_smoothing = number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
         raise ThalwegError(f"label_smoothing is a share, from 0 to 1; got {label_smoothing!r}")
-    cross_entropy = _CrossEntropy(float(label_smoothing))
+    cross_entropy = _CrossEntropy(label_smoothing)
     return Task(lambda net, batch: cross_entropy(*predict_targets(net, batch)), predict_targets, softmax)
 
 

@@ -26,14 +26,15 @@ def whole(value: Any, name: str, least: int | None = None) -> int:
 def number(value: Any, name: str) -> float:
     """
     >>> import numpy as np
-    >>> number(np.float64(0.5), "lr")
-    0.5
+    >>> number(np.float64(0.5), "lr"), number(np.int32(2), "cycle")
+    (0.5, 2)
     """
-    scalar = isinstance(value, Real) or getattr(value, "ndim", None) == 0
+    if isinstance(value, bool) or not (isinstance(value, Real) or getattr(value, "ndim", None) == 0):
+        raise ThalwegError(f"{name} must be a number; got {value!r}")
     try:
-        return float(value) if scalar and not isinstance(value, bool) else _refuse(value, name)
-    except (TypeError, ValueError):
-        return _refuse(value, name)
+        return index(value)
+    except TypeError:
+        return float(value)
 
 
 def several(values: Any, name: str, of: Any = number) -> list[Any]:
@@ -41,7 +42,3 @@ def several(values: Any, name: str, of: Any = number) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise ThalwegError(f"{name} must be a sequence of numbers; got {values!r}")
     return [of(value, name) for value in values]
-
-
-def _refuse(value: Any, name: str) -> float:
-    raise ThalwegError(f"{name} must be a number; got {value!r}")

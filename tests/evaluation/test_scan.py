@@ -10,8 +10,10 @@ from torch.utils.data import DataLoader
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+from thalweg.reporting import tables
 
 DECAY = 0.02
+ENDS = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in (1, 2, 3)]
 
 
 def naive_scan(animal, module, points, batches):
@@ -173,6 +175,11 @@ def test_the_network_runs_once_per_batch():
         ({"points": [0.0, 1.5]}, "t must lie between 0"),
         ({"points": [0.5, 0.0, 1.0]}, "in increasing order"),
         ({"points": "61"}, "points are a whole number"),
+        ({"grid": (3, 3)}, "grid= is for a plane, and this is a scan of a curve: leave it out"),
+        ({"margin": 0.1}, "margin= is for a plane, and this is a scan of a curve"),
+        ({"points": 3, "target": [ENDS[0]]}, "points= is for a curve, and this is a scan of a list of weights"),
+        ({"grid": (3, 3), "target": [ENDS[0]]}, "grid= is for a plane, and this is a scan of a list of weights"),
+        ({"points": 3, "target": tw.Plane(*ENDS)}, "points= is for a curve, and this is a scan of a plane"),
         ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
         ({"task": nn.CrossEntropyLoss()}, "the task must be a Task, such as classification"),
         ({"refresh": None}, r"batch norm \('1\.running_mean'\) needs statistics of each point"),
@@ -256,3 +263,47 @@ def test_data_with_nan_are_told():
     with pytest.warns(UserWarning, match="not a number at 3 of 3 points, measured on 'bad': look for NaN in those data"):
         found = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, points=3)
     assert np.isfinite(found.values["good"]["loss"]).all()
+
+
+@pytest.mark.parametrize("kind", [tw.Segment, tw.Bezier])
+def test_a_curve_from_a_network_to_itself_says_so(kind, tmp_path):
+    animal = ZOO["mlp"]
+    a, _ = animal.ends()
+    curve = kind(a, a)
+    with pytest.raises(tw.ThalwegError, match="a length ratio needs two different ends"):
+        curve.length_ratio()
+    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=3)
+    assert scan.length_ratio is None
+    assert "length ratio undefined (both ends are the same network)" in scan.table()
+    assert "same ends" in tables.curves({"loop": scan})
+    assert "nan" not in scan.table() + tables.curves({"loop": scan}) + json.dumps(scan.to_dict()).lower()
+    scan.save(tmp_path / "scan.json")
+    assert tw.Scan.load(tmp_path / "scan.json").table() == scan.table()
+
+
+class Odd(list):
+    """Promises five batches."""
+
+    def __len__(self):
+        return 5
+
+
+@pytest.mark.parametrize(("given", "said"), [(2, "2"), (6, "more")])
+def test_batches_that_do_not_keep_their_promise_are_refused_everywhere(given, said):
+    animal = ZOO["conv_bn"]
+    batches, (a, b), module = animal.batches(), animal.ends(), animal.module(1)
+    odd = Odd((batches * 2)[:given])
+    line, data = tw.Segment(a, b), {"x": batches}
+    calls = {
+        "fit": lambda: tw.fit(module, animal.task, odd, epochs=1, lr=0.1),
+        "scan": lambda: tw.scan(module, line, animal.task, {"x": odd}, refresh=batches, points=2),
+        "scan refresh": lambda: tw.scan(module, line, animal.task, data, refresh=odd, points=2),
+        "ensemble": lambda: tw.Ensemble(module, [a, b]).score(animal.task, odd),
+        "curve ensemble": lambda: tw.curve_ensemble(module, line, animal.task, odd, refresh=batches, points=2),
+        "held out": lambda: tw.curve_ensemble(module, line, animal.task, batches, refresh=batches, held_out=odd, points=2),
+        "refresh": lambda: tw.refresh(module, line.point(0.5), odd),
+        "watch": lambda: tw.walk(module, animal.task, batches, tw.SWA(0.1), epochs=1, watch={"x": odd}),
+    }
+    for call in calls.values():
+        with pytest.raises(tw.ThalwegError, match=f"promised 5 batches and gave {said}"):
+            call()

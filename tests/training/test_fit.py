@@ -105,6 +105,7 @@ def test_a_mean_with_a_size_is_a_loss_too():
         ({"epochs": 0}, "epochs must be a whole number"),
         ({"epochs": 1.5}, "epochs must be a whole number"),
         ({"lr": None}, "lr must be above 0"),
+        ({"lr": 0.1, "schedule": lambda i: 0.1}, "lr= would be ignored"),
         ({"lr": -1.0}, "lr must be above 0"),
         ({"weight_decay": -1e-4}, "weight_decay must be 0 or more"),
         ({"clip": 0.0}, "clip must be above 0"),

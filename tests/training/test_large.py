@@ -83,7 +83,6 @@ def test_small_steps_are_not_lost_in_half_precision(stream, small_pieces):
         task,
         batches,
         epochs=20,
-        lr=1e-3,
         momentum=0.0,
         schedule=lambda i: 1e-3,
         mode=tw.Mode(stream=stream),

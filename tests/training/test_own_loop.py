@@ -62,8 +62,43 @@ def test_a_resume_in_the_middle_of_a_cycle():
         assert all(torch.equal(one.buffers[key], two.buffers[key]) for key in two.buffers)
 
 
-def test_every_parameter_group_gets_the_rate():
-    module = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD([{"params": [module.weight]}, {"params": [module.bias], "lr": 5.0}], lr=1.0)
+def grouped(rates=(1.0, 5.0, 0.0)):
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in rates]
+    return torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(parameters, rates, strict=True)])
+
+
+def test_parameter_groups_keep_the_ratio_of_their_rates():
+    optimizer, plan = grouped(), FGE.plan(3, 4)
     scheduler = tw.WalkScheduler(optimizer, FGE, steps=3, epochs=4)
-    assert scheduler.get_last_lr() == [FGE.plan(3, 4).rate(1)] * 2
+    for i in range(1, 13):
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([plan.rate(i), 5 * plan.rate(i), 0.0])
+        assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        scheduler.step()
+
+
+def test_ratios_of_parameter_groups_survive_a_checkpoint():
+    optimizer, plan = grouped(), FGE.plan(3, 4)
+    scheduler = tw.WalkScheduler(optimizer, FGE, steps=3, epochs=4)
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step()
+    saved = optimizer.state_dict(), scheduler.state_dict()
+    for way in ("state", "last_epoch"):
+        resumed = grouped((7.0, 7.0, 7.0))
+        resumed.load_state_dict(saved[0])
+        last = {"last_epoch": 4} if way == "last_epoch" else {}
+        again = tw.WalkScheduler(resumed, FGE, steps=3, epochs=4, **last)
+        if way == "state":
+            again.load_state_dict(saved[1])
+            assert again.get_last_lr() == pytest.approx([plan.rate(6), 5 * plan.rate(6), 0.0])
+        else:
+            assert [group["lr"] for group in resumed.param_groups] == pytest.approx([plan.rate(6), 5 * plan.rate(6), 0.0])
+        resumed.step()
+        again.step()
+        assert [group["lr"] for group in resumed.param_groups] == pytest.approx([plan.rate(7), 5 * plan.rate(7), 0.0])
+
+
+def test_a_first_group_without_a_rate_gives_no_ratios():
+    with pytest.raises(tw.ThalwegError, match=r"ratio to the first, which must not be 0; got \[0\.0, 1\.0\]"):
+        tw.WalkScheduler(grouped((0.0, 1.0)), FGE, steps=3, epochs=4)

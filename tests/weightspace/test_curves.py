@@ -226,3 +226,38 @@ class Broken(tw.Curve):
 def test_coefficients_of_the_users_own_are_checked():
     with pytest.raises(tw.ThalwegError, match="must give 3 numbers that add up to one"):
         Broken(*ZOO["mlp"].ends()).point(0.5)
+
+
+class Bulge(tw.Curve):
+    """Its attributes have defaults on the class."""
+
+    power = 2.0
+    names: tuple = ()
+
+    def coefficients(self, t):
+        middle = t**self.power * (1 - t)
+        return [1 - t - middle, 2 * middle, t - middle]
+
+
+def test_load_keeps_attributes_that_have_a_default_on_the_class(tmp_path):
+    curve = Bulge(*ZOO["mlp"].ends())
+    curve.power, curve.knots = 3.5, (0.0, 0.25, 1.0)
+    assert curve.gram is curve.gram  # a cached property is no attribute of the curve's own
+    curve.save(tmp_path / "curve.safetensors")
+    back = Bulge.load(tmp_path / "curve.safetensors")
+    assert back.power == 3.5
+    assert list(back.knots) == [0.0, 0.25, 1.0]
+    assert torch.equal(back.point(0.3).vector, curve.point(0.3).vector)
+    assert back.length() == curve.length()
+
+
+def test_load_never_replaces_methods_and_properties(tmp_path):
+    curve = Bulge(*ZOO["mlp"].ends())
+    vars(curve).update(coefficients="mine", bends="mine", layout="mine", gram="mine", power=3.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("thalweg.weightspace.curves._is_attribute", lambda kind, name: True)
+        vars(curve).pop("gram")
+        curve.save(tmp_path / "curve.safetensors")
+    back = Bulge.load(tmp_path / "curve.safetensors")
+    assert set(vars(back)) == {"points", "power"}
+    assert back.point(0.5).vector.shape == curve.start.vector.shape

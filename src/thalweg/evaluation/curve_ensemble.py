@@ -87,7 +87,7 @@ def curve_ensemble(
     held: Predicted = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
-    with aside(probe.device), Progress("curve ensemble", points, progress if Crew.present.first else False) as bar:
+    with aside(probe.device), Progress("curve ensemble", len(ts), progress if Crew.present.first else False) as bar:
         for t in ts:
             probe.load(curve.point(t))
             probe.module.eval()

@@ -59,7 +59,7 @@ class Scan(Saved):
     values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
         loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
     t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
-    length_ratio: the curve's length over the distance of its ends.
+    length_ratio: the curve's length over the distance of its ends; None where these are the same network.
     stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
     corners, paths, marks: of a plane, where its three points, the curves (at equally spaced t from 0 to 1) and the weights
         drawn in it lie.
@@ -101,7 +101,7 @@ class Scan(Saved):
                 if quantity == "data_loss" and not self.weight_decay:
                     continue
                 rows.append([f"{name} {quantity}{unit(quantity)}", *(shown(quantity, numbers[key]) for key in keys)])
-        title = self.name if self.length_ratio is None else f"{self.name}, length ratio {self.length_ratio:.2f}"
+        title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio_text(self)}"
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,9 @@ class Scan(Saved):
             "corners": [(x, y) for x, y in entry["corners"]],
             **{key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()} for key in ("paths", "marks")},
         }
-        return cls(**{**entry, **arrays, **places, "values": values})
+        ratio = entry.get("length_ratio")
+        known = {"length_ratio": None if ratio is None or isnan(ratio) else ratio}
+        return cls(**{**entry, **arrays, **places, **known, "values": values})
 
     def check(self) -> None:
         super().check()
@@ -246,6 +248,11 @@ class Comparison(Saved):
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)
         return shown(name, value) if isnan(spread) else f"{shown(name, value)} ± {shown(name, spread)}"
+
+
+def ratio_text(scan: Scan) -> str:
+    """The length ratio, or why there is none."""
+    return f"{scan.length_ratio:.2f}" if scan.length_ratio is not None else "undefined (both ends are the same network)"
 
 
 def titled(quantity: str) -> str:

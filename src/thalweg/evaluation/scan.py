@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import isnan
@@ -22,6 +22,7 @@ from ..randomness import seeded
 from ..replay import aside
 from ..store.runs import POINTS, Interrupts, Run, opened, versions
 from ..tasks import Task, check_task
+from ..values import number, several, whole
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
@@ -40,9 +41,9 @@ def scan(
     task: Task,
     data: Mapping[str, Batches],
     *,
-    points: int | Sequence[float] = 121,
-    grid: tuple[int, int] = (21, 21),
-    margin: float = 0.2,
+    points: int | Sequence[float] | None = None,
+    grid: tuple[int, int] | None = None,
+    margin: float | None = None,
     weight_decay: float = 0.0,
     refresh: Batches | None = None,
     draw: Mapping[str, Curve | Sequence[Weights]] | None = None,
@@ -61,8 +62,9 @@ def scan(
 
     module: any network of that kind; its form matters, and the device it is on.
     data: name -> batches; use data without augmentation.
-    points: for a curve, how many equally spaced values of t, or the values themselves.
-    grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share.
+    points: for a curve, how many equally spaced values of t, or the values themselves; 121 if not given.
+    grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share; 21 x 21 and 0.2
+        if not given.
     weight_decay: the one used in training, for `loss`.
     refresh: batches over which batch-norm statistics are recomputed at every point.
     mode: how to compute; see `Mode`.
@@ -70,6 +72,7 @@ def scan(
     draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
     """
     check_task(task)
+    weight_decay = number(weight_decay, "weight_decay")
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     mode = mode or Mode()
@@ -181,21 +184,38 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
 
 
 def _points_of(
-    target: Target, points: int | Sequence[float], grid: tuple[int, int], margin: float
+    target: Target, points: int | Sequence[float] | None, grid: tuple[int, int] | None, margin: float | None
 ) -> tuple[dict[str, Any], list[Callable[[], Weights]]]:
+    _check_places(target, points, grid, margin)
     if isinstance(target, Curve):
-        ts = target.spaced(int(points)) if isinstance(points, int | np.integer) else _increasing(points)
+        ts = _increasing(points) if isinstance(points, Iterable) else target.spaced(121 if points is None else points)
         steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
-        where = {"t": array(ts), "length": array(np.cumsum(steps)), "length_ratio": target.length_ratio()}
+        where: dict[str, Any] = {
+            "t": array(ts),
+            "length": array(np.cumsum(steps)),
+            "length_ratio": None if target.closed else target.length_ratio(),
+        }
         return {"name": type(target).__name__, "kind": "curve", **where}, [partial(target.point, t) for t in ts]
     if isinstance(target, Plane):
-        if not isinstance(grid, tuple | list) or len(grid) != 2:
+        counts, beyond = (
+            several((21, 21) if grid is None else grid, "grid", whole),
+            number(0.2 if margin is None else margin, "margin"),
+        )
+        if len(counts) != 2:
             raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
-        x, y = (_span(values, n, margin) for values, n in zip(zip(*target.corners, strict=True), grid, strict=True))
+        x, y = (_span(values, n, beyond) for values, n in zip(zip(*target.corners, strict=True), counts, strict=True))
         where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
         return where, [partial(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
     return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [partial(lambda w: w, w) for w in target]
+
+
+def _check_places(target: Target, points: Any, grid: Any, margin: Any) -> None:
+    kind = "curve" if isinstance(target, Curve) else "plane" if isinstance(target, Plane) else "list of weights"
+    given = {"points": (points, "curve"), "grid": (grid, "plane"), "margin": (margin, "plane")}
+    for name, (value, wanted) in given.items():
+        if value is not None and kind != wanted:
+            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
 
 
 def _description(
@@ -210,15 +230,17 @@ def _description(
 
 
 def _increasing(points: Sequence[float]) -> list[float]:
-    if isinstance(points, str) or len(points) < 2 or any(a >= b for a, b in pairwise(points)):
-        raise ThalwegError(f"points are a whole number, or at least two values of t in increasing order; got {points!r}")
-    for t in points:
-        check_t(t)
-    return [float(t) for t in points]
+    rule = "points are a whole number, or at least two values of t in increasing order"
+    if isinstance(points, str):
+        raise ThalwegError(f"{rule}; got {points!r}")
+    ts = [check_t(t) for t in points]
+    if len(ts) < 2 or any(a >= b for a, b in pairwise(ts)):
+        raise ThalwegError(f"{rule}; got {ts}")
+    return ts
 
 
 def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
-    if not isinstance(points, int | np.integer) or points < 2 or not margin >= 0:
+    if points < 2 or not margin >= 0:
         raise ThalwegError(f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}")
     extra = margin * (max(values) - min(values))
     return np.linspace(min(values) - extra, max(values) + extra, points)

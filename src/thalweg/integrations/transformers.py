@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..tasks import IGNORED, Net, Task
 from ..training.methods import Method
-from ..training.own_loop import collect
+from ..training.own_loop import collect, rates
 from ..weightspace.weights import Weights
 
 AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: labels are the tokens, shifted by the model itself
@@ -79,8 +79,10 @@ class WalkCallback(TrainerCallback):
         return Path(args.output_dir or ".") / "thalweg" / f"collected-{i}.safetensors"
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        for group in kwargs["optimizer"].param_groups:
-            group["lr"] = self.plan.rate(state.global_step + 1)
+        groups = kwargs["optimizer"].param_groups  # whose own scheduler noted the rates that they were given
+        given = [group.get("initial_lr", group["lr"]) for group in groups]
+        for group, rate in zip(groups, rates(self.plan.rate(state.global_step + 1), given), strict=True):
+            group["lr"] = rate
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.plan.collects(state.global_step):

@@ -18,7 +18,7 @@ from ..reporting.result import Claim
 from ..store.runs import LOG, Run
 from ..tasks import language_modelling
 from ..training.schedules import Schedule
-from ..weightspace.curves import Segment
+from ..weightspace.curves import Curve, Segment
 from .claims import TWENTIETH
 from .paths import NETWORKS, Found, keep
 from .published import row_of
@@ -112,8 +112,9 @@ class WordShop(Workshop):
         return math.exp(Run(self.folder / need.name).lines(LOG)[-1]["loss"])
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
-        run, points = self.folder / f"scan-{name}", min(self.scale.points, 31)  # the paper does not say how many; each is slow
-        return scan(self.form, target, self.task, self.data, points=points, run=run, mode=self.mode, progress=self.progress)
+        common: dict[str, Any] = {"run": self.folder / f"scan-{name}", "mode": self.mode, "progress": self.progress}
+        points = min(self.scale.points, 31)  # the paper does not say how many; each is slow
+        return scan(self.form, target, self.task, self.data, points=points if isinstance(target, Curve) else None, **common)
 
 
 def perplexity(shop: Workshop, out: Path, seeds: int) -> Found:

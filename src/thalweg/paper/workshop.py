@@ -176,7 +176,8 @@ class Workshop:
         """Train and test set at every point; kept under `name`."""
         common: dict[str, Any] = {"refresh": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         data = {"train": self.clean, "test": self.test}
-        return scan(self.form, target, self.task, data, **{"points": self.scale.points, **common, **settings})
+        places = {"points": self.scale.points} if isinstance(target, Curve) else {}
+        return scan(self.form, target, self.task, data, **{**places, **common, **settings})
 
     def described(self) -> dict[str, Any]:
         """All settings of the recipe, to be kept with results."""

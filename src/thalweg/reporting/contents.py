@@ -75,7 +75,7 @@ def _scan(item: Found) -> dict[str, Any]:
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
         summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
     own["summary"] = [
-        {"data": name, "quantity": quantity, "length_ratio": scan.length_ratio, **numbers}
+        {"data": name, "quantity": quantity, "length_ratio": scan.length_ratio, "kind": scan.kind, **numbers}
         for name, entry in summary.items()
         for quantity, numbers in entry.items()
     ]

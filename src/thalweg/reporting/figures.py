@@ -70,7 +70,12 @@ def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, a
     bent, ends = (list(part) for part in zip(*worst, strict=True))
     first = next(iter(scans.values()))[0]
     lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", _label(first, data, "loss"), left)
-    lines({first.name: (at, [scan.length_ratio or 1.0 for scan, _ in scans.values()])}, "width K", "length ratio", right)
+    lines(
+        {first.name: (at, [np.nan if scan.length_ratio is None else scan.length_ratio for scan, _ in scans.values()])},
+        "width K",
+        "length ratio",
+        right,
+    )
     right.set_ylim(bottom=1, top=max(1.5, right.get_ylim()[1]))  # a hundredth is no difference
     return left, right
 

@@ -25,7 +25,8 @@ def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test"))
     for label, scan in scans.items():
         summary = scan.summary()
         numbers = [shown(quantity, summary[name][quantity].get(key, nan)) for name, quantity, key in columns]
-        rows.append([label, "-" if scan.length_ratio is None else f"{scan.length_ratio:.2f}", *numbers])
+        none = "same ends" if scan.kind == "curve" else "-"
+        rows.append([label, none if scan.length_ratio is None else f"{scan.length_ratio:.2f}", *numbers])
     return f"{_headline(groups, header, rows)}\n{text.grid(header, rows)}"
 
 

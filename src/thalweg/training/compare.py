@@ -19,6 +19,7 @@ from ..randomness import seeded
 from ..store.runs import Run, opened
 from ..tasks import Task
 from ..turns import at_once
+from ..values import number, several, whole
 from ..weightspace.batchnorm import refresh as add_statistics
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Weights, average
@@ -71,6 +72,13 @@ def compare(
 
     What methods share is trained once, and charged to each as if it ran alone.
     """
+    budget, lr = whole(budget, "budget", least=1), number(lr, "lr")
+    multiples, seeds = several(multiples, "multiples", whole), several(seeds, "seeds", whole)
+    momentum, weight_decay, clip = (
+        number(momentum, "momentum"),
+        number(weight_decay, "weight_decay"),
+        clip and number(clip, "clip"),
+    )
     contenders = [_settled(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
     hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
@@ -91,7 +99,7 @@ def compare(
         scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
         name = type(contender).__name__
         entries[str(contender) if name in entries else name] = {**cost, **scores}
-    return Comparison(budget, list(multiples), list(seeds), entries)
+    return Comparison(budget, multiples, seeds, entries)
 
 
 def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ def connect(
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
     _check_trainable(curve)
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
-    motion = _motion(Probe(module, curve.start, settings.mode), curve, seed, loss, settings.mode)
+    motion = _motion(Probe(module, curve.start, settings.mode), curve, settings.seed, loss, settings.mode)
     motion.stand(same_t or Crew.present.size == 1)
     about = {**settings.describe(batches), "curve": type(curve).__name__, "points": digests(curve), "loss": loss} if run else {}
     with opened(run, "connect", about, CURVE) as held:

@@ -13,6 +13,7 @@ from ..errors import ThalwegError
 from ..modes import Mode
 from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
+from ..values import several, whole
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
 from .engine import Engine, OptimizerFactory
@@ -52,7 +53,7 @@ def fit(
     batches: an iterable of batches with a length, gone through once per epoch.
     lr: the learning rate, decayed as in the paper's code unless `schedule` says otherwise.
     weight_decay: its part of the gradient is `weight_decay * weights`, of the loss half that times their square.
-    schedule: iteration, counted from 1 -> learning rate.
+    schedule: iteration, counted from 1 -> learning rate; in the place of `lr`.
     optimizer: flat vectors -> a torch optimizer without decay of its own; SGD with `momentum` if not given.
     clip: the largest norm that the gradient of the data loss may have, with respect to what is trained.
     seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
@@ -62,7 +63,8 @@ def fit(
     progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
-    odd = [epoch for epoch in keep if epoch not in range(1, epochs + 1)]
+    keep, epochs = several(keep, "keep", whole), settings.epochs
+    odd = [epoch for epoch in keep if not 1 <= epoch <= epochs]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
     motion = Network(Probe(module, None, settings.mode))
@@ -73,7 +75,7 @@ def fit(
             found = crew.first_does(lambda: Weights.load(held.folder / WEIGHTS))  # type: ignore[union-attr]
             return replace(found.to(motion.probe.device), kept=keeper.read(keep))
         train(motion, task, batches, settings, "training", keeper, run=held)
-        trained = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": seed})
+        trained = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed})
         if held is not None:
             held.finish(lambda folder: trained.save(folder / WEIGHTS))
     return replace(trained, kept=keeper.kept)

@@ -3,7 +3,6 @@
 from contextlib import closing
 from dataclasses import dataclass
 from math import isfinite
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from ..store.files import digest
 from ..store.runs import Interrupts, Run, versions
 from ..tasks import Task, check_task
 from ..turns import turn
+from ..values import number, whole
 from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Checkpoint
 from .engine import Engine, OptimizerFactory, make_optimizer
@@ -46,19 +46,20 @@ class Settings:
     progress: bool | None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "weight_decay", "clip", "seed"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-                raise ThalwegError(f"{name} must be a number; got {value!r}")
+        for name in ("lr", "momentum", "weight_decay", "clip"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, number(getattr(self, name), name))
+        object.__setattr__(self, "seed", whole(self.seed, "seed"))
+        object.__setattr__(self, "epochs", whole(self.epochs, "epochs", least=1))
         for name in ("schedule", "optimizer"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ThalwegError(f"{name} must be a function (see help(thalweg.fit)); got {getattr(self, name)!r}")
         if not 0 <= self.momentum < 1:
             raise ThalwegError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
-        if not isinstance(self.seed, Integral):
-            raise ThalwegError(f"seed must be a whole number; got {self.seed!r}")
-        if not isinstance(self.epochs, Integral) or self.epochs < 1:
-            raise ThalwegError(f"epochs must be a whole number, at least 1; got {self.epochs!r}")
+        if self.schedule is not None and self.lr is not None:
+            raise ThalwegError(
+                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them out"
+            )
         if self.schedule is None and (self.lr is None or not self.lr > 0):
             raise ThalwegError(f"lr must be above 0, or a schedule given; got {self.lr!r}")
         if not self.weight_decay >= 0:
@@ -129,9 +130,6 @@ def train(
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
                 saver.after_step(interrupts)
                 turn()
-            if saver.within != steps:
-                message = f"the batches promised {steps} batches and gave {saver.within}"
-                raise ThalwegError(f"{message}: learning rates and cycles count on their length; correct it")
             watch.end(saver.done, lr)
             observer.after_epoch(saver.epoch)
             saver.after_epoch(lr)

@@ -7,6 +7,7 @@ from math import ceil
 from typing import ClassVar
 
 from ..errors import ThalwegError
+from ..values import number, several, whole
 from .schedules import Schedule, cosine, triangle
 
 
@@ -19,6 +20,9 @@ class Iterations:
     """
 
     count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole(self.count, "a number of iterations"))
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ class Method(ABC):
     def plan(self, steps: int, epochs: int) -> Plan:
         """For `steps` iterations per epoch and `epochs` in all."""
 
+    def _plain(self, *names: str) -> None:
+        """These fields as plain numbers."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, Iterations):
+                object.__setattr__(self, name, tuple(several(value, name)) if name == "starts" else number(value, name))
+
 
 @dataclass(frozen=True)
 class FGE(Method):
@@ -70,6 +81,7 @@ class FGE(Method):
     starts: tuple[float, ...] = (0.6, 0.78)
 
     def __post_init__(self) -> None:
+        self._plain("cycle", "lr_max", "lr_min", "starts")
         if not 0 < self.lr_min <= self.lr_max:
             raise ThalwegError(f"FGE needs 0 < lr_min <= lr_max; got lr_min {self.lr_min} and lr_max {self.lr_max}")
         _check_shares(self.starts)
@@ -103,6 +115,8 @@ class Snapshot(Method):
     lr_max: float
 
     def __post_init__(self) -> None:
+        self._plain("lr_max")
+        object.__setattr__(self, "cycles", whole(self.cycles, "cycles"))
         if self.cycles < 1 or not self.lr_max > 0:
             raise ThalwegError(f"Snapshot needs cycles >= 1 and lr_max > 0; got {self.cycles} and {self.lr_max}")
 
@@ -136,6 +150,7 @@ class SWA(Method):
     starts: tuple[float, ...] = (0.75,)
 
     def __post_init__(self) -> None:
+        self._plain("lr", "cycle", "starts")
         if not self.lr > 0:
             raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
         _check_shares(self.starts)

@@ -1,12 +1,14 @@
 """For people who keep their own training loop: three lines give it a walk."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..errors import ThalwegError
+from ..values import whole
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .methods import Method
@@ -30,17 +32,31 @@ class WalkScheduler(LRScheduler):
     2
 
     steps: iterations per epoch. epochs: how many the walk will take.
+
+    With several parameter groups the first follows the method, and the others keep their ratio to it.
     """
 
     def __init__(self, optimizer: Optimizer, method: Method, *, steps: int, epochs: int, last_epoch: int = -1):
-        self.plan = method.plan(steps, epochs)
-        super().__init__(optimizer, last_epoch)
+        self.plan = method.plan(whole(steps, "steps", least=1), whole(epochs, "epochs", least=1))
+        super().__init__(optimizer, whole(last_epoch, "last_epoch"))
 
     def get_lr(self) -> list[float | Any]:
-        return [self.plan.rate(self.last_epoch + 1)] * len(self.optimizer.param_groups)
+        return rates(self.plan.rate(self.last_epoch + 1), self.base_lrs)
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().state_dict().items() if key != "plan"}
+
+
+def rates(first: float, given: Sequence[Any]) -> list[float]:
+    """The rate of each parameter group: the first has the method's, the others keep the ratio to it that they were given.
+
+    >>> rates(0.5, [0.1, 0.025])
+    [0.5, 0.125]
+    """
+    bases = [float(rate) for rate in given]
+    if bases[0] == 0 and any(bases):
+        raise ThalwegError(f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}")
+    return [first if rate == bases[0] else first * (rate / bases[0]) for rate in bases]
 
 
 class Collector:

@@ -13,11 +13,12 @@ def decay(lr: float, epochs: int, steps: int) -> Schedule:
     >>> [round(rate(i), 4) for i in (1, 25, 26, 45, 50)]
     [0.1, 0.1, 0.0753, 0.001, 0.001]
 
-    lr: the rate of the first half. epochs: of the whole run. steps: iterations per epoch; the rate changes between epochs.
+    lr: the rate of the first half. epochs: of the whole run. steps: iterations per epoch; the rate changes between epochs, or in
+        a single one, all of which would be trained at 1 %, between iterations.
     """
 
     def rate(i: int) -> float:
-        done = ((i - 1) // steps + 1) / epochs
+        done = ((i - 1) // steps + 1) / epochs if epochs > 1 else (i - 1) / steps
         return lr * (1 - 0.99 * min(max(done - 0.5, 0.0) / 0.4, 1.0))
 
     return rate

@@ -18,6 +18,7 @@ from ..modes import Mode
 from ..randomness import seeded
 from ..store.runs import TRACE, Run, opened
 from ..tasks import Task
+from ..values import whole
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Checkpoint, Weights
 from .engine import Engine, OptimizerFactory
@@ -73,20 +74,21 @@ def walk(
     """
     starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
     given = [(here.weights, here) if isinstance(here, Checkpoint) else (here, None) for here in starts]
-    _check(starts, method, epochs)
+    epochs, seed = whole(epochs, "epochs", least=1), whole(seed, "seed")
+    _check(starts, method)
     plan = method.plan(count(batches), epochs)
-    whole = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
+    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
-    described = {**whole.describe(batches), **_description(method, [weights for weights, _ in given], watch)} if run else {}
+    described = {**common.describe(batches), **_description(method, [weights for weights, _ in given], watch)} if run else {}
     with opened(run, "walk", described) as held:
         for number, (weights, state) in enumerate(given):
             label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
-            settings = replace(whole, seed=seed + number * APART)
+            settings = replace(common, seed=seed + number * APART)
             with opened(held and held.child(f"start-{number + 1}"), "walk", described, TRACE) as folder:
                 observer = WalkObserver(plan, task, watch or {}, made, folder)
                 if Crew.present.first_does(lambda: folder is None or not (folder.folder / TRACE).is_file()):
-                    motion = Network(Probe(module, weights, whole.mode))
+                    motion = Network(Probe(module, weights, common.mode))
                     try:
                         train(motion, task, batches, settings, label, observer, state, folder)
                     except Diverged as error:
@@ -98,13 +100,11 @@ def walk(
     return pooled
 
 
-def _check(starts: Sequence[Start | None], method: Method, epochs: int) -> None:
+def _check(starts: Sequence[Start | None], method: Method) -> None:
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ThalwegError(f"epochs must be a whole number, at least 1; got {epochs!r}")
 
 
 def _description(method: Method, starts: Sequence[Weights | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:

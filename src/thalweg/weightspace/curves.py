@@ -1,5 +1,6 @@
 """Curves: t in [0, 1] -> coefficients over control points. All geometry comes from one small Gram matrix."""
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, comb
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store import files
+from ..values import number, whole
 from .layout import Layout
 from .weights import Weights, check_agreement, combine, inner_products
 
@@ -47,8 +48,7 @@ class Curve(ABC):
     knots: tuple[float, ...] = (0.0, 1.0)  # between these the curve is smooth
 
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
-        if not isinstance(bends, Integral) or bends < 1:
-            raise ThalwegError(f"a curve needs a whole number of bends, at least 1; got {bends!r} (a Segment has none)")
+        bends = whole(bends, "bends (of which a Segment has none)", least=1)
         check_agreement(start, end)
         steps = [i / (bends + 1) for i in range(1, bends + 1)]
         between = [start.vector.lerp(end.vector, step) for step in steps]
@@ -104,13 +104,22 @@ class Curve(ABC):
 
     def length(self, start: float = 0.0, stop: float = 1.0) -> float:
         """The length of the curve between two values of t."""
+        start, stop = check_t(start), check_t(stop)
         cuts = [start, *(knot for knot in self.knots if start < knot < stop), stop]
         return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
 
     def length_ratio(self) -> float:
-        """The length of the curve over the distance of its ends."""
-        distance = float(self.gram[-1, -1]) ** 0.5
-        return self.length() / distance if distance > 0 else float("nan")
+        """The length of the curve over the distance of its ends, which must be two."""
+        if self.closed:
+            raise ThalwegError(
+                "a length ratio needs two different ends, and those of this curve are the same network: use length()"
+            )
+        return self.length() / float(self.gram[-1, -1]) ** 0.5
+
+    @property
+    def closed(self) -> bool:
+        """Whether its two ends are the same network."""
+        return float(self.gram[-1, -1]) == 0
 
     def spaced(self, points: int, by: Literal["t", "length"] = "t") -> list[float]:
         """Values of t from 0 to 1, equally spaced in t or in length along the curve.
@@ -119,7 +128,8 @@ class Curve(ABC):
         >>> PolyChain(a, b).spaced(5)
         [0.0, 0.25, 0.5, 0.75, 1.0]
         """
-        if not isinstance(points, Integral) or points < 2:
+        points = whole(points, "points")
+        if points < 2:
             raise ThalwegError(f"a curve is looked at in at least 2 points, its ends; got {points!r}")
         if by not in ("t", "length"):
             raise ThalwegError(f"points are spaced by 't' or by 'length'; got {by!r}")
@@ -148,8 +158,8 @@ class Curve(ABC):
         """A curve with exactly these control points; a PolyChain passes through each of them."""
         if len(points) < 2:
             raise ThalwegError(f"a curve needs at least two points; got {len(points)}")
-        for number, point in enumerate(points[1:], start=2):
-            check_agreement(points[0], point, "point 1", f"point {number}")
+        for place, point in enumerate(points[1:], start=2):
+            check_agreement(points[0], point, "point 1", f"point {place}")
         curve = cls.__new__(cls)
         curve.points = tuple(points)
         return curve
@@ -176,7 +186,7 @@ class Curve(ABC):
         tensors: dict[str, Tensor] = {}
         for i, point in enumerate(self.points):
             tensors |= {f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying}
-        own = {key: value for key, value in vars(self).items() if key not in ("points", "gram")}
+        own = {key: value for key, value in vars(self).items() if key != "points" and _is_attribute(type(self), key)}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
         files.save_tensors(Path(path), "curve", tensors, about)
 
@@ -200,12 +210,12 @@ class Curve(ABC):
             raise ValueError(f"its tensors are not those of {about['points']} points")
         each = [{**common, **files.below(tensors, f"{i}/")} for i in range(about["points"])]
         curve = kind.through([Weights.from_tensors(layout, own) for own in each])
-        curve.__dict__.update({key: value for key, value in about["own"].items() if not hasattr(kind, key) and key != "points"})
+        curve.__dict__.update({key: value for key, value in about["own"].items() if key != "points" and _is_attribute(kind, key)})
         return curve
 
     def checked_coefficients(self, t: float) -> Tensor:
         """`coefficients(t)` as a tensor, after checking that they are what they must be."""
-        check_t(t)
+        t = check_t(t)
         values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
         if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
             rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"
@@ -222,7 +232,7 @@ class Curve(ABC):
         return exact
 
     def _rates(self, t: float) -> Tensor:
-        check_t(t)
+        t = check_t(t)
         return torch.as_tensor(self.derivatives(t), dtype=torch.float64)
 
     def _smooth_length(self, start: float, stop: float) -> float:
@@ -259,7 +269,7 @@ class _Straight(Curve):
         return tuple(i / pieces for i in range(pieces + 1))
 
     def coefficients(self, t: float) -> Tensor:
-        check_t(t)
+        t = check_t(t)
         piece, within = self._place(t)
         return self._pair(piece, 1 - within, within)
 
@@ -312,7 +322,7 @@ class Bezier(Curve):
     """
 
     def coefficients(self, t: float) -> Tensor:
-        check_t(t)
+        t = check_t(t)
         return torch.tensor(_bernstein(len(self.points) - 1, t), dtype=torch.float64)
 
     def derivatives(self, t: float) -> Tensor:
@@ -321,9 +331,16 @@ class Bezier(Curve):
         return torch.tensor([degree * (a - b) for a, b in pairwise(lower)], dtype=torch.float64)
 
 
-def check_t(t: float) -> None:
+def check_t(t: float) -> float:
+    t = float(number(t, "t"))
     if not 0 <= t <= 1:
-        raise ThalwegError(f"t must lie between 0 (the start) and 1 (the end); got {float(t)}")
+        raise ThalwegError(f"t must lie between 0 (the start) and 1 (the end); got {t}")
+    return t
+
+
+def _is_attribute(kind: type[Curve], name: str) -> bool:
+    """Whether an instance may have it: none of the class's methods and properties, which a file must not replace."""
+    return not hasattr(inspect.getattr_static(kind, name, None), "__get__")
 
 
 def _at(like: Weights, vector: Tensor) -> Weights:

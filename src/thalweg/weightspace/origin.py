@@ -5,6 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from ..errors import ThalwegError
+from ..values import number
 from .modules import named_parameters
 from .weights import Weights, check_agreement
 
@@ -54,6 +55,7 @@ class OriginPath:
 
     def point(self, s: float) -> Weights:
         """The weights at s; at the origin itself, s = 1/2, nothing is predicted, and it is refused."""
+        s = number(s, "s")
         if not 0 <= s <= 1 or s == 0.5:
             raise ThalwegError(f"the path has points for s from 0 to 1 except the origin, 1/2; got {s!r}")
         end, t = self.start if s < 0.5 else self.end, self.shrink(s)

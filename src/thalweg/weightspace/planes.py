@@ -5,6 +5,7 @@ from math import hypot
 import torch
 
 from ..errors import ThalwegError
+from ..values import number
 from .curves import Curve
 from .layout import Layout
 from .weights import Weights, check_agreement, check_weights, combine, inner_products
@@ -55,6 +56,7 @@ class Plane:
 
     def point(self, x: float, y: float) -> Weights:
         """The weights at (x, y): bit for bit the three points at their corners."""
+        x, y = number(x, "x"), number(y, "y")
         third = y / self.height
         second = (x - third * self.shift) / self.width
         return combine(self.points, [1 - second - third, second, third])

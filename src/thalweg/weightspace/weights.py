@@ -16,7 +16,7 @@ from ..store.packing import packed, unpacked
 from ..store.schema import check_fields
 from .base import held_once, read_stored, store_once
 from .layout import Layout
-from .modules import batch_norms, named_buffers, named_parameters
+from .modules import named_buffers, named_parameters
 
 BLOCK = 1 << 22  # entries turned to float64 at a time
 
@@ -97,22 +97,20 @@ class Weights:
         return {**state, **{alias: state[name] for alias, name in self.layout.aliases}, **self.buffers}
 
     def load_into(self, module: nn.Module) -> None:
-        """Write these weights into `module`.
-
-        Batch-norm statistics the weights do not carry are reset (mean 0, variance 1) rather than left as another
-        point's: call `refresh` first, or any pass that recomputes them afterwards.
-        """
+        """Write these weights into `module`; points of curves and averages need batch-norm statistics first, from `refresh`."""
+        if not self.has_statistics:
+            missing = next(name for name in self.layout.statistics if name not in self.buffers)
+            raise ThalwegError(
+                f"weights of a network with batch norm can be used only with its statistics, and these have no '{missing}', as "
+                "points of curves and averages have none: write refresh(module, weights, batches).load_into(module)"
+            )
         mine = self.state_dict()
         parameters, _ = named_parameters(module)
         theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(module))}
-        expected = {name: tensor for name, tensor in theirs.items() if name in mine or name not in self.layout.statistics}
         aliases = [alias for alias, _ in self.layout.aliases]
-        check_state({name: t for name, t in mine.items() if name not in aliases}, expected, "the weights", "the module")
+        check_state({name: t for name, t in mine.items() if name not in aliases}, theirs, "the weights", "the module")
         with torch.no_grad():
-            if not self.has_statistics:
-                for _, layer in batch_norms(module):
-                    layer.reset_running_stats()
-            for name, tensor in expected.items():
+            for name, tensor in theirs.items():
                 tensor.copy_(mine[name])
 
     def distance(self, other: "Weights") -> float:

@@ -41,6 +41,8 @@ const csvOfTable = (columns, rows) =>
 const numberColumn = (title, key) => ({ title, value: (row) => row[key] ?? null, text: (row) => shown(row[key], row.quantity) });
 const wordColumn = (title, key) => ({ title, words: true, value: (row) => row[key] });
 
+const ratioText = (row) => row.length_ratio?.toFixed(2) ?? (row.kind === "curve" ? "same ends" : "–");
+
 function showSummary() {
   const several = new Set(PAGE.summary.map((row) => row.group)).size > 1;
   const columns = [
@@ -49,7 +51,7 @@ function showSummary() {
     wordColumn("data", "data"),
     { ...wordColumn("quantity", "quantity"), text: (row) => titled(row.quantity) },
     ...["min", "int", "mean", "max", "barrier"].map((key) => numberColumn(key, key)),
-    { title: "length ratio", value: (row) => row.length_ratio, text: (row) => row.length_ratio?.toFixed(2) ?? "–" },
+    { title: "length ratio", value: (row) => row.length_ratio ?? null, text: ratioText },
   ];
   if (!PAGE.summary.length) return missing(find("#summary"), PAGE.missing.summary);
   sortable(find("#summary .scroll"), columns, PAGE.summary);
