@@ -217,10 +217,15 @@ def main(kills, only=None):
             shutil.rmtree(folder)
             folders += 1
         totals = [a + b for a, b in zip(totals, done, strict=True)]
-        print(f"{name}: {done[0]} kills at random, {done[1]} while writing, {folders} folders; each the same, bit for bit", flush=True)
+        print(
+            f"{name}: {done[0]} kills at random, {done[1]} while writing, {folders} folders; each the same, bit for bit",
+            flush=True,
+        )
     shutil.rmtree(base)
     elapsed = time.monotonic() - began
-    print(f"{sum(totals)} kills, {totals[0]} at random and {totals[1]} while writing, in {elapsed:.0f} s: all resumed, none differs")
+    print(
+        f"{sum(totals)} kills, {totals[0]} at random and {totals[1]} while writing, in {elapsed:.0f} s: all resumed, none differs"
+    )
 
 
 if __name__ == "__main__":

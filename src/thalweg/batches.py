@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from .errors import ThalwegError
@@ -155,6 +156,22 @@ def fingerprint(batches: Batches) -> str:
             sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:16]
+
+
+def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.isnan) -> str | None:
+    """Where the first NaN is, in words, or with `also=torch.isinf` the first infinity; None if there is none.
+
+    >>> not_finite([(torch.ones(2), torch.ones(2)), {"x": torch.tensor([1.0, torch.nan])}])
+    "'x' of batch 2 holds NaN"
+    """
+    for number, batch in enumerate(batches, start=1):
+        items = batch if isinstance(batch, list | tuple) else [batch]
+        parts = batch if isinstance(batch, Mapping) else {f"item {k}": item for k, item in enumerate(items)}
+        for name, part in parts.items():
+            if any(tensor.is_floating_point() and bool(also(tensor).any()) for tensor in tensors_in(part)):
+                place = f"'{name}'" if isinstance(batch, Mapping) else name
+                return f"{place} of batch {number} holds {'infinity' if also is torch.isinf else 'NaN'}"
+    return None
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:

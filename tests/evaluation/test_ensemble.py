@@ -275,3 +275,39 @@ def test_a_folder_with_a_file_that_is_no_member_is_left_alone(tmp_path):
     (tmp_path / "member-of-parliament.safetensors").symlink_to("/dev/null")
     with pytest.raises(tw.ThalwegError, match="no ensemble"):
         tw.Ensemble(animal.module(1), members_of(animal, 1)).save(tmp_path)
+
+
+def spoiled(value=torch.nan):
+    batches = ZOO["mlp"].batches()
+    x = batches[1][0].clone()
+    x[2, 1] = value
+    return [batches[0], (x, batches[1][1]), batches[2]]
+
+
+@pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
+def test_bad_inputs_are_not_blamed_on_a_member(value, name):
+    module, task = nn.Linear(4, 3).double(), tw.classification()
+    point = tw.Weights.of(module)
+    for call in (
+        lambda: tw.Ensemble(module, [point, point]).score(task, spoiled(value)),
+        lambda: tw.curve_ensemble(module, tw.Segment(point, point), task, spoiled(value), refresh=spoiled(0.0), points=2),
+    ):
+        with pytest.raises(tw.ThalwegError, match=f"item 0 of batch 2 holds {name}, and the network is not to blame"):
+            call()
+
+
+def test_a_member_that_has_diverged_is_named_with_its_tensor():
+    animal = ZOO["mlp"]
+    good, bad = animal.ends()
+    bad.vector[0] = torch.nan
+    with pytest.raises(tw.ThalwegError, match=r"member 2 predicts NaN or infinity: its '0\.weight' is not finite"):
+        tw.Ensemble(animal.module(1), [good, bad]).score(animal.task, animal.batches())
+
+
+def test_an_overflow_within_is_said_to_be_one():
+    module = nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight.fill_(1e30)
+    batches = [(torch.full((2, 2), 1e30), torch.tensor([0, 1]))]
+    with pytest.raises(tw.ThalwegError, match="something overflows within"):
+        tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.classification(), batches)

@@ -1,6 +1,7 @@
 """Scans against a naive loop, summaries against the paper's definitions."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -260,7 +261,9 @@ def test_data_with_nan_are_told():
     spoiled = x.clone()
     spoiled[0, 0] = float("nan")
     data = {"good": [(x, y), *rest], "bad": [(spoiled, y), *rest]}
-    with pytest.warns(UserWarning, match="not a number at 3 of 3 points, measured on 'bad': look for NaN in those data"):
+    with pytest.warns(
+        UserWarning, match="not a number at 3 of 3 points, measured on 'bad': in those data, item 0 of batch 1 holds NaN"
+    ):
         found = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, points=3)
     assert np.isfinite(found.values["good"]["loss"]).all()
 
@@ -307,3 +310,77 @@ def test_batches_that_do_not_keep_their_promise_are_refused_everywhere(given, sa
     for call in calls.values():
         with pytest.raises(tw.ThalwegError, match=f"promised 5 batches and gave {said}"):
             call()
+
+
+def test_a_users_own_error_is_shown_as_it_is_and_units_belong_to_metrics(tmp_path):
+    animal = ZOO["mlp"]
+    metrics = {
+        "error": lambda o, y: 300 + 0 * o[:, 0],
+        "share": lambda o, y: 0.25 + 0 * o[:, 0],
+        "force": lambda o, y: 2 + 0 * o[:, 0],
+    }
+    task = tw.Task(animal.task.loss, animal.task.predict, metrics=metrics, units={"share": "%", "force": "kN"})
+    scan = tw.scan(animal.module(1), tw.Segment(*animal.ends()), task, {"x": animal.batches()}, points=2)
+    scan.save(tmp_path / "scan.json")
+    for found in (scan, tw.Scan.load(tmp_path / "scan.json")):
+        assert found.units == {"share": "%", "force": "kN"}
+        cells = found.table()
+        assert re.search(r"x error +300\.000 ", cells)
+        assert re.search(r"x share \(%\) +25\.00 ", cells)
+        assert re.search(r"x force \(kN\) +2\.000 ", cells)
+    assert tw.classification().units == {"error": "%"}
+    assert tw.regression().units == {}
+
+
+def test_units_of_unknown_metrics_are_refused():
+    with pytest.raises(tw.ThalwegError, match="units maps metrics of the task"):
+        tw.Task(tw.classification().loss, metrics={}, units={"error": "%"})
+
+
+def test_scans_saved_without_units_have_errors_in_percent():
+    entry = tw.Scan(
+        "Segment", "curve", {"x": {"error": np.array([0.5, 0.5])}}, t=np.array([0.0, 1.0]), length=np.array([0, 1.0])
+    ).to_dict()
+    del entry["units"]
+    assert "x error (%)" in tw.Scan.from_dict(entry).table()
+
+
+def vectors(*rows):
+    """Weights of a network with four parameters, which are these."""
+    found = []
+    for row in rows:
+        module = nn.Linear(4, 1, bias=False).double()
+        with torch.no_grad():
+            module.weight.copy_(torch.tensor([row]))
+        found.append(tw.Weights.of(module))
+    return found
+
+
+def test_what_leaves_a_plane_keeps_its_distance_and_warns_once(tmp_path):
+    a, b, c, high, low = vectors([0, 0, 0, 0], [4, 0, 0, 0], [0, 2, 0, 0], [2, 1, 3, 4], [1, 1, 0, 0.01])
+    chain, inside = tw.PolyChain(a, b), tw.PolyChain(a, b).with_bends([c.vector])
+    chain = chain.with_bends([high.vector])
+    x = torch.ones(2, 4).double()
+    data, plane = {"x": [(x, x[:, :1])]}, tw.Plane(a, b, c)
+    module = nn.Linear(4, 1, bias=False).double()
+    drawn = {"chain": chain, "inside": inside, "members": [high, low], "near": [low, c]}
+    with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as heard:
+        scan = tw.scan(module, plane, tw.regression(), data, grid=(2, 2), draw=drawn)
+    assert len(heard) == 1
+    assert "'chain' by up to 5 (125%), 'members' by up to 5 (125%)" in str(heard[0].message)
+    t = np.linspace(0, 1, 121)
+    assert np.allclose(scan.away["chain"], 5 * np.minimum(2 * t, 2 - 2 * t))
+    assert np.allclose(scan.away["inside"], 0, atol=1e-6)
+    assert np.allclose(scan.away["members"], [5, 0.01])
+    scan.save(tmp_path / "scan.json")
+    assert tw.Scan.load(tmp_path / "scan.json").off_plane() == {"chain": (5.0, 1.25), "members": (5.0, 1.25)}
+
+
+def test_a_curve_in_its_own_plane_does_not_warn():
+    animal = ZOO["mlp"]
+    curve = tw.Bezier(*animal.ends()).with_bends([tw.Weights.of(animal.module(5)).vector])
+    plane = tw.Plane(curve.start, curve.end, curve.bends[0])
+    data = {"x": animal.batches()}
+    scan = tw.scan(animal.module(1), plane, animal.task, data, grid=(2, 2), draw={"Bezier": curve, "ends": [curve.start]})
+    assert scan.off_plane() == {}
+    assert max(scan.away["Bezier"]) < 1e-6 * scan.corners[1][0]

@@ -414,3 +414,37 @@ def test_a_segment_has_its_place_in_a_plane_of_its_ends(apart, place, browser, t
     plane().save(tmp_path / "plane.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     assert table(tab, "#numbers table")[1][-1] == place
+
+
+def test_what_leaves_the_plane_is_faded_and_says_how_far(browser, tmp_path):
+    away = {"Bezier": [0.0] * 121, "Far": [3.0] * 121, "members": [2.5, 0.0]}
+    found = plane()
+    far = [(x, y + 0.5) for x, y in found.paths["Bezier"]]
+    paths = {"Bezier": found.paths["Bezier"], "Far": far}
+    replace(found, paths=paths, marks={"members": [(1.0, 1.0), (2.0, 2.0)]}, away=away).save(tmp_path / "plane.json")
+    curve().save(tmp_path / "scan.json")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path)
+    check(tab, path)
+    words = tab.run("[...document.querySelectorAll('#plane .legend li')].map((item) => item.textContent)")
+    assert words == ["Bezier", "Far, up to 3 off the plane", "members, up to 2.5 off the plane"]
+    styles = "[...document.querySelectorAll('#plane path[stroke=\"#000\"]')].map((line) => line.getAttribute('opacity'))"
+    assert tab.run(styles)[:2] == [None, "0.5"]
+    assert "Faded: what does not lie in the plane" in tab.run("document.getElementById('plane-text').textContent")
+    tab.screenshot(SCREENSHOTS / "off-plane.png")
+
+
+def test_units_of_the_users_own_metrics_are_shown(browser, tmp_path):
+    found = curve(quantities=("loss", "data_loss", "error", "share"))
+    replace(found, units={"error": "kN", "share": "%"}, length_ratio=None).save(tmp_path / "scan.json")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path)
+    check(tab, path)
+    heads = tab.run("[...document.querySelectorAll('#numbers th[scope=col]')].map((head) => head.textContent)")
+    assert "train error (kN)" in heads
+    assert "train share (%)" in heads
+    row = tab.run("[...document.querySelectorAll('#numbers tbody td')].map((cell) => cell.textContent)")
+    values = found.values["train"]
+    assert row[heads.index("train error (kN)") - 1] == f"{values['error'][60]:.3f}"
+    assert row[heads.index("train share (%)") - 1] == f"{100 * values['share'][60]:.2f}"
+    assert "same ends" in tab.run("document.querySelector('#summary').textContent")

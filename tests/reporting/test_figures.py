@@ -258,3 +258,31 @@ def test_one_report_needs_no_name():
     report = tw.Ensemble(animal.module(1), animal.ends()).report(animal.task, animal.batches())
     assert [line.get_label() for line in tw.figures.growth(report, ax=Figure().subplots()).lines][1] == "networks, ensemble"
     assert tw.figures.reliability(report, Figure().subplots()).lines[1].get_label() == "the ensemble"
+
+
+def test_what_leaves_the_plane_is_drawn_faded_with_its_distance():
+    x = y = np.linspace(0, 4, 3)
+    path = [(0.0, 0.0), (2.0, 1.0), (4.0, 0.0)]
+    values, corners = {"train": {"loss": np.arange(9.0).reshape(3, 3)}}, [(0.0, 0.0), (4.0, 0.0), (1.0, 2.0)]
+    scan = tw.Scan(
+        "Plane", "plane", values, x=x, y=y, corners=corners,
+        paths={"inside": path, "outside": path}, marks={"members": [(1.0, 1.0)], "near": [(2.0, 1.0)]},
+        away={"inside": [0.0, 0.001, 0.0], "outside": [0.0, 1.5, 0.0], "members": [0.5], "near": [0.0]},
+    )  # fmt: skip
+    ax = tw.figures.surface(scan)
+    drawn = {line.get_label(): line for line in ax.lines}
+    assert set(drawn) >= {"inside", "outside, up to 1.5 off the plane", "members, up to 0.5 off the plane", "near"}
+    assert drawn["inside"].get_alpha() is None
+    assert drawn["outside, up to 1.5 off the plane"].get_alpha() == 0.5
+    assert drawn["outside, up to 1.5 off the plane"].get_linestyle() == "--"
+    assert drawn["members, up to 0.5 off the plane"].get_alpha() == 0.5
+    assert drawn["near"].get_alpha() is None
+
+
+def test_figures_take_the_units_of_the_scan():
+    t = np.linspace(0, 1, 3)
+    scan = tw.Scan("Segment", "curve", {"x": {"error": 300 + t, "share": t}}, t=t, length=t, units={"share": "%"})
+    assert np.allclose(tw.figures.profile(scan, "x", "error").lines[0].get_ydata(), 300 + t)
+    ax = tw.figures.profile(scan, "x", "share")
+    assert np.allclose(ax.lines[0].get_ydata(), 100 * t)
+    assert ax.get_ylabel() == "x share (%)"

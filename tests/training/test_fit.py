@@ -120,3 +120,11 @@ def test_bad_settings(change, message):
     settings = {"batches": animal.batches(), "epochs": 1, "lr": 0.1, **change}
     with pytest.raises(tw.ThalwegError, match=message):
         tw.fit(animal.module(1), animal.task, **settings)
+
+
+def test_bad_inputs_are_named_when_the_loss_is_not_finite():
+    animal = ZOO["mlp"]
+    batches = animal.batches()
+    batches[1][0][0, 0] = torch.nan
+    with pytest.raises(tw.Diverged, match=r"in step 2 with learning rate 0\.\d+: item 0 of the batch of that step holds NaN"):
+        tw.fit(animal.module(1), animal.task, batches, epochs=2, lr=0.1)

@@ -18,7 +18,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import Measurement, predicted
+from .measure import Measurement, check_finite, predicted
 from .results import Saved
 
 HELD_OUT = "held-out data"
@@ -91,12 +91,13 @@ def curve_ensemble(
         for t in ts:
             probe.load(curve.point(t))
             probe.module.eval()
+            where = f"the point at t = {t:.4g}"
             with seeded(0, refresh, test, held_out):
                 statistics()
                 losses.append(measure()["data_loss"])
-                _keep(tested, _logits(probe, task, test), "test")
+                _keep(tested, _logits(probe, task, test, where), "test")
                 if held_out is not None:
-                    _keep(held, _logits(probe, task, held_out), "held-out")
+                    _keep(held, _logits(probe, task, held_out, where), "held-out")
             bar.advance()
     return _assemble(ts, losses, tested, held)
 
@@ -151,8 +152,9 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
     return [scale * factor for factor in relative]
 
 
-def _logits(probe: Probe, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
+def _logits(probe: Probe, task: Task, batches: Batches, where: str) -> tuple[Tensor, Tensor]:
     outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs.double())
+    check_finite(outputs, where, probe.weights(), batches)
     if outputs.shape == targets.shape and outputs.ndim > 1 and bool(one_hot(targets).all()):
         targets = targets.argmax(1)
     if not are_labels(outputs, targets):

@@ -23,7 +23,7 @@ from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from . import metrics
-from .measure import predicted
+from .measure import check_finite, predicted
 from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
@@ -181,8 +181,7 @@ class Ensemble:
             own = ([_predictions(self._probe, w, task, batches) for w in members[crew.rank :][:1]] for members in rounds)
             found = (pair for everybody in map(crew.all, own) for pairs in everybody for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
-                if not bool(values.isfinite().all()):
-                    raise ThalwegError(f"member {k} predicts NaN or infinity: it has diverged; leave it out")
+                check_finite(values, f"member {k}", self.members[k - 1], batches)
                 if first is not None and not torch.equal(first, targets):
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
                 first, total = targets, total + values

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batches import Batches, moved, source
+from ..batches import Batches, moved, not_finite, source
 from ..errors import ThalwegError
 from ..explaining import explained
 from ..modes import Mode
+from ..randomness import seeded
 from ..replay import Replay, form_of
 from ..tasks import Task, are_labels
 from ..threads import few_threads
 from ..weightspace.modules import batch_norms, buffers_kept
+from ..weightspace.weights import Weights
 from .metrics import rows
 
 WIDE = 8192  # examples at once on a card to begin with
@@ -116,6 +118,22 @@ def predicted(
             if used is batches:
                 raise
             width //= 2
+
+
+def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) -> None:
+    """Raise if predictions are not finite, naming what is not: the inputs, the weights, or something between them."""
+    if bool(values.isfinite().all()):
+        return
+    with seeded(0, batches):
+        nan, infinite = not_finite(batches), not_finite(batches, torch.isinf)
+    bad = next((name for name, t in weights.tensors().items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
+    if nan is None and bad is not None:
+        reason = f"its '{bad}' is not finite, so it has diverged: leave it out"
+    elif (found := nan or infinite) is not None:
+        reason = f"{found}, and the network is not to blame: clean the data"
+    else:
+        reason = "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"
+    raise ThalwegError(f"{what} predicts NaN or infinity: {reason}")
 
 
 def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,11 @@ from ..store import files
 from ..store.schema import check_fields
 
 Values = dict[str, dict[str, np.ndarray]]
-PERCENT = ("error", "disagreement")  # what tables and figures show in percent
+SHARES = {
+    "error": "%",
+    "disagreement": "%",
+}  # units of our own scores; "%" is for shares, which tables and figures show in percent
+FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
 
 
 class Saved:
@@ -62,7 +66,8 @@ class Scan(Saved):
     length_ratio: the curve's length over the distance of its ends; None where these are the same network.
     stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
     corners, paths, marks: of a plane, where its three points, the curves (at equally spaced t from 0 to 1) and the weights
-        drawn in it lie.
+        drawn in it lie; away: for each point of these curves and weights, its distance from the plane.
+    units: quantity -> its unit; "%" is for a share, which tables and figures show in percent.
     """
 
     saved_as = "scan"
@@ -79,6 +84,8 @@ class Scan(Saved):
     corners: list[tuple[float, float]] = field(default_factory=list)
     paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    away: dict[str, list[float]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=SHARES.copy)
 
     def __repr__(self) -> str:
         shape = next(iter(next(iter(self.values.values())).values())).shape
@@ -100,9 +107,17 @@ class Scan(Saved):
             for quantity, numbers in entry.items():
                 if quantity == "data_loss" and not self.weight_decay:
                     continue
-                rows.append([f"{name} {quantity}{unit(quantity)}", *(shown(quantity, numbers[key]) for key in keys)])
+                cells = [shown(quantity, numbers[key], self.units) for key in keys]
+                rows.append([f"{name} {quantity}{unit(quantity, self.units)}", *cells])
         title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio_text(self)}"
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
+
+    def off_plane(self) -> dict[str, tuple[float, float]]:
+        """Of a plane: what is drawn in it but leaves it -> its largest distance, and that as a share of the distance between the
+        plane's first two points."""
+        farthest = {name: max(distances) for name, distances in self.away.items() if distances and len(self.corners) > 1}
+        found = {name: (far, far / self.corners[1][0]) for name, far in farthest.items()}
+        return {name: pair for name, pair in found.items() if pair[1] > FAR}
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().to_dict().items() if value is not None}
@@ -158,10 +173,10 @@ class Scan(Saved):
         lines = []
         for name, entry in self.stored.items():
             for quantity, pair in entry.items():
-                if quantity in (*PERCENT, "loss"):
+                if quantity in ("loss", "error"):
                     own = self.values[name][quantity][[0, -1]]
-                    before, after = (" / ".join(shown(quantity, v) for v in values) for values in (pair, own))
-                    what = f"{name} {quantity}{unit(quantity)}"
+                    before, after = (" / ".join(shown(quantity, v, self.units) for v in values) for values in (pair, own))
+                    what = f"{name} {quantity}{unit(quantity, self.units)}"
                     lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
         return lines
 
@@ -172,7 +187,7 @@ class Trace(Saved):
 
     lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
     collected: the iterations after which a network was collected.
-    watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start).
+    watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start). units: as of a `Scan`.
     """
 
     saved_as = "trace"
@@ -183,6 +198,7 @@ class Trace(Saved):
     steps: int
     watched_at: list[int] = field(default_factory=list)
     watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=SHARES.copy)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
@@ -255,20 +271,20 @@ def ratio_text(scan: Scan) -> str:
     return f"{scan.length_ratio:.2f}" if scan.length_ratio is not None else "undefined (both ends are the same network)"
 
 
-def titled(quantity: str) -> str:
+def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:
     """
-    >>> titled("error"), titled("data_loss")
-    ('error (%)', 'data loss')
+    >>> titled("error"), titled("data_loss"), titled("force", {"force": "N"})
+    ('error (%)', 'data loss', 'force (N)')
     """
-    return quantity.replace("_", " ") + unit(quantity)
+    return quantity.replace("_", " ") + unit(quantity, units)
 
 
-def unit(quantity: str) -> str:
-    return " (%)" if quantity in PERCENT else ""
+def unit(quantity: str, units: Mapping[str, str] = SHARES) -> str:
+    return f" ({units[quantity]})" if units.get(quantity) else ""
 
 
-def shown(quantity: str, value: float) -> str:
-    return text.number(value, percent=quantity in PERCENT)
+def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str:
+    return text.number(value, percent=units.get(quantity) == "%")
 
 
 def array(values: Any) -> np.ndarray:

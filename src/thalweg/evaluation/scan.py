@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..batches import Batches, count, fingerprint
+from ..batches import Batches, count, fingerprint, not_finite
 from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
@@ -80,6 +80,7 @@ def scan(
     mode.check(probe.device)
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
+    drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     at = Measurer(probe, task, data, refresh, weight_decay, mode)
     crew = Crew.present
     about = _description(target, where, data, refresh, weight_decay) if run or crew.size > 1 else {}
@@ -93,10 +94,13 @@ def scan(
         measured = _measured(at, makers, held, bar)
         whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
         stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
-    _look_for_nan(measured)
+    _look_for_nan(measured, data, refresh)
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-    drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
-    return Scan(values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, **where, **drawn)
+    found = Scan(
+        values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
+    )
+    _warn_off_plane(found)
+    return found
 
 
 def _measured(at: "Measurer", makers: Sequence[Callable[[], Weights]], held: Run | None, bar: Progress) -> list[Any]:
@@ -116,12 +120,17 @@ def _measured(at: "Measurer", makers: Sequence[Callable[[], Weights]], held: Run
     return measured
 
 
-def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]]) -> None:
+def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]], data: Mapping[str, Batches], refresh: Batches | None) -> None:
     for name in measured[0]:
         bad = sum(isnan(point[name]["data_loss"]) for point in measured)
         if bad:
             text = f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}'"
-            warnings.warn(f"{text}: look for NaN in those data, in refresh, and in the weights", stacklevel=3)
+            parts = {"those data": data[name], "refresh": refresh or ()}
+            with seeded(0, data[name], refresh):
+                looked = {part: not_finite(batches) for part, batches in parts.items()}
+            found = [f"in {part}, {where}" for part, where in looked.items() if where]
+            advice = f"{' and '.join(found)}" if found else "the data hold no NaN, so look at the weights"
+            warnings.warn(f"{text}: {advice}", stacklevel=3)
 
 
 def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew) -> Iterator[list[Any]]:
@@ -247,9 +256,24 @@ def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
 
 
 def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
-    paths = {name: plane.path(item) for name, item in draw.items() if isinstance(item, Curve)}
-    marks = {name: [plane.project(w) for w in item] for name, item in draw.items() if not isinstance(item, Curve)}
-    return {"paths": paths, "marks": marks}
+    curves = {name: item for name, item in draw.items() if isinstance(item, Curve)}
+    lists = {name: item for name, item in draw.items() if not isinstance(item, Curve)}
+    paths, marks = {name: plane.path(curve) for name, curve in curves.items()}, {}
+    away = {name: plane.path_distances(curve) for name, curve in curves.items()}
+    for name, item in lists.items():
+        marks[name] = [plane.project(weights) for weights in item]
+        away[name] = [plane.distance(weights) for weights in item]
+    return {"paths": paths, "marks": marks, "away": away}
+
+
+def _warn_off_plane(scan: Scan) -> None:
+    if off := scan.off_plane():
+        each = ", ".join(f"'{name}' by up to {far:.3g} ({share:.0%})" for name, (far, share) in off.items())
+        warnings.warn(
+            f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is drawn faded "
+            "at the nearest points of the plane, where the loss is another: scan the curve or the list itself for its own",
+            stacklevel=3,
+        )
 
 
 def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:

@@ -1,10 +1,10 @@
 """What all figures share: lines that can be told apart without colours, and axes of their own where none are given."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.results import PERCENT
+from ..evaluation.results import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,6 +53,6 @@ def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None
     return ax
 
 
-def factor(name: str) -> int:
+def factor(name: str, units: Mapping[str, str] = SHARES) -> int:
     """Shares are drawn in percent."""
-    return 100 if name in PERCENT else 1
+    return 100 if units.get(name) == "%" else 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.ensemble import Report
-from ..evaluation.results import PERCENT, Comparison, Scan, Trace
+from ..evaluation.results import SHARES, Comparison, Scan, Trace
 from ..store.files import reading
 from ..store.runs import check_record
 from .axes import factor, places
@@ -49,7 +49,7 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
     points = [scan for scan in scans if scan["kind"] == "points"]
     data = _data_of(parts["run"])
     return {
-        "percent": PERCENT,
+        "units": SHARES,
         "curves": curves,
         "planes": planes,
         "summary": [row for scan in [*curves, *points, *planes] for row in scan.pop("summary")],
@@ -75,18 +75,34 @@ def _scan(item: Found) -> dict[str, Any]:
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
         summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
     own["summary"] = [
-        {"data": name, "quantity": quantity, "length_ratio": scan.length_ratio, "kind": scan.kind, **numbers}
+        {
+            "data": name,
+            "quantity": quantity,
+            "length_ratio": scan.length_ratio,
+            "kind": scan.kind,
+            "unit": scan.units.get(quantity, ""),
+            **numbers,
+        }
         for name, entry in summary.items()
         for quantity, numbers in entry.items()
     ]
-    return {**own, "group": item.group, "label": item.label, "csv": scan.to_csv(), "scales": _scales(scan)}
+    return {
+        **own,
+        "group": item.group,
+        "label": item.label,
+        "csv": scan.to_csv(),
+        "scales": _scales(scan),
+        "off": scan.off_plane(),
+    }
 
 
 def _scales(scan: Scan) -> dict[str, dict[str, tuple[float, float]]]:
     """Of a plane, the lowest and the highest value of each map's colours; none where no value is finite."""
     if scan.kind != "plane":
         return {}
-    maps = {data: {name: factor(name) * values for name, values in entry.items()} for data, entry in scan.values.items()}
+    maps = {
+        data: {name: factor(name, scan.units) * values for name, values in entry.items()} for data, entry in scan.values.items()
+    }
     return {
         data: {name: astuple(Scale.of([(scan, values)])) for name, values in entry.items() if np.isfinite(values).any()}
         for data, entry in maps.items()
@@ -138,13 +154,13 @@ def _trace(item: Found) -> dict[str, Any]:
     pace = 1 + len(trace.lr) // STEPS
     shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, len(trace.lr)} - {0})
     watched = [
-        {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values}
+        {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values, "unit": trace.units.get(quantity, "")}
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
     named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
     own: list[dict[str, Any]] = [
-        {"data": "", "quantity": name, "at": shown, "values": [float(values[k - 1]) for k in shown], "every": pace}
+        {"data": "", "quantity": name, "at": shown, "values": [float(values[k - 1]) for k in shown], "every": pace, "unit": ""}
         for name, values in named
     ]
     series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # which tells most, first

@@ -119,7 +119,8 @@ def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str,
     if quantity not in trace.watched.get(name, {}):
         there = {key: sorted(entry) for key, entry in trace.watched.items()}
         raise ThalwegError(f"the trace has no '{quantity}' on '{name}'; it has {there}")
-    return f"{name} {titled(quantity)}", np.array(trace.watched_at), factor(quantity) * np.array(trace.watched[name][quantity])
+    values = factor(quantity, trace.units) * np.array(trace.watched[name][quantity])
+    return f"{name} {titled(quantity, trace.units)}", np.array(trace.watched_at), values
 
 
 def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = None) -> "Axes":

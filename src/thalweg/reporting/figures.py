@@ -26,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
+FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what does not lie in the plane: the loss drawn below it is not its own
 
 
 def profile(
@@ -114,16 +115,23 @@ def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: Sc
     shares = scale.share(_pick(scan, data, quantity))
     filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
     ax.contour(x, y, shares, levels, colors="white", linewidths=0.5)
+    off = scan.off_plane()
     for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
-        ax.plot(*zip(*path, strict=True), color="black", linestyle=style, linewidth=2, label=name)
+        own: Any = FADED if name in off else {"linestyle": style}
+        ax.plot(*zip(*path, strict=True), color="black", linewidth=2, label=_legend(name, off), **own)
     for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
-        ax.plot(*zip(*places, strict=True), marker, color="black", markeredgecolor="white", markersize=6, label=name)
+        own = {"alpha": FADED["alpha"], "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
+        ax.plot(*zip(*places, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
     ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
     ax.set_aspect("equal")
     ax.set_xlabel(DISTANCE)
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
+
+
+def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
+    return f"{name}, up to {off[name][0]:.3g} off the plane" if name in off else name
 
 
 def lines(
@@ -177,7 +185,7 @@ def _pick(scan: Scan, data: str | None, quantity: str) -> np.ndarray:
     if name not in scan.values or quantity not in scan.values[name]:
         there = {key: sorted(entry) for key, entry in scan.values.items()}
         raise ThalwegError(f"the scan has no '{quantity}' on '{name}'; it has {there}")
-    return scan.values[name][quantity] * factor(quantity)
+    return scan.values[name][quantity] * factor(quantity, scan.units)
 
 
 def _data(scan: Scan, data: str | None) -> str:
@@ -185,4 +193,4 @@ def _data(scan: Scan, data: str | None) -> str:
 
 
 def _label(scan: Scan, data: str | None, quantity: str) -> str:
-    return f"{_data(scan, data)} {titled(quantity)}"
+    return f"{_data(scan, data)} {titled(quantity, scan.units)}"

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from math import nan
 
 from .. import text
-from ..evaluation.results import PERCENT, Scan, shown
+from ..evaluation.results import Scan, shown
 
 COLUMNS = (("loss", ("min", "int", "mean", "max")), ("error", ("min", "int", "max")))
 
 
 def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test")) -> str:
     """One row per curve with its length ratio and the summary of each data set, laid out as the paper's table."""
-    first = next(iter(scans.values())).values
+    first, units = next(iter(scans.values())).values, next(iter(scans.values())).units
     columns = [
         (name, quantity, key)
         for name in data
@@ -19,12 +19,16 @@ def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test"))
         if name in first and quantity in first[name] and not (name == "test" and quantity == "loss")
         for key in keys
     ]
-    groups = ["", "", *(f"{name} {quantity}{' %' if quantity in PERCENT else ''}" for name, quantity, _ in columns)]
+    groups = [
+        "",
+        "",
+        *(f"{name} {quantity}{' ' * (quantity in units)}{units.get(quantity, '')}" for name, quantity, _ in columns),
+    ]
     header = ["", "length", *(key for *_, key in columns)]
     rows = []
     for label, scan in scans.items():
         summary = scan.summary()
-        numbers = [shown(quantity, summary[name][quantity].get(key, nan)) for name, quantity, key in columns]
+        numbers = [shown(quantity, summary[name][quantity].get(key, nan), scan.units) for name, quantity, key in columns]
         none = "same ends" if scan.kind == "curve" else "-"
         rows.append([label, none if scan.length_ratio is None else f"{scan.length_ratio:.2f}", *numbers])
     return f"{_headline(groups, header, rows)}\n{text.grid(header, rows)}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from ..batches import Batches, count, fingerprint, source, tensors_in
+from ..batches import Batches, count, fingerprint, not_finite, source, tensors_in
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..explaining import explained
@@ -125,7 +125,7 @@ def train(
                 with crew.apart(settings.seed, saver.done), explained(motion.probe.module, part):
                     loss = engine.step(part, lr, counts)
                 saver.count(loss)
-                watch.see(saver.done, loss, lr)
+                watch.see(saver.done, loss, lr, part)
                 observer.after_step(saver.done, lr, loss)
                 bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
                 saver.after_step(interrupts)
@@ -172,19 +172,19 @@ class _Watch:
         self.motion, self.last_good = motion, motion.snapshot()
         self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
-    def see(self, step: int, loss: Tensor, lr: float) -> None:
+    def see(self, step: int, loss: Tensor, lr: float, batch: Any) -> None:
         t = self.motion.t
         self.seen.append((step, t.clone() if isinstance(t, Tensor) else t, lr, loss))
         if loss.device.type == "cpu":
-            self.check()
+            self.check(batch)
             self.seen.clear()
 
-    def check(self) -> None:
+    def check(self, batch: Any = ()) -> None:
         if self.seen and not bool(torch.isfinite(torch.stack([loss for *_, loss in self.seen])).all()):
             step, place, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
             t = None if place is None else float(place)
             where = "" if t is None else f" at t = {t:.4f}"
-            self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr)
+            self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr, batch)
 
     def end(self, step: int, lr: float) -> None:
         """After an epoch: its last update may have broken what every loss so far found in order."""
@@ -196,8 +196,10 @@ class _Watch:
         self.motion.probe.check()
         _check_buffers(self.motion)
 
-    def _stop(self, what: str, step: int, t: float | None, lr: float) -> None:
+    def _stop(self, what: str, step: int, t: float | None, lr: float, batch: Any = ()) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
         advice = f"{data}, or {rate}" if step == 1 else f"{rate}, and {data}"
+        if bad := not_finite([batch]):
+            advice = f"{bad.replace('batch 1', 'the batch of that step')}, so clean the data"
         message = f"{what}: {advice}; the weights from before that epoch are in .last_good"
         raise Diverged(message, step=step, t=t, lr=lr, last_good=self.last_good)

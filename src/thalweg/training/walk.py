@@ -170,7 +170,7 @@ class WalkObserver(Observer):
 
     def trace(self) -> Trace:
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
-        story = {"watched_at": self.watched_at, "watched": self.watched} if self.watch else {}
+        story = {"watched_at": self.watched_at, "watched": self.watched, "units": dict(self.task.units)} if self.watch else {}
         return Trace(np.array(self.lr), loss, distance, self.collected, self.steps, **story)  # type: ignore[arg-type]
 
     def _look(self, i: int) -> None:

@@ -76,8 +76,17 @@ class Plane:
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return [(x, y) for x, y in (weights @ places).tolist()]
 
+    def path_distances(self, curve: Curve, points: int = 121) -> list[float]:
+        """How far from the plane a curve runs, at the points of its `path`: the part of its Gram matrix that the plane leaves."""
+        origin = self.points[0].vector
+        gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)]).cpu()
+        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
+        rest = gram - places @ places.T
+        weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
+        return ((weights @ rest) * weights).sum(1).clamp_min(0).sqrt().tolist()
+
     def distance(self, weights: Weights) -> float:
         """How far from the plane a point lies."""
         x, y = self.project(weights)
-        whole = self.points[0].distance(weights)
+        whole = self.points[0].distance(weights.to(self.points[0].vector.device))
         return max(whole**2 - hypot(x, y) ** 2, 0.0) ** 0.5

@@ -7,7 +7,8 @@ const t = () => state.ts[state.place];
 function picked(scan) {
   const data = scan.values[state.data] ? state.data : Object.keys(scan.values)[0];
   const quantity = scan.values[data][state.quantity] ? state.quantity : Object.keys(scan.values[data])[0];
-  return { data, quantity, values: scan.values[data][quantity], label: titled(quantity, data) };
+  const unit = unitOf(quantity, scan.units);
+  return { data, quantity, unit, values: scan.values[data][quantity], label: titled(quantity, data, unit) };
 }
 
 function showCurves() {
@@ -45,7 +46,7 @@ function enter(group) {
   choose(
     find("#quantities"),
     "quantity",
-    quantities.map((name) => [name, titled(name)]),
+    quantities.map((name) => [name, titled(name, "", unitOf(name, unitsFor(scans, name)))]),
     state.quantity,
     (name) => change({ quantity: name }),
   );
@@ -57,6 +58,10 @@ function enter(group) {
   tellMissing();
   drawCurves();
 }
+
+/** The units of the first scan that has a quantity. */
+const unitsFor = (scans, quantity) =>
+  scans.find((scan) => Object.values(scan.values).some((entry) => quantity in entry))?.units ?? PAGE.units;
 
 function change(part) {
   Object.assign(state, part);
@@ -103,7 +108,7 @@ function drawProfile() {
   const series = state.curves.map((curve, i) => ({
     name: found[i].label === found[0].label ? curve.label : `${curve.label} (${found[i].label})`,
     x: curve.t,
-    y: found[i].values.map((value) => scaled(value, found[i].quantity)),
+    y: found[i].values.map((value) => scaled(value, found[i].unit)),
     style: styleOf(curve.style),
     hidden: state.hidden.has(curve),
   }));
@@ -125,32 +130,32 @@ function hide(index) {
 }
 
 /** What a profile shows, in words. */
-function course(curve, { values, quantity, label }) {
+function course(curve, { values, unit, label }) {
   const range = extent(values);
   if (!range) return `${curve.label}: ${label} is nowhere finite.`;
   const top = curve.t[values.indexOf(range[1])];
-  const ends = [values[0], values.at(-1)].map((value) => withUnit(value, quantity));
+  const ends = [values[0], values.at(-1)].map((value) => withUnit(value, unit));
   const gaps = values.filter((value) => !isNumber(value)).length;
   return (
-    `${curve.label}: ${label.replace(" (%)", "")} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], quantity)} ` +
-    `(t = ${top.toFixed(2)}), at least ${withUnit(range[0], quantity)}${gaps ? `; ${gaps} points are not finite` : ""}.`
+    `${curve.label}: ${untitled(label)} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], unit)} ` +
+    `(t = ${top.toFixed(2)}), at least ${withUnit(range[0], unit)}${gaps ? `; ${gaps} points are not finite` : ""}.`
   );
 }
 
 function drawPlane() {
-  const { data, values, quantity, label } = picked(state.plane);
-  const grid = values.map((row) => row.map((value) => scaled(value, quantity)));
+  const { data, values, quantity, unit, label } = picked(state.plane);
+  const grid = values.map((row) => row.map((value) => scaled(value, unit)));
   const scale = scaleOf(grid, state.plane.scales[data][quantity]);
   const file = [[state.plane.label, () => state.plane.csv]];
   offer(find("#plane .files"), file);
   offer(find("#surface .files"), file);
-  find("#surface").hidden = !tellPlane(values, quantity, label);
+  find("#surface").hidden = !tellPlane(values, unit, label);
   views.surface.show(state.plane, scale, label);
   return planeMap(find("#plane .drawing"), state.plane, scale, label);
 }
 
 /** What the map and the surface show, in words; false if there is nothing to show. */
-function tellPlane(values, quantity, label) {
+function tellPlane(values, unit, label) {
   const numbers = values.flat();
   const range = extent(numbers);
   if (!range) {
@@ -158,11 +163,12 @@ function tellPlane(values, quantity, label) {
     return false;
   }
   const gaps = numbers.filter((value) => !isNumber(value)).length;
-  const [low, high] = range.map((value) => withUnit(value, quantity));
+  const [low, high] = range.map((value) => withUnit(value, unit));
   const words = `${sentence(label)} from ${low} to ${high} on ${values[0].length} x ${values.length} points`;
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
   const spots = Object.keys(state.plane.paths).length ? "The filled spot is the curve at t." : "No curve is drawn in this plane.";
-  find("#plane-text").textContent = `${words}. White spots: the three points that span the plane. ${spots}${holes}`;
+  const off = Object.keys(state.plane.off).length ? ` Faded: what does not lie in the plane, so that the ${untitled(label)} below it is not its own.` : "";
+  find("#plane-text").textContent = `${words}. White spots: the three points that span the plane. ${spots}${off}${holes}`;
   find("#surface-text").textContent = `${words}, seen as a surface over distances; height and colour are on the scale of the map.${holes}`;
   return true;
 }
@@ -188,8 +194,8 @@ function moveProfile() {
   const x = across(t());
   svg.append(draw("line", { class: "here", x1: x, x2: x, y1: margin.top, y2: height - margin.bottom }));
   const places = state.curves.map((curve) => {
-    const { values, quantity } = picked(curve);
-    const height = state.hidden.has(curve) ? null : scaled(between(values, placeOf(curve.t, t())), quantity);
+    const { values, unit } = picked(curve);
+    const height = state.hidden.has(curve) ? null : scaled(between(values, placeOf(curve.t, t())), unit);
     return [t(), height, styleOf(curve.style).stroke];
   });
   moveOn(

@@ -31,19 +31,19 @@ function showEnsembles() {
 }
 
 function showGrowth(report, score) {
-  const counts = report.members.map((_, i) => i + 1);
+  const [counts, unit] = [report.members.map((_, i) => i + 1), unitOf(score)];
   const series = [
     {
       name: "ensemble up to it",
       x: counts,
-      y: report.growth.map((all) => scaled(all[score], score)),
+      y: report.growth.map((all) => scaled(all[score], unit)),
       mark: "diamond",
       style: styleOf(0),
     },
     {
       name: "member alone",
       x: counts,
-      y: report.members.map((own) => scaled(own[score], score)),
+      y: report.members.map((own) => scaled(own[score], unit)),
       line: false,
       mark: "cross",
       style: styleOf(1),
@@ -61,8 +61,8 @@ function showGrowth(report, score) {
   });
   const [best, last] = [Math.min(...report.members.map((own) => own[score])), report.growth.at(-1)[score]];
   find("#growth-text").textContent =
-    `${sentence(titled(score))}${on}: ${withUnit(last, score)} for the ensemble of ${counts.length}, ` +
-    `${withUnit(best, score)} for its best member alone.`;
+    `${sentence(titled(score))}${on}: ${withUnit(last, unit)} for the ensemble of ${counts.length}, ` +
+    `${withUnit(best, unit)} for its best member alone.`;
   offer(find("#growth .files"), [[`${report.label} growth`, () => csvOf(growthRows(report))]]);
 }
 
@@ -84,7 +84,7 @@ function showWalks() {
   }
   const state = { walk: PAGE.walks[0], shown: 0 };
   const show = () => {
-    const options = state.walk.series.map((item, index) => [String(index), titled(item.quantity, item.data)]);
+    const options = state.walk.series.map((item, index) => [String(index), titled(item.quantity, item.data, item.unit)]);
     state.shown = Math.min(state.shown, options.length - 1);
     choose(find("#followed"), "followed", options, String(state.shown), (index) => {
       state.shown = Number(index);
@@ -105,8 +105,8 @@ function showWalks() {
 }
 
 function showTrace(walk, item) {
-  const label = titled(item.quantity, item.data);
-  const values = item.values.map((value) => scaled(value, item.quantity));
+  const label = titled(item.quantity, item.data, item.unit);
+  const values = item.values.map((value) => scaled(value, item.unit));
   const epochs = item.at.map((iteration) => iteration / walk.steps);
   const kept = walk.collected.map((iteration) => item.at.indexOf(iteration)).filter((index) => index >= 0);
   const series = [
@@ -123,10 +123,10 @@ function showTrace(walk, item) {
   chart(find("#trace .drawing"), { series, x: "epoch", y: label, textId: "trace-text" });
   const [low, high] = extent(item.values) ?? [null, null];
   find("#trace-text").textContent =
-    `${sentence(label)} between ${withUnit(low, item.quantity)} and ${withUnit(high, item.quantity)} ` +
+    `${sentence(label)} between ${withUnit(low, item.unit)} and ${withUnit(high, item.unit)} ` +
     `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.` +
     (item.every > 1 ? ` Of every ${item.every} steps one is shown, and those after which a network was collected.` : "");
   offer(find("#trace .files"), [
-    [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, item.values[i]])])],
+    [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, values[i]])])],
   ]);
 }

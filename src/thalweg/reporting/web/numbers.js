@@ -35,12 +35,17 @@ function numberColumns() {
     {
       title: "in the plane",
       value: (row) => row.at?.join(" "),
-      text: (row) => row.at?.map((v) => v.toFixed(2)).join(", ") ?? "–",
+      text: (row) => (row.at ? row.at.map((v) => v.toFixed(2)).join(", ") + offText(state.plane, row.curve.name) : "–"),
     },
   ];
 }
 
 function measuredColumn(data, quantity) {
   const value = (row) => between(row.curve.values[data]?.[quantity] ?? [], row.place) ?? null;
-  return { title: titled(quantity, data), value, text: (row) => row.sign + shown(value(row), quantity) };
+  const unit = unitOf(quantity, unitsFor(state.curves, quantity));
+  return {
+    title: titled(quantity, data, unit),
+    value: (row) => scaled(value(row), unit),
+    text: (row) => row.sign + shown(value(row), unit),
+  };
 }

@@ -168,16 +168,23 @@ function colourBar(svg, scale, { left, y, w, label }) {
 
 const MAP_DASHES = ["", "8 5", "11 4 3 4", "3 4"];
 const MAP_MARKS = ["diamond", "cross", "dot"];
+const FADED = { opacity: 0.5, "stroke-dasharray": "3 4" }; // what does not lie in the plane
+
+/** How far something drawn in a plane leaves it, in words; nothing if it does not. */
+const offText = (plane, name) => (plane?.off[name] ? `, up to ${Number(plane.off[name][0].toPrecision(3))} off the plane` : "");
 
 function drawn(plane, across, up) {
   const parts = [];
-  Object.values(plane.paths).forEach((path, i) => {
+  Object.entries(plane.paths).forEach(([name, path], i) => {
     const d = trail(path, across, up);
-    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, opacity: 0.75 }));
-    parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, "stroke-dasharray": MAP_DASHES[i % 4] }));
+    const style = plane.off[name] ? FADED : { "stroke-dasharray": MAP_DASHES[i % 4] };
+    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, opacity: 0.75, ...(plane.off[name] ? FADED : {}) }));
+    parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, ...style }));
   });
-  Object.values(plane.marks).forEach((places, i) => {
-    for (const [x, y] of places) parts.push(mark(MAP_MARKS[i % 3], across(x), up(y), "#000"));
+  Object.entries(plane.marks).forEach(([name, places], i) => {
+    const group = draw("g", plane.off[name] ? { opacity: FADED.opacity } : {});
+    group.append(...places.map(([x, y]) => mark(MAP_MARKS[i % 3], across(x), up(y), "#000")));
+    parts.push(group);
   });
   for (const [x, y] of plane.corners) {
     parts.push(draw("circle", { cx: across(x), cy: up(y), r: 6, fill: "#fff", stroke: "#000", "stroke-width": 1.5 }));
@@ -187,7 +194,17 @@ function drawn(plane, across, up) {
 
 function mapLegend(plane) {
   const ink = { stroke: "var(--ink)" };
-  const paths = Object.keys(plane.paths).map((name, i) => ({ name, style: { ...ink, "stroke-dasharray": MAP_DASHES[i % 4] } }));
-  const marks = Object.keys(plane.marks).map((name, i) => ({ name, line: false, mark: MAP_MARKS[i % 3], style: ink }));
+  const style = (name, own) => ({ ...ink, ...own, ...(plane.off[name] ? FADED : {}) });
+  const named = (name) => name + offText(plane, name);
+  const paths = Object.keys(plane.paths).map((name, i) => ({
+    name: named(name),
+    style: style(name, { "stroke-dasharray": MAP_DASHES[i % 4] }),
+  }));
+  const marks = Object.keys(plane.marks).map((name, i) => ({
+    name: named(name),
+    line: false,
+    mark: MAP_MARKS[i % 3],
+    style: style(name, {}),
+  }));
   return paths.length + marks.length ? [legend([...paths, ...marks])] : [];
 }

@@ -178,11 +178,12 @@ class Surface {
   }
 
   *lines() {
-    for (const path of this.paths) {
+    for (const [name, path] of Object.entries(this.plane.paths)) {
       const points = path.map((place) => this.lifted(this.place(place)));
-      for (let k = 0; k + 1 < points.length; k++) {
+      const off = this.plane.off[name];
+      for (let k = 0; k + 1 < points.length; k += off ? 2 : 1) {
         const [a, b] = [points[k], points[k + 1]];
-        if (a && b) yield { depth: (a[2] + b[2]) / 2 - 0.03, draw: (context) => piece(context, a, b) };
+        if (a && b) yield { depth: (a[2] + b[2]) / 2 - 0.03, draw: (context) => piece(context, a, b, off ? FADED.opacity : 1) };
       }
     }
   }
@@ -224,7 +225,8 @@ function square(context, points, colour) {
   context.stroke();
 }
 
-function piece(context, a, b) {
+function piece(context, a, b, opacity) {
+  context.globalAlpha = opacity;
   for (const [colour, lineWidth] of [
     ["rgba(255, 255, 255, 0.8)", 4.5],
     ["#000", 2],
@@ -235,6 +237,7 @@ function piece(context, a, b) {
     context.lineTo(b[0], b[1]);
     context.stroke();
   }
+  context.globalAlpha = 1;
 }
 
 function spot(context, [x, y]) {

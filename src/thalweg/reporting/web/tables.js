@@ -38,7 +38,7 @@ function lineOf(columns, row) {
 const csvOfTable = (columns, rows) =>
   csvOf([columns.map((column) => column.title), ...rows.map((row) => columns.map((column) => column.value(row)))]);
 
-const numberColumn = (title, key) => ({ title, value: (row) => row[key] ?? null, text: (row) => shown(row[key], row.quantity) });
+const numberColumn = (title, key) => ({ title, value: (row) => row[key] ?? null, text: (row) => shown(row[key], row.unit ?? unitOf(row.quantity)) });
 const wordColumn = (title, key) => ({ title, words: true, value: (row) => row[key] });
 
 const ratioText = (row) => row.length_ratio?.toFixed(2) ?? (row.kind === "curve" ? "same ends" : "–");
@@ -49,7 +49,7 @@ function showSummary() {
     wordColumn("scan", "label"),
     ...(several ? [wordColumn("folder", "group")] : []),
     wordColumn("data", "data"),
-    { ...wordColumn("quantity", "quantity"), text: (row) => titled(row.quantity) },
+    { ...wordColumn("quantity", "quantity"), text: (row) => titled(row.quantity, "", row.unit) },
     ...["min", "int", "mean", "max", "barrier"].map((key) => numberColumn(key, key)),
     { title: "length ratio", value: (row) => row.length_ratio ?? null, text: ratioText },
   ];
@@ -111,7 +111,7 @@ function showMatrix(report) {
   const dense = pairs.length > MANY;
   const cell = (value, i, j) => {
     if (i === j) return make("td", {}, dense ? "" : "–");
-    const text = shown(value, "disagreement");
+    const text = shown(value, "%");
     const made = make("td", { title: `${i + 1} and ${j + 1}: ${text} %` }, dense ? "" : text);
     const share = Math.round(5 + ((dense ? 95 : 45) * value) / (highest || 1)); // no more, or the number could not be read
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
@@ -124,8 +124,8 @@ function showMatrix(report) {
   );
   figure.querySelector(".scroll").replaceChildren(make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows)));
   figure.querySelector("figcaption").textContent =
-    `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "error")} on average over pairs.` +
-    (dense ? ` The strongest colour is ${withUnit(highest, "error")}; all numbers are in the CSV.` : "");
+    `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "%")} on average over pairs.` +
+    (dense ? ` The strongest colour is ${withUnit(highest, "%")}; all numbers are in the CSV.` : "");
   offer(figure.querySelector(".files"), [
     [
       `${report.label} disagreement`,

@@ -11,13 +11,16 @@ const make = (tag, attributes = {}, ...children) => fill(document.createElement(
 const draw = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-const isPercent = (quantity) => PAGE.percent.includes(quantity);
+/** The unit of a quantity, as a scan has it; of our own scores without one. Shares, in "%", are shown in percent. */
+const unitOf = (quantity, units = PAGE.units) => units[quantity] ?? "";
 const isNumber = (value) => typeof value === "number";
-const scaled = (value, quantity) => (isNumber(value) && isPercent(quantity) ? 100 * value : value);
+const scaled = (value, unit) => (isNumber(value) && unit === "%" ? 100 * value : value);
 
-function titled(quantity, data = "") {
-  return `${data} ${quantity.replaceAll("_", " ")}${isPercent(quantity) ? " (%)" : ""}`.trim();
+function titled(quantity, data = "", unit = unitOf(quantity)) {
+  return `${data} ${quantity.replaceAll("_", " ")}${unit ? ` (${unit})` : ""}`.trim();
 }
+
+const untitled = (label) => label.replace(/ \([^()]*\)$/, "");
 
 function rounded(value) {
   if (!isNumber(value)) return "–";
@@ -26,14 +29,14 @@ function rounded(value) {
   return value.toFixed(size >= 1000 ? 0 : 3);
 }
 
-function shown(value, quantity = "") {
-  return isNumber(value) && isPercent(quantity) ? (100 * value).toFixed(2) : rounded(value);
+function shown(value, unit = "") {
+  return isNumber(value) && unit === "%" ? (100 * value).toFixed(2) : rounded(value);
 }
 
 /** The name of a quantity at the beginning of a sentence. */
-const sentence = (label) => (label[0].toUpperCase() + label.slice(1)).replace(" (%)", "");
+const sentence = (label) => untitled(label[0].toUpperCase() + label.slice(1));
 
-const withUnit = (value, quantity) => shown(value, quantity) + (isPercent(quantity) ? " %" : "");
+const withUnit = (value, unit) => shown(value, unit) + (unit ? ` ${unit}` : "");
 
 /** Round numbers that divide a span into about `count` steps. */
 function ticks(low, high, count = 5) {
