@@ -93,7 +93,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
     """Every batch of one pass, on `device`."""
-    for batch in _whole(batches, len(batches)):
+    for batch in _whole(batches, count(batches)):
         yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
 
 

@@ -115,6 +115,11 @@ def softmax(logits: Tensor) -> Tensor:
     return logits.softmax(dim=1)
 
 
+def identity(outputs: Tensor) -> Tensor:
+    """Outputs that are no probabilities, as of regression."""
+    return outputs
+
+
 def classification(label_smoothing: float = 0.0) -> Task:
     """Cross-entropy and error of a network that gives logits.
 
@@ -160,7 +165,7 @@ def regression() -> Task:
         outputs, targets = predict(net, batch)
         return (outputs - targets).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - targets).square()
 
-    return Task(loss, predict, activation=lambda outputs: outputs, metrics={})
+    return Task(loss, predict, activation=identity, metrics={})
 
 
 def language_modelling(padding: bool = True) -> Task:
@@ -274,11 +279,11 @@ class _CrossEntropy:
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    wrong = labels[((labels < 0) | (labels >= classes)) & (labels != IGNORED)]
-    if wrong.numel():
+    wrong = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
+    if bool(wrong.any()):
         raise ThalwegError(
             f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits, or be {IGNORED}, which "
-            f"does not count; this batch holds {int(wrong[0])}: check the labels or the network's last layer"
+            f"does not count; this batch holds {int(labels[wrong][0])}: check the labels or the network's last layer"
         )
 
 

@@ -179,6 +179,15 @@ def test_scores_against_labels_need_probabilities():
         tw.Ensemble(network(), [tw.Weights.of(network())]).score(task, batches_of())
 
 
+def test_regression_onto_one_hot_targets_stays_regression():
+    batches = batches_of(lambda labels: F.one_hot(labels, CLASSES))
+    module = nn.Sequential(network(), nn.Softmax(dim=1))
+    with torch.no_grad():
+        expected = torch.cat([(module(x) - y).square().flatten() for x, y in batches]).mean().item()
+    found = tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
+    assert found == pytest.approx({"squared_error": expected}, rel=1e-12)
+
+
 @pytest.mark.parametrize("columns", [1, 2])
 def test_whole_number_targets_of_regression_are_no_labels(columns):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -192,3 +201,13 @@ def test_whole_number_targets_of_regression_are_no_labels(columns):
     assert tw.scan(module, [tw.Weights.of(module)], tw.regression(), {"x": [(x, targets)]}).values["x"]["loss"][0] == (
         pytest.approx(expected, rel=1e-12)
     )
+
+
+def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
+    batches, task = batches_of(mixed), tw.classification()
+    points = [tw.Weights.of(network(seed)) for seed in range(2)]
+    report = tw.Ensemble(network(), points).report(task, batches)
+    assert tw.figures.growth(report).get_ylabel() == "test nll"
+    compared = tw.compare(network, task, batches, batches, [tw.Ind], budget=1, multiples=[1], seeds=[0], lr=0.1)
+    assert compared.table().startswith("nll")
+    assert tw.figures.budget(compared).get_ylabel() == "nll"

@@ -17,7 +17,7 @@ from ..errors import ThalwegError
 from ..progress import Progress
 from ..randomness import seeded
 from ..store import files
-from ..tasks import Task, check_task
+from ..tasks import Task, check_task, identity
 from ..weightspace.base import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
@@ -122,7 +122,7 @@ class Ensemble:
         """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
         growth, members, chosen, reliability = [], [], [], []
         for own, mean, targets in self._growing(task, batches, progress):
-            alone, together = metrics.known(own, targets), metrics.known(mean, targets)
+            alone, together = (metrics.known(v, targets) if task.activation is not identity else None for v in (own, mean))
             members.append(metrics.scores(*alone) if alone else _squared_error(own, targets))
             growth.append(metrics.scores(*together) if together else _squared_error(mean, targets))
             if alone and together:

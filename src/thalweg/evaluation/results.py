@@ -242,7 +242,14 @@ class Comparison(Saved):
         values = [run[name] for run in entry["runs"]]
         return mean(values), stdev(values) if len(values) > 1 else float("nan")
 
-    def table(self, name: str = "error") -> str:
+    @property
+    def first_score(self) -> str:
+        """`error`, where that is defined."""
+        return next(iter(next(iter(self.entries.values()))["runs"][0]))
+
+    def table(self, name: str | None = None) -> str:
+        """One row per method; name: the score, the first there is if not given."""
+        name = name or self.first_score
         header = [f"{name}{unit(name)}", "epochs per run", "networks per run"]
         rows = []
         for method, entry in self.entries.items():

@@ -66,14 +66,15 @@ def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[f
 
 
 def growth(
-    reports: Report | Mapping[str, Report], score: str = "error", budget: float | None = None, ax: "Axes | None" = None
+    reports: Report | Mapping[str, Report], score: str | None = None, budget: float | None = None, ax: "Axes | None" = None
 ) -> "Axes":
     """A score of ensembles against the epochs spent on them: crosses for single networks, diamonds for all up to then.
 
     reports: one, or several by the name of the method; those without `epochs` are drawn against the number of networks.
-    budget: epochs of one budget, of which every multiple is marked.
+    score: the first there is if not given. budget: epochs of one budget, of which every multiple is marked.
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
+    score = score or next(iter(next(iter(reports.values())).scores))
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
     for (name, report), place in zip(reports.items(), places(reports), strict=True):
         (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
@@ -123,9 +124,9 @@ def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str,
     return f"{name} {titled(quantity, trace.units)}", np.array(trace.watched_at), values
 
 
-def budget(comparison: Comparison, score: str = "error", ax: "Axes | None" = None) -> "Axes":
-    """A score of each method against the budget; bars show the standard deviation over runs."""
-    ax, entries = one(ax), comparison.entries
+def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
+    """A score of each method, the first there is if not given, against the budget; bars show the standard deviation over runs."""
+    ax, entries, score = one(ax), comparison.entries, score or comparison.first_score
     shifts = np.linspace(-0.06, 0.06, len(entries))
     for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
