@@ -43,21 +43,4 @@ KNOWN_WRONG: dict[str, str] = {
     "parametrizations_cached_around": "fit connect scan walk ensemble",
 }
 
-KNOWN_WRONG_DATA: dict[str, str] = {
-    "labels_int32": "fit connect scan walk ensemble",
-    "labels_uint8": "ensemble",
-    "labels_int16": "fit connect scan walk ensemble",
-    "labels_int8": "fit connect scan walk ensemble",
-    "labels_that_do_not_count": "fit connect scan walk ensemble",
-    "segmentation": "ensemble",
-    "segmentation_with_pixels_that_do_not_count": "fit connect scan walk ensemble refresh",
-    "one_hot": "scan ensemble",
-    "one_hot_whole_numbers": "fit connect scan walk ensemble",
-    "soft_labels": "ensemble",
-    "labels_out_of_range": "ensemble",
-    "labels_in_a_column": "ensemble",
-    "regression_to_whole_numbers": "ensemble",
-    "empty_last_batch": "scan",
-    "fewer_than_promised": "scan ensemble refresh",
-    "more_than_promised": "scan ensemble refresh",
-}
+KNOWN_WRONG_DATA: dict[str, str] = {}
