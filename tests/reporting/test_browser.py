@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from run_folders import CORNERS, bezier, curve, plane, report, whole
+from run_folders import CORNERS, RECORD, bezier, curve, plane, report, whole
 
 import thalweg as tw
+from thalweg.evaluation.ensemble import Report
 from thalweg.reporting import page
 from thalweg.reporting.result import Claim, Result
+from thalweg.store import files
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open pages with")
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
@@ -304,6 +306,40 @@ def test_odd_runs(name, width, browser, tmp_path):
     for line in told:
         assert line in text
     tab.screenshot(SCREENSHOTS / f"{name}-{width}.png")
+
+
+STRANGE = [
+    HOSTILE,
+    "\"' onmouseover='document.title=`broken`' x=\"",
+    "javascript:document.title='broken'",
+    "$data $title ${script} %s {0}",
+    "<!--<script>document.title='broken'</script>\u2028\u2029",
+]
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=["script", "quotes", "address", "template", "comment"])
+def test_names_from_files_are_only_text(text, browser, tmp_path):
+    """Of folders, data sets, metrics, curves, methods, claims, settings and arguments."""
+    folder = tmp_path / text.replace("/", "_")[:100]
+    scans = [curve(text, data=(text,), quantities=("loss", text)), plane(11, data=(text,), path=text)]
+    for number, scan in enumerate(scans):
+        scan.save(folder / str(number) / "scan.json")
+    scores = [{"error": 0.1, text: 0.2}] * 2
+    Report(scores, scores, [[0.0, 0.1], [0.1, 0.0]], [1.0]).save(folder / "ensemble" / "report.json")
+    entry = {"settings": text, "epochs": 1, "members": 1, "runs": [{"error": 0.1}], "pooled": {}}
+    tw.Comparison(1, [1], [0], {text: entry}).save(folder / "compare" / "comparison.json")
+    Result(text, text, [{text: text}], [Claim(text, True, text)], {text: text}).save(folder / "paper" / "result.json")
+    strange = {**RECORD, "command": text, "settings": {text: text, "data": text}, "argv": [text], "code": {text: text}}
+    files.save_json(folder / "run" / "run.json", "run", strange)
+    path = page.write(tmp_path / "page.html", [folder])
+    tab = Tab(browser, path)
+    assert tab.troubles() == []
+    assert tab.requests() == [path.resolve().as_uri()]
+    assert tab.run("document.title").split() == folder.name.split()
+    assert tab.run("document.querySelectorAll('img, iframe, [onerror], [onmouseover], a[href^=javascript]').length") == 0
+    assert tab.run("document.querySelectorAll('script').length") == 2
+    shown = tab.run("document.body.textContent")
+    assert shown.count(text[:20]) > 5
 
 
 def test_gaps_are_gaps(browser, tmp_path):

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_folders import curve
 from torch import nn
 
 import thalweg as tw
+from thalweg.reporting import page
 from thalweg.store import files
+from thalweg.store.runs import Run
 from thalweg.weightspace.weights import Checkpoint
 
 HOSTILE = ["../mine.txt", "/etc/passwd", "..", ".", "", "sub/member-0123456789abcdef.safetensors", "a\\b", "a\0b", "C:x"]
@@ -116,3 +119,82 @@ def test_base_is_not_read_or_written_through_a_link(tmp_path):
     weights.save(tmp_path / "w.safetensors", apart=True)
     assert not base.is_symlink()
     assert tw.Weights.load(tmp_path / "w.safetensors").digest() == weights.digest()
+
+
+CRAFTED = {
+    "dtype": lambda about: about["layout"].update(dtype="nn"),
+    "shapes": lambda about: about["layout"].update(shapes=[[-1], [2**60]]),
+    "no layout": lambda about: about.pop("layout"),
+    "names": lambda about: about["layout"].update(names="ab"),
+    "made": lambda about: about.update(made=3),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED)
+def test_crafted_weights_with_a_right_hash_are_a_sentence(change, tmp_path):
+    path = tmp_path / "w.safetensors"
+    tw.Weights.of(network(1)).save(path)
+    tensors, about = files.load_tensors(path, "weights")
+    CRAFTED[change](about)
+    files.save_tensors(path, "weights", tensors, about)
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors is not a file that thalweg wrote whole"):
+        tw.Weights.load(path)
+
+
+def test_crafted_curve_with_many_points_is_refused_at_once(tmp_path):
+    path = tmp_path / "c.safetensors"
+    tw.Bezier(tw.Weights.of(network(1)), tw.Weights.of(network(2))).save(path)
+    tensors, about = files.load_tensors(path, "curve")
+    files.save_tensors(path, "curve", tensors, {**about, "points": 10**18})
+    with pytest.raises(tw.ThalwegError, match=r"c\.safetensors .* not those of 1000000000000000000 points"):
+        tw.Curve.load(path)
+
+
+def test_crafted_state_is_a_sentence(tmp_path):
+    def fit(task):
+        batches = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 3
+        return tw.fit(network(1), task, batches, epochs=3, lr=0.1, run=Run(tmp_path / "run", every=1))
+
+    seen = []
+
+    def stop(net, batch):
+        seen.append(1)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        return tw.classification().loss(net, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tw.Task(stop, tw.classification().predict))
+    path = tmp_path / "run" / "state.safetensors"
+    tensors, about = files.load_tensors(path, "state")
+    for key in about:
+        files.save_tensors(path, "state", tensors, {name: value for name, value in about.items() if name != key})
+        with pytest.raises(tw.ThalwegError, match=r"state\.safetensors is not a file that thalweg wrote whole"):
+            fit(tw.Task(tw.classification().loss, tw.classification().predict))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"thalweg": ' + "1" * 5000 + "}", "\ufffe", ""])
+def test_monstrous_json_is_a_sentence(text, tmp_path):
+    (tmp_path / "scan.json").write_text(text)
+    for read in (lambda: tw.Scan.load(tmp_path / "scan.json"), lambda: page.write(tmp_path / "p.html", [tmp_path])):
+        with pytest.raises(tw.ThalwegError, match=r"scan\.json is not a whole JSON file"):
+            read()
+
+
+@pytest.mark.parametrize("key", ["thalweg", "format", "sha256", "content"])
+def test_damaged_mark_does_not_make_a_result_foreign(key, tmp_path):
+    curve().save(tmp_path / "a" / "scan.json")
+    curve().save(tmp_path / "b" / "scan.json")
+    path = tmp_path / "b" / "scan.json"
+    path.write_text(path.read_text().replace(f'"{key}"', f'"{key[:-1]}"'))
+    with pytest.raises(tw.ThalwegError, match=r"b/scan\.json"):
+        page.write(tmp_path / "page.html", [tmp_path])
+
+
+@pytest.mark.parametrize("key", ["thalweg", "about", "sha256", "format"])
+def test_damaged_mark_does_not_make_weights_foreign(key, tmp_path):
+    path = tmp_path / "w.safetensors"
+    tw.Weights.of(network(1)).save(path)
+    path.write_bytes(path.read_bytes().replace(f'"{key}"'.encode(), f'"{key[:-1]}_"'.encode()))
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors (is damaged|has format)"):
+        tw.Weights.load(path, network(0))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from ..batches import Batches
 from ..crew import Crew
 from ..hidden import ABSENT, moved
 from ..randomness import Snapshot, capture, reinstate
-from ..store.files import below
+from ..store.files import below, reading
 from ..store.packing import packed, unpacked
-from ..store.runs import LOG, Interrupts, Run
+from ..store.runs import LOG, STATE, Interrupts, Run
 from ..turns import at_present
 from .engine import Engine
 from .extra import Extra
@@ -60,11 +61,14 @@ class Saver:
         state = Crew.present.first_does(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
             self.extra = Extra(engine.motion.probe.module, engine.task, batches)
+        folder = Path() if run is None else run.folder
         if state is not None:
-            self._restore(*state)
+            with reading(folder / STATE):
+                self._restore(*state)
         if run is not None:
             told = run.lines(LOG)
-            still = [entry for entry in told if entry["epoch"] < self.epoch]
+            with reading(folder / LOG):
+                still = [entry for entry in told if entry["epoch"] < self.epoch]
             run.rewrite(LOG, still, changed=len(still) < len(told))
 
     def rest_of_epoch(self) -> Iterator[Any]:

@@ -160,8 +160,8 @@ class WalkObserver(Observer):
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         self.origin = self.probe.native(tensors["origin"]).to(self.probe.device)
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
-        for key, value in about.items():
-            setattr(self, key, value)
+        for key in ("collected", "lr", "watched_at", "watched"):
+            setattr(self, key, about[key])
         self.members = Crew.present.first_does(lambda: [Weights.load(self._file(i)) for i in self.collected])
 
     def _file(self, i: int) -> Path:
