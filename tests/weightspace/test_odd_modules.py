@@ -63,7 +63,7 @@ def test_parameters_that_share_memory_are_refused():
     encoder = nn.Linear(4, 4)
     decoder = nn.Linear(4, 4)
     decoder.weight = nn.Parameter(encoder.weight.t())
-    with pytest.raises(tw.ThalwegError, match=r"'0\.weight' and '1\.weight' are two parameters that share memory"):
+    with pytest.raises(tw.ThalwegError, match=r"'0\.weight' and the parameter '1\.weight' share memory"):
         tw.Weights.of(nn.Sequential(encoder, decoder))
 
 

@@ -18,7 +18,7 @@ from ..randomness import seeded
 from ..replay import Replay, form_of
 from ..tasks import Task, are_labels
 from ..threads import few_threads
-from ..weightspace.modules import batch_norms, buffers_kept
+from ..weightspace.state import Contents, kept
 from ..weightspace.weights import Weights
 from .metrics import rows
 
@@ -50,15 +50,15 @@ class Measurement:
     def _batched(self, width: int) -> None:
         self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
         self.passes, self.make = source(self.used, self.device)
-        self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool)
+        self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool, self._hold)
+        self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
         self.sizes: dict[str, dict[str, int]] = {}
 
     def _measured(self) -> dict[str, float]:
         for total in self.totals.values():
             total.zero_()
         counts: dict[str, int] = {}
-        fixed = {id(layer) for _, layer in batch_norms(self.module)}
-        with torch.no_grad(), buffers_kept(self.module, fixed):  # such as the state that a recurrent network carries
+        with torch.no_grad(), kept(self.module):  # such as the state that a recurrent network carries
             for drawn in self.passes():
                 self.seen: dict[str, int] = {}
                 with explained(self.module, drawn):
@@ -72,6 +72,9 @@ class Measurement:
         if self.task.metrics is None and isnan(means.get("error", 0.0)):
             del means["error"]  # the built-in one, which is not defined for all targets
         return means
+
+    def _hold(self) -> None:
+        self.alive.append(Contents(self.module))
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)
@@ -107,7 +110,7 @@ def predicted(
     while True:
         used, values, targets = _widened(batches, width, task, module), [], []
         try:
-            with torch.no_grad():
+            with torch.no_grad(), kept(module):
                 for batch in moved(used, device):
                     with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)

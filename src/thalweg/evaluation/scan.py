@@ -157,12 +157,12 @@ class Measurer:
 
     def __call__(self, weights: Weights, recomputed: bool = True) -> dict[str, dict[str, float]]:
         self.probe.load(weights)
+        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
         self.probe.module.eval()
         with seeded(0, self.refresh, *self.data.values()):
             if self.statistics is not None and recomputed:
                 self.statistics()
             found = {name: measure() for name, measure in self.measures.items()}
-        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
         return {name: {"loss": m["data_loss"] + 0.5 * self.weight_decay * square, **m} for name, m in found.items()}
 
     def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:

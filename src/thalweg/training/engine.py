@@ -19,7 +19,7 @@ from ..store.files import below
 from ..tasks import Task
 from ..text import first_line
 from ..weightspace.batchnorm import counted_at_once
-from ..weightspace.modules import buffers_kept
+from ..weightspace.state import kept
 from ..weightspace.weights import Checkpoint
 from .exchange import Exchange
 from .extra import OptimizerExtra
@@ -51,6 +51,9 @@ class Engine:
         module, device = motion.probe.module, motion.probe.device
         watched = (optimizer, task.loss, task.predict, make)
         records = motion.recordable and self.mode.records(device) and Crew.present.size == 1
+        if records and motion.probe.hooked:
+            records = False
+            say_slower("steps are not captured", "parameters have hooks, which would run only while a step is captured")
         self.replay = Replay(self._work, module, device, records, settle=self._settle, others=watched)
         self.compiles = self.mode.compiles(device, steps)
         self.compiled: Callable[..., tuple[Tensor, int]] | None = None
@@ -158,7 +161,7 @@ class Engine:
         """Once forward and backward, of which nothing may remain, whether it works or not."""
         probe = self.motion.probe
         many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
-        with undisturbed(), buffers_kept(probe.module), warnings.catch_warnings(), many:
+        with undisturbed(), kept(probe.module), warnings.catch_warnings(), many:
             warnings.simplefilter("ignore")
             function = _compiled()
             probe.gradients(self._forward(function, drawn))

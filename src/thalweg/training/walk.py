@@ -177,11 +177,8 @@ class WalkObserver(Observer):
         if not self.watch:
             return
         self.watched_at.append(i)
-        modes = [(part, part.training) for part in self.probe.module.modules()]
-        self.probe.module.eval()
-        with seeded(0, *self.watch.values()):
+        with self.probe.kept(), seeded(0, *self.watch.values()):
+            self.probe.module.eval()
             for name, measure in self.measures.items():
                 for quantity, value in measure().items():
                     self.watched[name].setdefault(quantity, []).append(value)
-        for part, mode in modes:
-            part.training = mode

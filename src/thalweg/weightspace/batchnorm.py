@@ -16,8 +16,9 @@ from ..modes import Mode
 from ..randomness import seeded
 from ..replay import Replay, aside
 from ..tasks import Task, split
-from .modules import STATISTICS, batch_norms, buffers_kept
+from .modules import STATISTICS, batch_norms
 from .probe import Probe
+from .state import Contents, kept
 from .weights import Weights
 
 Forward = Callable[[nn.Module, Any], object]
@@ -64,14 +65,15 @@ class Statistics:
         self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.counts: dict[tuple[int, ...], Tensor] = {}
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool)
+        self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool, settle=self._hold)
+        self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
 
     def __call__(self) -> None:
         if not self.layers:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # momentum 1 would still let a NaN of another point through
-        with buffers_kept(self.probe.module, set(map(id, self.layers))), self._listening(), torch.no_grad():
+        with kept(self.probe.module), self._listening(), torch.no_grad():
             for drawn in self.passes():
                 try:
                     with explained(self.probe.module, drawn):
@@ -96,6 +98,9 @@ class Statistics:
         else:
             for k in list(self.waiting):
                 self._pool_one(k)
+
+    def _hold(self) -> None:
+        self.alive.append(Contents(self.probe.module))
 
     def _pool_one(self, k: int) -> None:
         if k in self.waiting:
@@ -123,9 +128,8 @@ class Statistics:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Batch-norm layers normalise by the batch and are listened to; everything else, dropout too, is as in use."""
-        modes = [(part, part.training) for part in self.probe.module.modules()]
-        before = [(layer.momentum, dict(layer._buffers)) for layer in self.layers]
+        """Batch-norm layers normalise by the batch and are listened to; everything else, dropout too, is as in use. What is
+        changed here, but for the hooks, the caller puts back."""
         hooks = []
         self.probe.module.eval()
         for k, layer in enumerate(self.layers):
@@ -139,11 +143,6 @@ class Statistics:
         finally:
             for hook in hooks:
                 hook.remove()
-            for layer, (momentum, buffers) in zip(self.layers, before, strict=True):
-                layer.momentum = momentum
-                layer._buffers.update(buffers)
-            for part, mode in modes:
-                part.training = mode
 
     def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))

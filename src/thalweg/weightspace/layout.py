@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import ThalwegError
 from ..store.schema import check_fields
-from .modules import named_parameters, named_statistics
+from .modules import named_parameters, named_statistics, unwrapped
+from .state import plain
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Layout:
         parameters, aliases = named_parameters(module)
         moving = {name: p for name, p in parameters.items() if p.requires_grad}
         _check_one_kind(moving)
-        _check_apart(parameters)
+        _check_apart(parameters, dict(unwrapped(module).named_buffers()))
         return cls(
             names=tuple(moving),
             shapes=tuple(tuple(p.shape) for p in moving.values()),
@@ -101,20 +102,33 @@ def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
             raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
 
 
-def _check_apart(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Two parameters on one piece of memory would move one by one here, and together in the network."""
-    taken = []
-    for name, parameter in parameters.items():
-        if parameter.numel() and parameter.device.type != "meta":
-            extent = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-            start = parameter.data_ptr()
-            taken.append((start, start + extent * parameter.element_size(), name))
-    for (_, end, one), (start, _, two) in pairwise(sorted(taken)):
-        if start < end:
+def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
+    """Two parameters on one piece of memory, or a parameter and a buffer, would move one by one here, and together in the
+    network."""
+    buffers = {name: buffer for name, buffer in buffers.items() if plain(buffer)}
+    placed = {name: tensor for name, tensor in {**buffers, **parameters}.items() if tensor.numel() and not tensor.is_meta}
+    furthest = last_parameter = (0, 0, "")
+    for here in sorted((*span(tensor), name) for name, tensor in placed.items()):
+        moves = here[2] in parameters
+        other = furthest if moves else last_parameter
+        if here[0] < other[1]:
+            one, two = (f"{'parameter' if name in parameters else 'buffer'} '{name}'" for name in (other[2], here[2]))
             raise ThalwegError(
-                f"'{one}' and '{two}' are two parameters that share memory, and would come apart when they move: tie them by "
-                "using one parameter in both places"
+                f"the {one} and the {two} share memory, and would come apart when they move: tie parameters by using one "
+                "parameter in both places, and give a buffer memory of its own with clone()"
             )
+        furthest = max(furthest, here, key=itemgetter(1))
+        last_parameter = max(last_parameter, here, key=itemgetter(1)) if moves else last_parameter
+
+
+def span(tensor: Tensor) -> tuple[int, int]:
+    """Where it begins and ends in memory."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+
+
+def overlap(one: Tensor, two: Tensor) -> bool:
+    return span(one)[0] < span(two)[1] and span(two)[0] < span(one)[1]
 
 
 def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:

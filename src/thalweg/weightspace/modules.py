@@ -1,9 +1,7 @@
 """Reading a module: its parameters, buffers and batch-norm layers, by the names they have without wrappers."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -56,25 +54,6 @@ def named_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key in STATISTICS:
             if layer._buffers.get(key) is not None:
                 yield (f"{name}.{key}" if name else key), getattr(layer, key)
-
-
-@contextmanager
-def buffers_kept(module: nn.Module, besides: Collection[int] = ()) -> Iterator[None]:
-    """Whatever a pass does to buffers, in place or by putting another there, is undone; not in parts with ids in `besides`."""
-    kept = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        if id(part) not in besides
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        for part, name, buffer, value in kept:
-            part._buffers[name] = buffer
-            with torch.no_grad():
-                buffer.copy_(value)
 
 
 def _plain(name: str) -> str:

@@ -1,18 +1,23 @@
 """The probe: a private copy of the caller's module that can stand at any point of weight space."""
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError
 from ..modes import Mode
+from ..text import first_line
 from .base import held_once
-from .layout import Layout
+from .layout import Layout, overlap, span
 from .modules import named_buffers, named_parameters, unwrapped
+from .state import Contents, ModuleState, kept, plain
 from .weights import Weights, check_state
 
 
@@ -29,7 +34,8 @@ class Probe:
     def __init__(self, module: nn.Module, weights: Weights | None = None, mode: Mode | None = None):
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
-        self.layout = Layout.of(module)
+        _refuse_cached()
+        self.original, self.layout = unwrapped(module), Layout.of(module)
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
         mode = mode or Mode()
@@ -41,14 +47,15 @@ class Probe:
         self.grad = torch.zeros_like(self.point)
         torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
         self.views = self._can_view(module)
-        self.module = _private_copy(module, self._viewing(originals) if self.views else {})
-        copied, _ = named_parameters(self.module)
-        self._parameters = [copied[name] for name in self.layout.names]
+        self.module, self._parameters = self._copied(originals)
+        self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
         if not self.views:
             _flatten_recurrent(self.module)
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
         self._watchers = {name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)}
-        self._passing = [(part, name, b, b.clone()) for part, name, b in _passing_buffers(self.module)]
+        self.state = ModuleState(self.module)
+        copied, _ = named_parameters(self.module)
+        self._own: dict[str, Tensor] = {**{name: copied[name] for name in self.layout.frozen}, **dict(named_buffers(self.module))}
         if weights is not None:
             self.load(weights)
 
@@ -80,24 +87,33 @@ class Probe:
         return torch.cat([slot.reshape(-1) for slot in self.slots(flat)])
 
     def load(self, weights: Weights) -> None:
-        """Stand at `weights`, with its frozen parameters and buffers; buffers that are no part of weights start anew."""
+        """Stand at `weights`, with its frozen parameters and buffers; all else that the network keeps is as in the caller's."""
+        _refuse_cached()
         self.layout.check(weights.layout, "the network", "the weights")
-        parameters, _ = named_parameters(self.module)
-        own: dict[str, Tensor] = {
-            **{name: parameters[name] for name in self.layout.frozen},
-            **dict(named_buffers(self.module)),
-        }
         given = {**weights.frozen, **weights.buffers}
-        expected = {name: tensor for name, tensor in own.items() if name in given or name not in self.layout.statistics}
+        expected = {name: own for name, own in self._own.items() if name in given or name not in self.layout.statistics}
         check_state(given, expected, "the weights", "the network")
+        self.state.restore()
         self._write(self.point, weights.vector)
         self.moved()
         with torch.no_grad():
             for name, value in given.items():
-                own[name].copy_(value)
-            for part, name, buffer, value in self._passing:
-                part._buffers[name] = buffer
-                buffer.copy_(value)
+                self._own[name].copy_(value)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever happens inside, wherever the network is moved, it is as before afterwards."""
+        point = self.point.clone()
+        frozen = {name: self._own[name].clone() for name in self.layout.frozen}
+        with kept(self.module):
+            try:
+                yield
+            finally:
+                self.point.copy_(point)
+                self.moved()
+                with torch.no_grad():
+                    for name, value in frozen.items():
+                        self._own[name].copy_(value)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
         """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
@@ -181,24 +197,42 @@ class Probe:
             if loose:
                 raise ThalwegError(
                     f"'{name}' no longer lies in the vector that moves the network: something in the network's own code "
-                    "replaced it (zero_grad, .to, .data =, load_state_dict(assign=True), a new parametrization); "
+                    "replaced it (zero_grad, .to, .data =, .grad =, load_state_dict(assign=True), a new parametrization); "
                     "remove that from its forward pass and hooks"
                 )
 
     def _can_view(self, module: nn.Module) -> bool:
         return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
 
+    def _copied(self, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
+        """The copy and its moving parameters; a network that does not take ours (scripted, or with a `__deepcopy__` of its own
+        that makes new ones) is written to tensor by tensor."""
+        memo = self._viewing(originals) if self.views else {}
+        copy = _private_copy(self.original, memo)
+        named, _ = named_parameters(copy)
+        found = [named.get(name) for name in self.layout.names]
+        if self.views and any(new is not memo[id(old)] for new, old in zip(found, originals, strict=True)):
+            self.views = False
+            return self._copied(originals)
+        for name, old, new in zip(self.layout.names, originals, found, strict=True):
+            if new is None or new.shape != old.shape or new.dtype != old.dtype or new.data_ptr() == old.data_ptr():
+                raise ThalwegError(
+                    f"a copy of the network must have parameters of its own, and '{name}' is "
+                    f"{'not in it' if new is None else 'another' if new.shape != old.shape else 'that of the original'}: "
+                    "correct the network's __deepcopy__, or leave it out"
+                )
+            if not self.views:
+                _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted part have a history
+        return copy, [new for new in found if new is not None]
+
     def _viewing(self, originals: list[nn.Parameter]) -> dict[int, Any]:
         """What each parameter becomes in the copy, wherever it is referred to: a real parameter, so that autograd sees
-        every write to the vector, with the attributes and hooks of the original."""
+        every write to the vector."""
         memo: dict[int, Any] = {}
         for old, place, grad in zip(originals, self.slots(self.point), self.slots(self.grad), strict=True):
-            new = nn.Parameter(place)
-            new.__dict__.update(old.__dict__)
+            memo[id(old)] = new = nn.Parameter(place)
+            _dress(new, old)
             new.grad = grad
-            for hook in (old._backward_hooks or {}).values():
-                new.register_hook(hook)
-            memo[id(old)] = new
         return memo
 
     def _write(self, flat: Tensor, vector: Tensor) -> None:
@@ -219,34 +253,78 @@ class Probe:
         self.__dict__.pop("decayed", None)
 
 
+def _refuse_cached() -> None:
+    if parametrize._cache_enabled:
+        raise ThalwegError(
+            "torch.nn.utils.parametrize.cached() is active, and would keep the weights of one point at all others: make this "
+            "call outside of it"
+        )
+
+
+def _dress(new: Tensor, old: Tensor) -> None:
+    """Give a parameter the attributes and hooks of the original."""
+    new.__dict__.update(old.__dict__)
+    for hook in (old._backward_hooks or {}).values():
+        new.register_hook(hook)
+    for after in (old._post_accumulate_grad_hooks or {}).values():
+        new.register_post_accumulate_grad_hook(after)
+
+
 def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy without torch.compile wrappers; tensors that a forward pass left behind come along as plain values."""
-    module = unwrapped(module)
-    memo.update({id(tensor): tensor.detach().clone() for tensor in _leftovers(module)})
+    """A deep copy without torch.compile wrappers; tensors that a forward pass left behind come along as plain values, those
+    that share memory with a parameter follow it, and weak references refer to parts of the copy."""
     try:
+        _follow(module, memo)
         for part in module.modules():
             if hasattr(part, "_orig_mod"):
                 memo[id(part)] = deepcopy(part._orig_mod, memo)
-        return deepcopy(module, memo)
-    except (TypeError, RuntimeError, AttributeError) as error:
+        copy = deepcopy(module, memo)
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
         raise ThalwegError(
-            f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not ({error}): take what cannot "
-            "be copied out of it, or give it a __deepcopy__"
+            f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not ({first_line(error)}): take "
+            "what cannot be copied out of it, or give it a __deepcopy__"
         ) from error
+    for container, _ in Contents(copy).held:
+        _turn(container, memo)
+    return copy
 
 
-def _leftovers(module: nn.Module) -> Iterator[Tensor]:
-    for part in module.modules():
-        yield from (value for value in vars(part).values() if isinstance(value, Tensor) and not value.is_leaf)
+def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
+    """What becomes in the copy of tensors that are no parameters but results, or lie in the memory of one."""
+    parameters, _ = named_parameters(module)
+    homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in parameters.items():
+        if plain(parameter):
+            homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+    for path, tensor in Contents(module).tensors.items():
+        near = homes.get(tensor.untyped_storage().data_ptr(), []) if plain(tensor) and tensor.numel() else []
+        near = [(name, parameter) for name, parameter in near if overlap(parameter, tensor)]
+        if near:
+            memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
+        elif not tensor.is_leaf:
+            memo[id(tensor)] = tensor.detach().clone()
 
 
-def _passing_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Buffers that are no part of the weights, such as a recurrent network's carried state."""
-    for part in module.modules():
-        for name in part._non_persistent_buffers_set:
-            buffer = part._buffers.get(name)
-            if buffer is not None:
-                yield part, name, buffer
+def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:
+    twin = deepcopy(parameter, memo)
+    inside = span(parameter)[0] <= span(tensor)[0] and span(tensor)[1] <= span(parameter)[1]
+    if not inside or tensor.dtype != parameter.dtype or twin.stride() != parameter.stride():
+        raise ThalwegError(
+            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in every "
+            "forward pass, or clone() it"
+        )
+    base = twin.detach() if tensor.is_leaf else twin
+    offset = twin.storage_offset() + tensor.storage_offset() - parameter.storage_offset()
+    return base.as_strided(tensor.shape, tensor.stride(), offset)
+
+
+def _turn(container: Any, memo: dict[int, Any]) -> None:
+    """Weak references to parts of the original, to those of the copy."""
+    if not isinstance(container, dict | list):
+        return
+    for key, item in [*container.items()] if isinstance(container, dict) else [*enumerate(container)]:
+        if isinstance(item, weakref.ReferenceType) and id(item()) in memo:
+            container[key] = weakref.ref(memo[id(item())])
 
 
 def _flatten_recurrent(module: nn.Module) -> None:

@@ -1,0 +1,170 @@
+"""What a module keeps besides the values of its parameters, found and put back."""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+DEPTH = 5  # levels of containers and plain objects below a part of the network
+LONG = 10_000  # items from which on a container is taken for data
+PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
+BUILTIN = (dict, list, tuple, set, deque)
+OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
+BOOKKEEPING = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}  # hooks, mostly
+
+
+class Contents:
+    """What a module refers to, also inside containers and plain objects, some levels deep; holding it keeps all that alive.
+
+    tensors: by the path at which they were found, those that are not registered parameters.
+    held: every container that was found, with what was in it.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.held: list[tuple[Any, Any]] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.arrays: list[np.ndarray] = []
+        self.generators: list[Any] = []
+        self._seen = set(map(id, module.parameters()))
+        for name, part in module.named_modules():
+            self._note(name, part, DEPTH)
+
+    def _note(self, path: str, value: Any, depth: int) -> None:
+        if id(value) in self._seen or not depth or isinstance(value, OPAQUE):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, Tensor):
+            self.tensors[path] = value
+        elif isinstance(value, np.ndarray):
+            self.arrays += [value] if value.flags.writeable and value.dtype != object else []
+        elif isinstance(value, torch.Generator | np.random.Generator | random.Random):
+            self.generators.append(value)
+        else:
+            depth = DEPTH if isinstance(value, nn.Module) else depth - 1
+            for key, item in self._inside(value):
+                if type(item) not in PLAIN:
+                    self._note(f"{path}.{key}" if path and key else path or key, item, depth)
+
+    def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """What a container or an object holds, by name, after it was noted as it is."""
+        if isinstance(value, nn.Module):
+            own = vars(value)
+            self.held.append((own, dict(own)))
+            yield from ((_shown(key), item) for key, item in [*own.items()] if key not in BOOKKEEPING)
+        elif isinstance(value, dict | list | deque | tuple) and len(value) <= LONG:
+            if not isinstance(value, tuple):
+                self.held.append((value, dict(value) if isinstance(value, dict) else list(value)))
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((str(key), item) for key, item in [*pairs])
+        elif isinstance(value, set):
+            self.held.append((value, set(value)))
+        if not isinstance(value, nn.Module) and type(value) not in BUILTIN:
+            yield from self._attributes(value)
+
+    def _attributes(self, value: Any) -> Iterator[tuple[str, Any]]:
+        own = getattr(value, "__dict__", None)
+        if isinstance(own, dict):
+            self.held.append((own, dict(own)))
+            yield from [*own.items()]
+        slots = _slots(value)
+        if slots:
+            self.held.append((value, slots))
+            yield from slots.items()
+
+
+class ModuleState:
+    """Attributes, modes, parts, buffers and other tensors, arrays and generators of a module as they are now; `restore` puts
+    them back. What parameters hold is left to whoever moves them."""
+
+    def __init__(self, module: nn.Module):
+        self.contents = Contents(module)
+        self.fixed = [tensor for tensor in self.contents.tensors.values() if plain(tensor)]
+        self.values = [tensor.detach().clone() for tensor in self.fixed]
+        self.numbers = [array.copy() for array in self.contents.arrays]
+        self.randomness = [_where(generator) for generator in self.contents.generators]
+
+    def restore(self) -> None:
+        for container, before in self.contents.held:
+            _put_back(container, before)
+        for tensor, value in zip(self.fixed, self.values, strict=True):
+            if tensor.shape != value.shape or tensor.dtype != value.dtype:
+                tensor.data = value.clone()
+        if self.fixed:
+            with torch.no_grad():
+                torch._foreach_copy_(self.fixed, self.values)
+        for array, number in zip(self.contents.arrays, self.numbers, strict=True):
+            array[...] = number
+        for generator, state in zip(self.contents.generators, self.randomness, strict=True):
+            _go_to(generator, state)
+
+
+@contextmanager
+def kept(module: nn.Module) -> Iterator[None]:
+    """Whatever happens inside to what the module keeps besides the values of its parameters is undone."""
+    state = ModuleState(module)
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _shown(key: str) -> str:
+    """Buffers go by the name of their part alone."""
+    return "" if key in ("_parameters", "_buffers", "_modules") else key
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """Of classes written in Python, whose slots can be set again."""
+    written = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__ if kind.__flags__ & 1 << 9]
+    names = [name for slots in written for name in ([slots] if isinstance(slots, str) else slots) if name[:2] != "__"]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _put_back(container: Any, before: Any) -> None:
+    if isinstance(container, dict):
+        if len(container) != len(before) or not all(map(is_, container.values(), before.values())) or [*container] != [*before]:
+            container.clear()
+            container.update(before)
+    elif isinstance(container, list | deque):
+        if len(container) != len(before) or not all(map(is_, container, before)):
+            container.clear()
+            container.extend(before)
+    elif isinstance(container, set):
+        if container != before:
+            container.clear()
+            container.update(before)
+    else:
+        for name, item in before.items():
+            if getattr(container, name, None) is not item:
+                object.__setattr__(container, name, item)
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether it is an ordinary tensor that values can be copied into: not sparse, of inference mode, expanded and so on."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        return False
+    odd = tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference() or tensor.is_quantized
+    return not odd and torch._debug_has_internal_overlap(tensor) != 1
+
+
+def _where(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _go_to(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.bit_generator.state = state
