@@ -53,7 +53,7 @@ class Lambda(Normed):
         return self.last(self.project(x).tanh())
 
 
-@kind("weak_reference_to_the_parent", refused="weakref")
+@kind("weak_reference_to_the_parent")
 class WeakParent(Normed):
     class Child(nn.Module):
         def __init__(self, parent: nn.Module) -> None:
@@ -287,7 +287,7 @@ class CopiesItself(Normed):
         return self
 
 
-@kind("own_deepcopy_fresh", refused="deepcopy")
+@kind("own_deepcopy_fresh")
 class CopiesFresh(Normed):
     """Made anew with other weights, as a module that holds a connection or a lock may do."""
 

@@ -4,8 +4,6 @@ import torch
 from differential.kind import Base, kind, shaped
 from torch import Tensor, nn
 
-AFTER_THE_FIRST = {"scan": "cache", "ensemble": "cache"}  # what one point leaves behind reaches the next
-
 
 class Carrying(nn.Module):
     """A recurrent network whose state is carried from batch to batch, truncated."""
@@ -19,7 +17,7 @@ class Carrying(nn.Module):
         return self.head(hidden), hidden.detach().mean(0, keepdim=True)
 
 
-@kind("hidden_state_as_attribute", refused=AFTER_THE_FIRST)
+@kind("hidden_state_as_attribute")
 class StateAttribute(Carrying):
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +51,7 @@ class StatePassing(Carrying):
         return output
 
 
-@kind("hidden_state_in_a_dict", refused=AFTER_THE_FIRST)
+@kind("hidden_state_in_a_dict")
 class StateDict(Carrying):
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +62,7 @@ class StateDict(Carrying):
         return output
 
 
-@kind("cache_made_in_eval", refused=AFTER_THE_FIRST)
+@kind("cache_made_in_eval")
 class EvalCache(Base):
     """Keeps a product of weights in evaluation mode, thrown away by train(True)."""
 
@@ -83,7 +81,7 @@ class EvalCache(Base):
         return x @ self.cache.t() + self.last(self.first.bias)
 
 
-@kind("cache_made_in_the_first_call", refused=AFTER_THE_FIRST)
+@kind("cache_made_in_the_first_call")
 class FirstCallCache(Base):
     """Keeps a product of weights for ever: in plain training, too, its gradient is that of the first step alone."""
 
@@ -109,7 +107,7 @@ class HarmlessCache(Base):
         return super().forward(x + self.tables[len(x)])
 
 
-@kind("lora_merged_in_eval", refused=AFTER_THE_FIRST)
+@kind("lora_merged_in_eval")
 class Lora(Base):
     """As loralib: eval() adds the product to the weight, train() takes it out again."""
 
@@ -130,7 +128,7 @@ class Lora(Base):
         return self.last(hidden if self.merged else hidden + x @ self.down.t() @ self.up.t())
 
 
-@kind("lora_merged_in_eval_beside_batch_norm", refused={**AFTER_THE_FIRST, "refresh": "merged"})
+@kind("lora_merged_in_eval_beside_batch_norm")
 class LoraNorm(Lora):
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +180,7 @@ class TeacherFrozen(Base):
         return self.last(hidden) + 0.5 * hidden @ self.teacher.t()
 
 
-@kind("counter_as_attribute", refused=AFTER_THE_FIRST)
+@kind("counter_as_attribute")
 class Counter(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +237,7 @@ class Turns(Base):
         return super().forward(x) if self.calls <= 3 else self.other(x)
 
 
-@kind("generator_inside", refused={"scan": "generator", "ensemble": "generator"})
+@kind("generator_inside")
 class OwnGenerator(Base):
     """Monte Carlo dropout in evaluation mode, too, from a generator of its own."""
 

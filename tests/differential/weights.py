@@ -210,7 +210,7 @@ class BesideBuffer(Base):
         return super().forward(x) + (x @ self.twin.t())[:, :3]
 
 
-@kind("parameter_and_attribute_on_one_memory", refused="memory")
+@kind("parameter_and_attribute_on_one_memory")
 class BesideAttribute(Base):
     def __init__(self) -> None:
         super().__init__()

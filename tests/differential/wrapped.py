@@ -274,7 +274,7 @@ kind("anomaly_detection_around", around=lambda module: anomaly())(Base)
 kind("deterministic_around", around=lambda module: deterministic())(Base)
 
 
-@kind("parametrizations_cached_around", around=lambda module: parametrize.cached())
+@kind("parametrizations_cached_around", around=lambda module: parametrize.cached(), refused="cached")
 def weight_normed() -> nn.Module:
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
 

@@ -160,8 +160,12 @@ def test_the_network_runs_once_per_batch():
             return super().forward(x)
 
     module = Counted(4, 3).double()
-    tw.scan(module, [tw.Weights.of(module)], tw.classification(), {"train": ZOO["mlp"].batches()})
-    assert len(calls) == 3
+    counts = []
+    for points in (1, 3):
+        tw.scan(module, [tw.Weights.of(module)] * points, tw.classification(), {"train": ZOO["mlp"].batches()})
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[1] - counts[0] == 2 * 3  # batches; what is done once for a call is in both
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_forward_bound_to_the_original_is_refused():
     module = nn.Linear(4, 3).double()
     original = module.forward
     module.forward = lambda x: 2 * original(x)
-    with pytest.raises(tw.ThalwegError, match="weights outside the network that was given"):
+    with pytest.raises(tw.ThalwegError, match="'weight' of the network that was given takes part"):
         tw.fit(module, TASK, BATCHES, epochs=1, lr=0.1)
 
 

@@ -16,9 +16,10 @@ from ..tasks import Task, are_labels, check_task, one_hot, softmax
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
+from ..weightspace.proof import agree
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import Measurement, check_finite, predicted
+from .measure import First, Measurement, check_finite, predicted, prove_measuring
 from .results import Saved
 
 HELD_OUT = "held-out data"
@@ -88,18 +89,36 @@ def curve_ensemble(
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
     with aside(probe.device), Progress("curve ensemble", len(ts), progress if Crew.present.first else False) as bar:
+        prove_measuring(probe, task, test, mode)
         for t in ts:
-            probe.load(curve.point(t))
-            probe.module.eval()
             where = f"the point at t = {t:.4g}"
-            with seeded(0, refresh, test, held_out):
-                statistics()
+            _stand(probe, curve, t, statistics, refresh)
+            with seeded(0, refresh):
                 losses.append(measure()["data_loss"])
+            with seeded(0, test):
                 _keep(tested, _logits(probe, task, test, where), "test")
-                if held_out is not None:
+            if held_out is not None:
+                with seeded(0, held_out):
                     _keep(held, _logits(probe, task, held_out, where), "held-out")
+            probe.check()
             bar.advance()
+        again = Probe(module, None, mode)
+        _stand(again, curve, ts[-1], Statistics(again, task.loss, refresh, mode), refresh)
+        with seeded(0, test):
+            first, _ = _logits(again, task, First(test), where)
+    if not agree(again, first, tested[-1][0][: len(first)]):
+        raise ThalwegError(
+            f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task or the "
+            "data keep something from one pass to the next (a cache, a counter, their own randomness); reset it in every pass"
+        )
     return _assemble(ts, losses, tested, held)
+
+
+def _stand(probe: Probe, curve: Curve, t: float, statistics: Statistics, refresh: Batches) -> None:
+    probe.load(curve.point(t))
+    probe.module.eval()
+    with seeded(0, refresh):
+        statistics()
 
 
 def _keep(found: Predicted, pair: tuple[Tensor, Tensor], name: str) -> None:

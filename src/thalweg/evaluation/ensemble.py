@@ -21,9 +21,10 @@ from ..tasks import Task, check_task, identity
 from ..weightspace.base import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
+from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
 from . import metrics
-from .measure import check_finite, predicted
+from .measure import First, check_finite, predicted, prove_predicting
 from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
@@ -90,6 +91,7 @@ class Ensemble:
         self.module = module
         self.members: list[Weights] = []
         self._probe = Probe(module)
+        self._proven: list[Task] = []
         for member in members:
             self.add(member)
 
@@ -175,6 +177,9 @@ class Ensemble:
         total, first = torch.zeros(()), None
         crew = Crew.present
         count(batches)
+        new = not any(task is known for known in self._proven)
+        if new:
+            prove_predicting(Probe(self.module), task, batches)
         with Progress("predicting", len(self), progress if crew.first else False) as bar:
             rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
             # of the members of a round this process has one, or in the last round perhaps none
@@ -186,16 +191,36 @@ class Ensemble:
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
                 first, total = targets, total + values
                 bar.advance()
+                if new and k == len(self):
+                    self._look_again(task, batches, values)
                 yield values, total / k, targets
 
+    def _look_again(self, task: Task, batches: Batches, values: Tensor) -> None:
+        """Ask a copy of the network that was nowhere else for the first batch of the last member; once for each task."""
+        probe = Probe(self.module)
+        again, _ = _predictions(probe, self.members[-1], task, batches, First(batches))
+        if not agree(probe, again, values[: len(again)]):
+            raise ThalwegError(
+                "the last member predicts something else by itself than after the others: the network, the task or the data keep "
+                "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in every pass"
+            )
+        self._proven.append(task)
 
-def _predictions(probe: Probe, member: Weights, task: Task, batches: Batches) -> tuple[Tensor, Tensor]:
+
+def _predictions(
+    probe: Probe, member: Weights, task: Task, batches: Batches, some: Batches | None = None
+) -> tuple[Tensor, Tensor]:
+    """some: of the batches, those to predict."""
     probe.load(member)
     probe.module.eval()
+
+    def then(values: Tensor, wanted: Tensor) -> Tensor:
+        return task.probabilities(values.double(), wanted)
+
     with seeded(0, batches):
-        return predicted(
-            probe.module, task, batches, probe.device, lambda values, wanted: task.probabilities(values.double(), wanted)
-        )
+        found = predicted(probe.module, task, batches if some is None else some, probe.device, then)
+    probe.check()
+    return found
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:

@@ -18,13 +18,15 @@ from ..randomness import seeded
 from ..replay import Replay, form_of
 from ..tasks import Task, are_labels
 from ..threads import few_threads
+from ..weightspace.probe import Probe
+from ..weightspace.proof import prove_on
 from ..weightspace.state import Contents, kept
 from ..weightspace.weights import Weights
 from .metrics import rows
 
 WIDE = 8192  # examples at once on a card to begin with
 _never = count(-1, -1)
-Call = tuple[tuple[Any, ...], Any, list[int]]
+Call = tuple[tuple[Any, ...], Any, list[Any], list[Tensor]]  # the tensors, so that no other takes the place of one
 
 
 class Measurement:
@@ -94,6 +96,35 @@ class Measurement:
         self.seen[name] = size
 
 
+class First:
+    """The first of the batches."""
+
+    def __init__(self, batches: Batches):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        yield next(iter(self.batches))
+
+
+def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> None:
+    """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
+
+    def measured(batch: Any) -> Any:
+        with mode.casting(probe.device):
+            values, _ = task.losses(probe.module, batch)
+            return values, task.predictions(probe.module, batch)[0] if task.predict is not None else None
+
+    prove_on(probe, measured, batches)
+
+
+def prove_predicting(probe: Probe, task: Task, batches: Batches) -> None:
+    """The same for predictions alone."""
+    prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches)
+
+
 def predicted(
     module: nn.Module,
     task: Task,
@@ -156,10 +187,13 @@ def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Bat
 def _recorded(module: nn.Module) -> Iterator[list[Call]]:
     """Note what the network is asked and what it answers while the loss is computed."""
     calls: list[Call] = []
+    if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+        yield calls
+        return
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         asked = (*args, *kwargs.keys(), *kwargs.values())
-        calls.append((asked, answer, _versions(asked, answer)))
+        calls.append((asked, answer, _versions(asked, answer), [*_tensors((asked, answer), 5)]))
 
     hook = module.register_forward_hook(note, with_kwargs=True)
     try:
@@ -171,13 +205,16 @@ def _recorded(module: nn.Module) -> Iterator[list[Call]]:
 @contextmanager
 def _recalled(module: nn.Module, calls: list[Call]) -> Iterator[None]:
     """Let the predictions have the same answer to the same question, asked once, if nobody wrote to either since."""
+    if not calls:
+        yield
+        return
     known = "forward" in module.__dict__
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         asked = (*args, *kwargs.keys(), *kwargs.values())
         if len(calls) == 1:
-            before, answer, versions = calls[0]
+            before, answer, versions, _ = calls[0]
             same = len(asked) == len(before) and all(a is b for a, b in zip(asked, before, strict=True))
             if same and _versions(asked, answer) == versions:
                 return answer
@@ -193,8 +230,18 @@ def _recalled(module: nn.Module, calls: list[Call]) -> Iterator[None]:
             del module.forward
 
 
-def _versions(asked: tuple[Any, ...], answer: Any) -> list[int]:
-    """How often each tensor in sight has been written to."""
-    parts = answer if isinstance(answer, tuple | list) else answer.values() if isinstance(answer, Mapping) else [answer]
-    tensors = [item for item in (*asked, *parts) if isinstance(item, Tensor)]
-    return [next(_never) if item.is_inference() else item._version for item in tensors]  # those of inference mode do not tell
+def _versions(*values: Any) -> list[Any]:
+    """Every tensor in sight, and how often it has been written to; those of inference mode do not tell."""
+    tensors = _tensors(values, 5)
+    return [(id(item), next(_never) if item.is_inference() else item._version) for item in tensors]
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    """Also those inside containers and objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth:
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+        own = getattr(value, "__dict__", {}) if not isinstance(value, nn.Module | type) else {}
+        for item in (*inside, *own.values()):
+            yield from _tensors(item, depth - 1)

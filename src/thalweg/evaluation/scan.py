@@ -27,8 +27,9 @@ from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
+from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
-from .measure import Measurement
+from .measure import Measurement, prove_measuring
 from .results import Scan, Values, array, plain
 
 Target = Curve | Plane | Sequence[Weights]
@@ -91,10 +92,16 @@ def scan(
         aside(probe.device),
         Progress(f"scanning {where['name']}", len(makers), progress if crew.first else False) as bar,
     ):
+        prove_measuring(probe, task, next(iter(data.values())), mode)
         measured = _measured(at, makers, held, bar)
+        last = at.last
         whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
         stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
     _look_for_nan(measured, data, refresh)
+    del at, probe  # before there is another
+    if last is not None:
+        least = min(data, key=lambda name: len(data[name]))
+        _look_again(Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode), last)
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     found = Scan(
         values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
@@ -145,7 +152,9 @@ def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew)
 
 
 class Measurer:
-    """Everything measured at one point; called with point after point."""
+    """Everything measured at one point; called with point after point, of which it keeps the last."""
+
+    last: tuple[Weights, dict[str, dict[str, float]]] | None = None
 
     def __init__(
         self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float, mode: Mode
@@ -159,11 +168,17 @@ class Measurer:
         self.probe.load(weights)
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
         self.probe.module.eval()
-        with seeded(0, self.refresh, *self.data.values()):
-            if self.statistics is not None and recomputed:
+        if self.statistics is not None and recomputed:
+            with seeded(0, self.refresh):
                 self.statistics()
-            found = {name: measure() for name, measure in self.measures.items()}
-        return {name: {"loss": m["data_loss"] + 0.5 * self.weight_decay * square, **m} for name, m in found.items()}
+        values = {}
+        for name, measure in self.measures.items():
+            with seeded(0, self.data[name]):
+                found = measure()
+            values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
+        self.probe.check()
+        self.last = (weights, values)
+        return values
 
     def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:
         ends = [curve.start, curve.end]
@@ -171,6 +186,19 @@ class Measurer:
             return {}
         pair = [self(end, recomputed=False) for end in ends]
         return {name: {key: [end[name][key] for end in pair] for key in entry} for name, entry in pair[0].items()}
+
+
+def _look_again(at: Measurer, last: tuple[Weights, dict[str, dict[str, float]]]) -> None:
+    """Measure a point by itself, with a copy of the network that was nowhere else: another result is no result."""
+    weights, before = last
+    with aside(at.probe.device):
+        [(name, alone)] = at(weights).items()
+    if not agree(at.probe, *(torch.tensor([values["data_loss"]]).double() for values in (alone, before[name]))):
+        raise ThalwegError(
+            f"the last point measured gave a loss of {before[name]['data_loss']:.6g} on '{name}' after the others and "
+            f"{alone['data_loss']:.6g} by itself: the network, the task or the data keep something from one pass to the next "
+            "(a cache, a counter, random numbers of their own); reset it in every pass"
+        )
 
 
 def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..store.files import below
 from ..tasks import Task
 from ..text import first_line
 from ..weightspace.batchnorm import counted_at_once
+from ..weightspace.proof import Watch, compare, watched
 from ..weightspace.state import kept
 from ..weightspace.weights import Checkpoint
 from .exchange import Exchange
@@ -58,6 +59,8 @@ class Engine:
         self.compiles = self.mode.compiles(device, steps)
         self.compiled: Callable[..., tuple[Tensor, int]] | None = None
         self.first_form = ""
+        self.watched = False
+        self.watch: Watch | None = None  # who looked at the first pass
         self.controls = torch.zeros(1 + motion.controls, dtype=torch.float64, device=device)
         self.rate: float | Tensor = torch.zeros((), device=device) if self.replay.active else 0.0
         self.fused = self._fused() if self.replay.active else None
@@ -78,14 +81,23 @@ class Engine:
         self.controls.copy_(numbers.pin_memory() if self.controls.is_cuda else numbers, non_blocking=True)
         if not self.replay.active:
             self.rate = lr
-        return self.replay(drawn)
+        loss = self.replay(drawn)
+        if self.watch is not None:
+            with suppress(torch.OutOfMemoryError), self.motion.probe.kept():
+                compare(self.motion.probe, self.watch)
+            self.watch = None
+        return loss
 
     def _work(self, drawn: Any) -> Tensor:
         """All of a step that happens on the device."""
         probe = self.motion.probe
         self.motion.place(self.controls[1:])
         compiled = self.compiled if self.compiled is not None and form_of(drawn) == self.first_form else None
-        loss = self._forward(compiled, drawn)
+        if self.watched:
+            loss = self._forward(compiled, drawn)
+        else:
+            self.watched = True
+            self.watch, loss = watched(probe, lambda: self._forward(compiled, drawn))
         if probe.point.is_cuda and torch.cuda.is_current_stream_capturing():
             self._recorded_update(loss)
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,6 +19,7 @@ from ..replay import Replay, aside
 from ..tasks import Task, split
 from .modules import STATISTICS, batch_norms
 from .probe import Probe
+from .proof import prove_on
 from .state import Contents, kept
 from .weights import Weights
 
@@ -37,9 +39,15 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     task: how the network sees a batch; without one, `(inputs, ..., targets)` or a dict, as in `classification`.
     """
     probe = Probe(module, weights)
-    with seeded(0, batches), aside(probe.device):
-        Statistics(probe, task.loss if task else _plain_forward, batches, Mode())()
-    return probe.weights()
+    forward = task.loss if task else _plain_forward
+    with aside(probe.device):
+        if weights.layout.statistics:
+            count(batches, "the refresh batches")
+            prove_on(probe, lambda batch: forward(probe.module, batch), batches)
+            probe.load(weights)
+        with seeded(0, batches):
+            Statistics(probe, forward, batches, Mode())()
+    return replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
 
 
 class Statistics:
@@ -121,7 +129,8 @@ class Statistics:
         for name, found in zip(STATISTICS, values, strict=False):
             pairs = zip(self.layers, found.to(self.last.dtype).split(widths), seen, strict=True)
             own = [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]
-            torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
+            if own:
+                torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
         for layer, passed in zip(self.layers, seen, strict=True):
             if passed and layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(len(self.batches))
@@ -137,12 +146,16 @@ class Statistics:
             hooks.append(layer.register_forward_hook(partial(self._note, k), with_kwargs=True))
             layer.training, layer.momentum = True, 1.0
             layer.running_mean, layer.running_var = self.pieces[k]
-            layer.num_batches_tracked = None
+            layer.num_batches_tracked = self._no_count(layer)
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _no_count(self, layer: nn.Module) -> Tensor | None:
+        """SyncBatchNorm wants to count."""
+        return torch.zeros((), dtype=torch.long, device=self.probe.device) if isinstance(layer, nn.SyncBatchNorm) else None
 
     def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))

@@ -107,6 +107,9 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
     network."""
     buffers = {name: buffer for name, buffer in buffers.items() if plain(buffer)}
     placed = {name: tensor for name, tensor in {**buffers, **parameters}.items() if tensor.numel() and not tensor.is_meta}
+    for name, parameter in parameters.items():
+        if not parameter.is_meta and torch._debug_has_internal_overlap(parameter) == 1:
+            raise ThalwegError(f"several elements of '{name}' are one in memory, as after expand(), and cannot move: clone() it")
     furthest = last_parameter = (0, 0, "")
     for here in sorted((*span(tensor), name) for name, tensor in placed.items()):
         moves = here[2] in parameters

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError
 from ..modes import Mode
+from ..randomness import undisturbed
 from ..text import first_line
 from .base import held_once
 from .layout import Layout, overlap, span
@@ -38,6 +39,8 @@ class Probe:
         self.original, self.layout = unwrapped(module), Layout.of(module)
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
+        if originals[0].is_meta:
+            raise ThalwegError(f"'{self.layout.names[0]}' has no values, being on the meta device: load the network first")
         mode = mode or Mode()
         if mode.precision == "bf16" and self.layout.dtype != torch.float32:
             raise ThalwegError(f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}")
@@ -56,6 +59,9 @@ class Probe:
         self.state = ModuleState(self.module)
         copied, _ = named_parameters(self.module)
         self._own: dict[str, Tensor] = {**{name: copied[name] for name in self.layout.frozen}, **dict(named_buffers(self.module))}
+        if not self.views:
+            self.stand_at_original()  # a copy with a way of its own may have begun elsewhere
+            self.state = ModuleState(self.module)
         if weights is not None:
             self.load(weights)
 
@@ -99,6 +105,21 @@ class Probe:
         with torch.no_grad():
             for name, value in given.items():
                 self._own[name].copy_(value)
+
+    @property
+    def moving(self) -> dict[str, nn.Parameter]:
+        return dict(zip(self.layout.names, self._parameters, strict=True))
+
+    def stand_at_original(self) -> None:
+        """Where the caller's module stands now, with what it keeps besides."""
+        parameters, _ = named_parameters(self.original)
+        theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(self.original))}
+        self.state.restore()
+        torch._foreach_copy_(self.slots(self.point), [parameters[name].detach() for name in self.layout.names])
+        self.moved()
+        with torch.no_grad():
+            for name, own in self._own.items():
+                own.copy_(theirs[name])
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -208,18 +229,19 @@ class Probe:
         """The copy and its moving parameters; a network that does not take ours (scripted, or with a `__deepcopy__` of its own
         that makes new ones) is written to tensor by tensor."""
         memo = self._viewing(originals) if self.views else {}
-        copy = _private_copy(self.original, memo)
+        with undisturbed():
+            copy = _private_copy(self.original, memo)
         named, _ = named_parameters(copy)
         found = [named.get(name) for name in self.layout.names]
         if self.views and any(new is not memo[id(old)] for new, old in zip(found, originals, strict=True)):
             self.views = False
             return self._copied(originals)
         for name, old, new in zip(self.layout.names, originals, found, strict=True):
-            if new is None or new.shape != old.shape or new.dtype != old.dtype or new.data_ptr() == old.data_ptr():
+            if new is None or (new.shape, new.dtype) != (old.shape, old.dtype) or (old.numel() and _shares(new, old)):
+                how = "not in it" if new is None else "another" if new.shape != old.shape else "that of the original"
                 raise ThalwegError(
-                    f"a copy of the network must have parameters of its own, and '{name}' is "
-                    f"{'not in it' if new is None else 'another' if new.shape != old.shape else 'that of the original'}: "
-                    "correct the network's __deepcopy__, or leave it out"
+                    f"a copy of the network must have parameters of its own, and '{name}' is {how}: correct the network's "
+                    "__deepcopy__, or leave it out"
                 )
             if not self.views:
                 _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted part have a history

@@ -86,6 +86,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module):
         self.contents = Contents(module)
+        self.modes = [(part, part.training) for part in module.modules()]  # of scripted parts they are no attribute
         self.fixed = [tensor for tensor in self.contents.tensors.values() if plain(tensor)]
         self.values = [tensor.detach().clone() for tensor in self.fixed]
         self.numbers = [array.copy() for array in self.contents.arrays]
@@ -94,6 +95,9 @@ class ModuleState:
     def restore(self) -> None:
         for container, before in self.contents.held:
             _put_back(container, before)
+        for part, training in self.modes:
+            if part.training != training:
+                part.training = training
         for tensor, value in zip(self.fixed, self.values, strict=True):
             if tensor.shape != value.shape or tensor.dtype != value.dtype:
                 tensor.data = value.clone()

@@ -1,0 +1,252 @@
+"""Proof that a probe computes with its own weights alone, and what the caller's module computes."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..batches import Batches, mapped, source, tensors_in
+from ..errors import ThalwegError
+from ..explaining import explained
+from ..randomness import seeded
+from .layout import span
+from .modules import named_parameters
+from .probe import Probe
+from .state import Contents, ModuleState, plain
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value, on the CPU; everything else has few digits
+COARSE = 3e-2
+Result = TypeVar("Result")
+
+
+class Watch(TorchDispatchMode):
+    """Looks at every tensor that takes part in a pass of the copy, and at every module that is called.
+
+    used: the moving parameters that took part. asked: the arguments of the first call of the whole network.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, probe: Probe):
+        super().__init__()
+        self.probe = probe
+        self.theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
+        self.parts = {id(part): name for name, part in probe.original.named_modules()}
+        buffers = dict(probe.module.named_buffers())
+        kept = [(path, tensor) for path, tensor in probe.state.contents.tensors.items() if path not in buffers]
+        self.plain = _by_storage([(path, tensor) for path, tensor in kept if not tensor.requires_grad])
+        self.spans = sorted((*span(p), name) for name, p in probe.moving.items() if p.numel())
+        self.starts = [start for start, _, _ in self.spans]
+        self.used: set[str] = set()
+        self.seen: set[str] = set()
+        self.asked: tuple[Any, Any] | None = None
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        return function(*args, **(kwargs or {}))
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        if storage in self.theirs:
+            _refuse_original(self.theirs[storage])
+        if storage in self.plain:
+            self.seen.add(self.plain[storage])
+        k = bisect_right(self.starts, tensor.data_ptr()) - 1
+        if k >= 0 and tensor.data_ptr() < self.spans[k][1]:
+            self.used.add(self.spans[k][2])
+
+    def call(self, part: nn.Module, args: Any) -> None:
+        if id(part) in self.parts:
+            _refuse_original(self.parts[id(part)])
+
+    def ask(self, network: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.asked is None:
+            self.asked = mapped(args, _twin), mapped(kwargs, _twin)
+
+    def check(self, values: Any) -> None:
+        """Raise, naming it, if what came out depends on a parameter that does not lie in the vector, or on a stale cache."""
+        own = set(map(id, self.probe.moving.values()))
+        strangers = [leaf for leaf in _leaves(tensors_in(values)) if id(leaf) not in own]
+        known = {id(tensor): path for path, tensor in Contents(self.probe.module).tensors.items()}
+        known |= {id(tensor): name for name, tensor in named_parameters(self.probe.module)[0].items()}
+        for leaf in strangers:
+            if isinstance(leaf, nn.Parameter) or id(leaf) in known:
+                name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"
+                raise ThalwegError(
+                    f"{name} takes part in the loss and does not move, since it is no parameter of the network that was given "
+                    "(a plain list of layers, a layer made in the first forward pass, a closure): register it before the call, "
+                    "or, if it should stay as it is, freeze it with requires_grad_(False)"
+                )
+        self._check_caches()
+
+    def _check_caches(self) -> None:
+        tensors = self.probe.state.contents.tensors
+        for name, parameter in self.probe.moving.items():
+            here = name.rpartition(".")[0]
+            for path in self.seen if name not in self.used else ():
+                beside = path.rpartition(".")[0] == here or parameter.ndim > 1
+                if beside and tensors[path].shape in (parameter.shape, parameter.T.shape if parameter.ndim == 2 else None):
+                    raise ThalwegError(
+                        f"'{name}' takes no part in the forward pass, and the plain tensor '{path}' of its shape does: it looks "
+                        "like a cache of earlier weights; clear it before the call"
+                    )
+
+
+@contextmanager
+def _watching(probe: Probe) -> Iterator[Watch]:
+    watch = Watch(probe)
+    hooks = [register_module_forward_pre_hook(watch.call)]
+    if not isinstance(probe.module, torch.jit.ScriptModule):
+        hooks.append(probe.module.register_forward_pre_hook(watch.ask, with_kwargs=True, prepend=True))
+    try:
+        with watch:
+            yield watch
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def watched(probe: Probe, work: Callable[[], Result]) -> tuple[Watch | None, Result]:
+    """What `work` gives, while every tensor in it is looked at; without a watch where the network cannot run under one."""
+    try:
+        with _watching(probe) as watch:
+            found = work()
+    except (ThalwegError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # if it is the network's own error, it comes again
+        return None, work()
+    watch.check(found)
+    return watch, found
+
+
+def prove(probe: Probe, work: Callable[[], Any]) -> None:
+    """Raise unless `work`, a pass over a batch, uses the copy's weights alone, all of them, and the copy does what the caller's
+    module does. The probe is anywhere afterwards."""
+    probe.stand_at_original()
+    probe.module.eval()
+    try:
+        with torch.enable_grad(), seeded(0):
+            watch, _ = watched(probe, work)
+        probe.check()
+        if watch is not None:
+            if not watch.used:
+                raise ThalwegError(
+                    "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
+                    "or a task that does not use the network"
+                )
+            compare(probe, watch)
+    except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
+        return
+
+
+def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> None:
+    """`prove` with the first of the batches."""
+    passes, make = source(batches, probe.device)
+    with seeded(0, batches):
+        batch = make(next(iter(passes())))
+        with explained(probe.module, batch):
+            prove(probe, lambda: forward(mapped(batch, _twin)))
+
+
+def compare(probe: Probe, watch: Watch) -> None:
+    """Raise unless copy and original answer alike at the original's weights; where one cannot be asked by itself, there is
+    nothing to compare. The original is left as it was."""
+    if watch.asked is None:
+        return
+    probe.stand_at_original()
+    try:
+        theirs = _original_answer(probe, watch.asked)
+        ours = _answer(probe.module, watch.asked)
+    except Exception:
+        return
+    probe.check()
+    if len(ours) != len(theirs) or not all(agree(probe, a, b) for a, b in zip(ours, theirs, strict=True)):
+        raise ThalwegError(
+            "a copy of the network computes something else than the network itself at the same weights: it keeps something that "
+            "copy.deepcopy does not copy; correct its __deepcopy__, or keep that in an attribute"
+        )
+
+
+def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
+    """The probe stands where the original does, and knows what its parameters were."""
+    module, state = probe.original, ModuleState(probe.original)
+    places = [(parameter, parameter.data) for parameter in module.parameters()]
+    own, _ = named_parameters(probe.module)
+    try:
+        return _answer(module, asked)
+    finally:
+        state.restore()
+        for parameter, place in places:
+            if parameter.data_ptr() != place.data_ptr():
+                parameter.data = place
+        with torch.no_grad():
+            for name, parameter in named_parameters(module)[0].items():
+                if not torch.equal(parameter, own[name]):
+                    parameter.copy_(own[name])
+
+
+def _answer(module: nn.Module, asked: tuple[Any, Any]) -> list[Tensor]:
+    args, kwargs = (mapped(part, _twin) for part in asked)
+    with torch.no_grad(), seeded(0):
+        module.eval()
+        return [tensor for tensor in tensors_in(module(*args, **kwargs)) if plain(tensor) and tensor.is_floating_point()]
+
+
+def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
+    """Whether two results of one computation are the same up to rounding."""
+    if one.shape != two.shape:
+        return False
+    digits = TOLERANCE.get(probe.layout.dtype, COARSE) if probe.device.type == "cpu" else COARSE
+    finite = one[one.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(one, two, rtol=0.0, atol=digits * scale, equal_nan=True)
+
+
+def _refuse_original(name: str) -> None:
+    whose = f"'{name}' of the network" if name else "the network itself"
+    raise ThalwegError(
+        f"{whose} that was given takes part in the pass of its private copy: a function bound to the original (a lambda over "
+        "self, a replaced .forward, a closure, a hook, a loss over the network itself) must use the network it is called "
+        "with, and a teacher must be a copy of its own"
+    )
+
+
+def _leaves(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors a gradient would flow into."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _by_storage(named: Sequence[tuple[str, Tensor]]) -> dict[int, str]:
+    return {storage: name for name, tensor in named if tensor.numel() and (storage := _storage(tensor)) is not None}
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """None for what has none, or lies nowhere."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _twin(item: Any) -> Any:
+    return item.detach().clone().requires_grad_(item.requires_grad) if isinstance(item, Tensor) else copy(item)
