@@ -204,6 +204,7 @@ class Ensemble:
                 "the last member predicts something else by itself than after the others: the network, the task or the data keep "
                 "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in every pass"
             )
+        prove_predicting(probe, task, batches, alike=False)
         self._proven.append(task)
 
 

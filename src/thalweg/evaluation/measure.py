@@ -120,9 +120,9 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> N
     prove_on(probe, measured, batches)
 
 
-def prove_predicting(probe: Probe, task: Task, batches: Batches) -> None:
+def prove_predicting(probe: Probe, task: Task, batches: Batches, alike: bool = True) -> None:
     """The same for predictions alone."""
-    prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches)
+    prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches, alike)
 
 
 def predicted(

@@ -27,7 +27,7 @@ from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
-from ..weightspace.proof import agree
+from ..weightspace.proof import agree, prove_on
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
 from .results import Scan, Values, array, plain
@@ -101,7 +101,9 @@ def scan(
     del at, probe  # before there is another
     if last is not None:
         least = min(data, key=lambda name: len(data[name]))
-        _look_again(Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode), last)
+        again = Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode)
+        _look_again(again, last)
+        prove_on(again.probe, lambda batch: task.loss(again.probe.module, batch), data[least], alike=False)
     shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
     found = Scan(
         values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn

@@ -130,9 +130,12 @@ def watched(probe: Probe, work: Callable[[], Result]) -> tuple[Watch | None, Res
     return watch, found
 
 
-def prove(probe: Probe, work: Callable[[], Any]) -> None:
-    """Raise unless `work`, a pass over a batch, uses the copy's weights alone, all of them, and the copy does what the caller's
-    module does. The probe is anywhere afterwards."""
+def prove(probe: Probe, work: Callable[[], Any], alike: bool = True) -> None:
+    """Raise unless `work`, a pass over a batch, uses the copy's weights alone, and the copy does what the caller's module does.
+    The probe is anywhere afterwards.
+
+    alike: whether to compare it with the caller's module.
+    """
     probe.stand_at_original()
     probe.module.eval()
     try:
@@ -145,18 +148,19 @@ def prove(probe: Probe, work: Callable[[], Any]) -> None:
                     "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
                     "or a task that does not use the network"
                 )
-            compare(probe, watch)
+            if alike:
+                compare(probe, watch)
     except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
         return
 
 
-def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> None:
+def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches, alike: bool = True) -> None:
     """`prove` with the first of the batches."""
     passes, make = source(batches, probe.device)
     with seeded(0, batches):
         batch = make(next(iter(passes())))
         with explained(probe.module, batch):
-            prove(probe, lambda: forward(mapped(batch, _twin)))
+            prove(probe, lambda: forward(mapped(batch, _twin)), alike)
 
 
 def compare(probe: Probe, watch: Watch) -> None:

@@ -1,0 +1,318 @@
+"""In the first pass of every call the copy is proven to compute with its own weights, and to be a copy."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+from thalweg.evaluation.curve_ensemble import curve_ensemble
+from thalweg.weightspace.probe import Probe
+from thalweg.weightspace.proof import Watch
+
+BATCHES = ZOO["mlp"].batches()
+TASK = tw.classification()
+
+
+def line(module):
+    return tw.Segment(*(tw.Weights.of(module),) * 2)
+
+
+def calls(task=TASK):
+    method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.05)
+    return {
+        "fit": lambda m: tw.fit(m, task, BATCHES, epochs=1, lr=0.1),
+        "connect": lambda m: tw.connect(m, tw.Bezier(tw.Weights.of(m), tw.Weights.of(m)), task, BATCHES, epochs=1, lr=0.1),
+        "walk": lambda m: tw.walk(m, task, BATCHES, method, epochs=2),
+        "scan": lambda m: tw.scan(m, line(m), task, {"x": BATCHES}, points=2, refresh=BATCHES),
+        "ensemble": lambda m: tw.Ensemble(m, [tw.Weights.of(m)]).score(task, BATCHES),
+        "curve_ensemble": lambda m: curve_ensemble(m, line(m), task, BATCHES, points=2, refresh=BATCHES),
+        "refresh": lambda m: tw.refresh(m, tw.Weights.of(m).bare(), BATCHES, task),
+    }
+
+
+CALLS = calls()
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(self.norm(self.first(x))))
+
+
+def lambda_over_self():
+    module = Normed()
+    inner = module.norm
+    module.norm.forward = lambda x: nn.BatchNorm1d.forward(inner, x)
+    return module
+
+
+def part_without_parameters():
+    """The original's dropout runs in the original's mode, and no tensor of it takes part."""
+    module = Normed()
+    original = module.drop
+    module.first.register_forward_hook(lambda part, args, out: original(out))
+    return module
+
+
+def replaced_forward():
+    module = Normed()
+    whole = module.forward
+    module.forward = lambda x: 2 * whole(x)
+    return module
+
+
+class PlainList(Normed):
+    def __init__(self):
+        super().__init__()
+        self.more = [nn.Linear(3, 3).double()]
+
+    def forward(self, x):
+        return self.more[0](super().forward(x))
+
+
+class MadeLate(Normed):
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(3, 3).double()
+        return self.late(super().forward(x))
+
+
+class ReplacesData(Normed):
+    def forward(self, x):
+        self.first.weight.data = self.first.weight.data.clone()
+        return super().forward(x)
+
+
+class CopiesBadly(Normed):
+    """Loses an attribute in every copy."""
+
+    scale = 1.0
+
+    def __deepcopy__(self, memo):
+        new = CopiesBadly().double()
+        new.load_state_dict(self.state_dict())
+        return new
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
+def badly_copied():
+    module = CopiesBadly()
+    module.scale = 2.0
+    return module
+
+
+class StaleCache(Normed):
+    """Used before it was handed over, it has a copy of its weight that nobody clears."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = torch.randn(6, 4).double()
+
+    def forward(self, x):
+        return self.last(self.norm(F.linear(x, self.cache)))
+
+
+REFUSED = {
+    "lambda over self": (lambda_over_self, r"'norm(\.\w+)?' of the network that was given takes part"),
+    "a part without parameters": (part_without_parameters, "'drop' of the network that was given takes part"),
+    "a replaced forward": (replaced_forward, "'first' of the network that was given takes part"),
+    "a plain list": (PlainList, r"'more\.0\.\w+' takes part in the loss and does not move"),
+    "a layer made late": (MadeLate, r"'late\.\w+' takes part in the loss and does not move"),
+    "data replaced": (ReplacesData, r"'first\.weight' no longer lies in the vector"),
+    "a bad copy": (badly_copied, "a copy of the network computes something else than the network itself"),
+    "a stale cache": (StaleCache, r"'first\.weight' takes no part in the forward pass, and the plain tensor 'cache'"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_call_refuses(name, call):
+    make, message = REFUSED[name]
+    module = make().double()
+    before = bits(module)
+    with pytest.raises(tw.ThalwegError, match=message):
+        CALLS[call](module)
+    assert same_bits(before, bits(module))
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name != "ensemble"])
+def test_a_penalty_over_the_callers_network_is_refused(call):
+    module = Normed().double()
+    task = tw.Task(lambda net, batch: TASK.loss(net, batch) + module.first.weight.square().sum(), TASK.predict)
+    with pytest.raises(tw.ThalwegError, match=r"'first\.weight' of the network that was given takes part"):
+        calls(task)[call](module)
+    assert module.first.weight.grad is None
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("how", ["frozen", "no_grad", "detached"])
+def test_a_teacher_in_the_task_is_allowed(call, how):
+    module, teacher = Normed().double(), Normed().double().eval().requires_grad_(how != "frozen")
+
+    def loss(net, batch):
+        with torch.set_grad_enabled(how != "no_grad" and torch.is_grad_enabled()):
+            wanted = teacher(batch[0])
+        return TASK.loss(net, batch) + (net(batch[0]) - (wanted.detach() if how == "detached" else wanted)).square().mean(1)
+
+    calls(tw.Task(loss, TASK.predict))[call](module)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_a_parameter_of_the_task_is_refused():
+    weight = nn.Parameter(torch.ones(()).double())
+    task = tw.Task(lambda net, batch: weight * TASK.loss(net, batch))
+    with pytest.raises(tw.ThalwegError, match=r"a parameter of shape \(\) takes part in the loss and does not move"):
+        tw.fit(Normed().double(), task, BATCHES, epochs=1, lr=0.1)
+    assert weight.grad is None
+
+
+def test_inputs_that_require_a_gradient_are_allowed():
+    def loss(net, batch):
+        with torch.enable_grad():
+            x = batch[0].clone().requires_grad_()
+            [slope] = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return slope.square().sum(1)
+
+    task = tw.Task(loss, TASK.predict)
+    module = ZOO["mlp"].module(1)
+    tw.fit(module, task, BATCHES, epochs=1, lr=0.01)
+    tw.scan(module, line(module), task, {"x": BATCHES}, points=2)
+
+
+def test_a_loss_with_a_counter_is_called_once_for_each_step():
+    seen = []
+
+    def loss(net, batch):
+        seen.append(len(batch[0]))
+        return TASK.loss(net, batch) / len(seen)
+
+    tw.fit(Normed().double(), tw.Task(loss), BATCHES, epochs=1, lr=0.1)
+    assert seen == [len(x) for x, _ in BATCHES]
+
+
+def test_the_caller_is_left_as_it_was_where_eval_or_forward_write_to_it():
+    class Writes(Normed):
+        def eval(self):
+            self.first.weight.data.mul_(1.5)
+            return super().eval()
+
+        def forward(self, x):
+            self.seen = x
+            with torch.no_grad():
+                self.last.weight.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    module = Writes().double()
+    before = bits(module)
+    for call in ("fit", "scan", "ensemble", "refresh"):
+        CALLS[call](module)
+        assert same_bits(before, bits(module))
+        assert not hasattr(module, "seen")
+
+
+def test_training_is_watched_in_its_first_step_alone(monkeypatch):
+    begun = []
+    monkeypatch.setattr(
+        Watch, "__init__", (lambda plain: lambda self, probe: begun.append(1) or plain(self, probe))(Watch.__init__)
+    )
+    tw.fit(Normed().double(), TASK, BATCHES, epochs=3, lr=0.1)
+    assert len(begun) == 1
+
+
+COUNTED = {"cache": {}, "count": 0}
+
+
+class OutsideState(nn.Linear):
+    """Keeps something where nobody can put it back."""
+
+    def forward(self, x):
+        COUNTED["count"] += 1
+        return super().forward(x) * COUNTED["count"]
+
+
+def stateful_task():
+    rng = torch.Generator().manual_seed(0)
+    return tw.Task(lambda net, batch: TASK.loss(net, batch) * torch.rand(1, generator=rng).double(), TASK.predict)
+
+
+@pytest.mark.parametrize("what", ["network", "task"])
+@pytest.mark.parametrize("points", [1, 3])
+def test_a_scan_refuses_what_is_kept_between_passes(what, points):
+    module = OutsideState(4, 3).double() if what == "network" else nn.Linear(4, 3).double()
+    task = TASK if what == "network" else stateful_task()
+    with pytest.raises(tw.ThalwegError, match=r"something else than the network itself|after the others and .* by itself"):
+        tw.scan(module, [tw.Weights.of(module)] * points, task, {"x": BATCHES})
+
+
+class Remembers(nn.Linear):
+    """By the size of the batch, in a cache outside of the network."""
+
+    def forward(self, x):
+        if len(x) not in COUNTED["cache"]:
+            COUNTED["cache"][len(x)] = super().forward(x).detach()
+        return COUNTED["cache"][len(x)]
+
+
+@pytest.mark.parametrize("call", ["scan", "ensemble"])
+def test_a_cache_outside_of_the_network_is_refused(call):
+    COUNTED["cache"].clear()
+    with pytest.raises(tw.ThalwegError, match="no moving weight takes part"):
+        CALLS[call](Remembers(4, 3).double())
+
+
+def test_an_ensemble_refuses_what_is_kept_between_passes():
+    module = OutsideState(4, 3).double()
+    with pytest.raises(tw.ThalwegError, match=r"predicts something else by itself|something else than the network itself"):
+        tw.Ensemble(module, [tw.Weights.of(module)] * 2).predict(TASK, BATCHES)
+
+
+def test_an_ensemble_refuses_predictions_that_change():
+    rng = torch.Generator().manual_seed(0)
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch[0]) * torch.rand(1, generator=rng).double(), batch[1]))
+    module = nn.Linear(4, 3).double()
+    with pytest.raises(tw.ThalwegError, match="predicts something else by itself than after the others"):
+        tw.Ensemble(module, [tw.Weights.of(module)] * 2).predict(task, BATCHES)
+
+
+def test_an_ensemble_is_proven_once_for_each_task(monkeypatch):
+    module = nn.Linear(4, 3).double()
+    ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
+    ensemble.predict(TASK, BATCHES)
+    monkeypatch.setattr(Probe, "__init__", None)
+    ensemble.predict(TASK, BATCHES)
+
+
+@pytest.mark.parametrize("way", ["in place", "attribute"])
+def test_a_loss_that_writes_into_the_output_does_not_spoil_predictions(way):
+    class Output:
+        def __init__(self, logits):
+            self.inner = {"all": [logits]}
+
+        @property
+        def logits(self):
+            return self.inner["all"][0]
+
+    class Objects(nn.Linear):
+        def forward(self, x):
+            return Output(super().forward(x))
+
+    def loss(net, batch):
+        out = net(batch[0])
+        if way == "in place":
+            out.logits.mul_(-1)
+        else:
+            out.inner["all"][0] = -out.logits
+        return F.cross_entropy(out.logits, batch[1], reduction="none")
+
+    module = Objects(4, 3).double()
+    scan = tw.scan(module, [tw.Weights.of(module)], tw.Task(loss, TASK.predict), {"x": BATCHES})
+    with torch.no_grad():
+        wrong = torch.cat([F.linear(x, module.weight, module.bias).argmax(1) != y for x, y in BATCHES])
+    assert scan.values["x"]["error"][0] == pytest.approx(wrong.double().mean().item())
