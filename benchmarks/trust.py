@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.demo import _network
+from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
 
 ROUNDS, POINTS = 7, 61
@@ -34,20 +34,15 @@ def batches(count, size, *shape):
 
 
 def cases():
-    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    yield (
-        "digits, train and test, refreshed",
-        network(),
-        {"train": batches(10, 128, 1, 8, 8), "test": batches(3, 128, 1, 8, 8)},
-        10,
-    )
-    yield "two layers, one data set of 10 batches", dense, {"test": batches(10, 128, 1, 8, 8)}, 0
-    yield "two layers, train and test of 40 and 10", dense, {"train": batches(40, 128, 64), "test": batches(10, 128, 64)}, 0
+    demo = digits(0)
+    dense = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    yield "digits of the demo", demo["model"], demo["data"], demo.get("refresh")
+    yield "two layers, 10 batches", dense, {"test": batches(10, 128, 64)}, None
+    yield "two layers, 40 and 10 batches", dense, {"train": batches(40, 128, 64), "test": batches(10, 128, 64)}, None
 
 
 if __name__ == "__main__":
-    for name, module, data, count in cases():
-        refresh = batches(count, 128, 1, 8, 8) if count else None
+    for name, module, data, refresh in cases():
         times = {proven: [] for proven in (True, False)}
         timed(module, data, refresh, True)
         for _ in range(ROUNDS):
