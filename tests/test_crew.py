@@ -15,7 +15,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.crew import Crew, _own_card
-from thalweg.training.loop import _check_whole
+from thalweg.training.question import _check_whole
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}

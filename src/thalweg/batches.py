@@ -1,6 +1,5 @@
 """Any iterable of batches with a length; a batch is any nest of tensors."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .errors import ThalwegError
-from .randomness import seeded, undisturbed
 
 
 class Batches(Protocol):
@@ -103,7 +101,7 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
         device.type == "cuda"
         and isinstance(batches, Drawn)
         and batches.device == device
-        and _home(batches, "draws") is _home(batches, "__iter__")
+        and home(batches, "draws") is home(batches, "__iter__")
     ):
         return lambda: _whole(batches.draws(), len(batches)), batches.make
     return lambda: moved(batches, device), lambda batch: batch
@@ -121,9 +119,9 @@ def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
         raise ThalwegError(f"the batches promised {promised} batches and gave {more}: correct their length or what they give")
 
 
-def _home(batches: object, method: str) -> type:
-    """The class that defines a method; a subclass with another `__iter__` is taken at its word."""
-    return next(kind for kind in type(batches).__mro__ if method in vars(kind))
+def home(batches: object, method: str) -> type:
+    """The class that defines a method, or object; a subclass with another `__iter__` is taken at its word."""
+    return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
 
 
 def _beside(batch: Any, device: torch.device) -> Any:
@@ -146,16 +144,6 @@ def _beside(batch: Any, device: torch.device) -> Any:
 @cache
 def _copying_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-def fingerprint(batches: Batches) -> str:
-    """A short hash of the number of batches and of the tensors in the first one."""
-    sha = hashlib.sha256(str(count(batches)).encode())
-    with undisturbed(batches), seeded(0, batches):
-        for tensor in tensors_in(next(iter(batches), None)):
-            sha.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()[:16]
 
 
 def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.isnan) -> str | None:

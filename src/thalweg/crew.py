@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from .batches import mapped, tensors_in
 from .errors import ThalwegError
 from .randomness import seeded
+from .store.facts import differences, is_fact
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # for a process that neither answers nor ends; one point of a scan may take long
@@ -85,12 +86,12 @@ class Crew:
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """All must have the same; what differs is named."""
-        each = self.all(dict(facts))
-        for rank, other in enumerate(each):
-            for name, value in each[0].items():
-                if other.get(name) != value:
-                    odd = f"{name} is {value!r} in process 0 and {other.get(name)!r} in process {rank}"
-                    raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
+        first, *others = self.all(dict(facts))
+        for rank, other in enumerate(others, start=1):
+            for name in (name for name in first if differences({name: first[name]}, {name: other.get(name)})):
+                odd = f"{name} is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
+                odd = f"{name} in process 0 and in process {rank} differ" if is_fact(first[name]) else odd
+                raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
         """For a step: random numbers of this process alone, whichever came before."""

@@ -73,9 +73,8 @@ def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights 
 
 def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:
     """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
-    for folder in (path, path / "members"):
-        if (folder / MANIFEST).is_file():
-            return Ensemble.load(folder, model).members
+    if any((folder / MANIFEST).is_file() for folder in (path, path / "members")):
+        return Ensemble.load(path, model).members
     return [load_weights(path, model, key)]
 
 

@@ -72,9 +72,7 @@ def walk(
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     told: Any = {"watch": inputs.data, "mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
     found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
-    tw.Ensemble(inputs.model, found).save(out / MEMBERS)
     for number, trace in enumerate(found.traces, start=1):
-        trace.save(out / f"trace-{number}.json")
         figure = Figure(figsize=(7, 8), layout="constrained")
         tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
         tw.figures.save(figure, out / f"trace-{number}")
@@ -159,7 +157,7 @@ def compare(
     ways = [tw.Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
     result = tw.compare(
-        lambda seed: load_inputs(task, seed, device).model,
+        lambda seed: load_inputs(task, seed, device).model,  # the data are those of seed 0, since all are scored together
         inputs.task,
         inputs.train,
         inputs.data[name],
@@ -176,7 +174,6 @@ def compare(
         run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )
-    result.save(out / "comparison.json")
     figure = Figure(layout="constrained")
     tw.figures.budget(result, ax=figure.subplots())
     tw.figures.save(figure, out / "comparison")

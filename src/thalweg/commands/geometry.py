@@ -73,18 +73,17 @@ def fit(
     from ..store.runs import Run
     from ..turns import at_once
 
-    inputs, mode = load_inputs(task, seed, device), tw.Mode(precision, compile, graph)
+    each, mode = [load_inputs(task, seed + k, device) for k in range(runs)], tw.Mode(precision, compile, graph)
     common: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
 
     def job(number: int) -> Any:
-        folder = out if runs == 1 else out / f"seed-{number}"
-        model = inputs.model if number == seed else load_inputs(task, number, device).model
+        folder, inputs = out if runs == 1 else out / f"seed-{number}", each[number - seed]
         run = Run(folder, every=every, resume=resume, note={**settings, "seed": number})
         told: Any = {"keep": keep or (), "mode": mode, "run": run, "progress": bar(quiet)}
-        return lambda: tw.fit(model, inputs.task, inputs.train, seed=number, **told, **common)
+        return lambda: tw.fit(inputs.model, inputs.task, inputs.train, seed=number, **told, **common)
 
-    trained = at_once([job(seed + k) for k in range(runs)], next(inputs.model.parameters()).device)
-    for number, weights in enumerate(trained, start=seed):
+    trained = at_once([job(seed + k) for k in range(runs)], next(each[0].model.parameters()).device)
+    for number, (inputs, weights) in enumerate(zip(each, trained, strict=True), start=seed):
         alone = tw.scan(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     done(out, _after_fit(given))
@@ -285,7 +284,6 @@ def _report(results: "Mapping[Path, tw.Scan]") -> None:
 
     *_, (last, result) = results.items()
     for folder, each in results.items():
-        each.save(folder / "scan.json")
         write(folder / "scan.csv", partial(Path.write_text, data=each.to_csv()))
     drawn: Any = result if result.kind == "plane" else {each.name: each for each in results.values()}
     name, draw = ("surface", tw.figures.surface) if result.kind == "plane" else ("profile", tw.figures.profile)

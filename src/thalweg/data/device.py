@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,11 @@ class DeviceBatches:
     @property
     def device(self) -> torch.device:
         return self.images.device
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """All that decides which batches come, but for the state of the generator; a run folder compares it."""
+        return {key: value for key, value in vars(self).items() if key not in ("_padded", "generator")}
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.images), self.batch_size)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,6 +74,11 @@ class TokenBatches:
     @property
     def device(self) -> torch.device:
         return self.streams.device
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """All that decides which batches come; a run folder compares it."""
+        return {"streams": self.streams, "steps": self.steps}
 
     def __len__(self) -> int:
         return (self.streams.shape[1] - 1) // self.steps

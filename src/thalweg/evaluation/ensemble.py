@@ -155,11 +155,11 @@ class Ensemble:
 
     @classmethod
     def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
-        """Read an ensemble; each member is checked against the manifest.
+        """Read an ensemble, from its folder or from that of a walk; each member is checked against the manifest.
 
         skip: files of members to leave out, such as a damaged one.
         """
-        folder = Path(folder)
+        folder = files.inside(folder, MANIFEST, f"members/{MANIFEST}").parent
         entries = _entries(folder, Layout.of(module))
         return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
 

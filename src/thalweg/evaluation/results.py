@@ -40,8 +40,10 @@ class Saved:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        with files.reading(Path(path)):
-            return cls.checked(files.load_json(Path(path), cls.saved_as))
+        """Read a file, or what a finished run left in its folder (of the traces of a walk the first)."""
+        found = files.inside(path, f"{cls.saved_as}.json", f"{cls.saved_as}-1.json")
+        with files.reading(found):
+            return cls.checked(files.load_json(found, cls.saved_as))
 
     @classmethod
     def checked(cls, entry: Mapping[str, Any]) -> Self:

@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import isnan
@@ -13,14 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..batches import Batches, count, fingerprint, not_finite
+from ..batches import Batches, count, not_finite
 from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
-from ..store.runs import POINTS, Interrupts, Run, opened, versions
+from ..store import facts
+from ..store.content import digest_of
+from ..store.runs import POINTS, SCAN, Interrupts, Run, opened
 from ..tasks import Task, check_task
 from ..values import number, several, whole
 from ..weightspace.batchnorm import Statistics
@@ -30,9 +33,11 @@ from ..weightspace.probe import Probe
 from ..weightspace.proof import agree, prove_on
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
+from .question import Facts, asked, curve_question, measured_question, points_question, refresh_question
 from .results import Scan, Values, array, plain
 
 Target = Curve | Plane | Sequence[Weights]
+NEW = "start a new run in another folder"
 BREATH = 2.0  # seconds that each of several processes measures before they tell each other
 
 
@@ -82,48 +87,83 @@ def scan(
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
-    at = Measurer(probe, task, data, refresh, weight_decay, mode)
     crew = Crew.present
-    about = _description(target, where, data, refresh, weight_decay) if run or crew.size > 1 else {}
-    if crew.size > 1:
-        crew.agree({**versions(), **about})
-    with (
-        opened(run, "scan", about) as held,
-        aside(probe.device),
-        Progress(f"scanning {where['name']}", len(makers), progress if crew.first else False) as bar,
-    ):
-        prove_measuring(probe, task, next(iter(data.values())), mode)
-        measured = _measured(at, makers, held, bar)
-        last = at.last
-        whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
-        stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
-    _look_for_nan(measured, data, refresh)
-    del at, probe  # before there is another
-    if last is not None:
-        least = min(data, key=lambda name: len(data[name]))
-        again = Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode)
-        _look_again(again, last)
-        prove_on(again.probe, lambda batch: task.loss(again.probe.module, batch), data[least], alike=False)
-    shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-    found = Scan(
-        values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
-    )
+    about = asked(run, lambda: _question(module, target, where, task, data, refresh, mode) | {"weight_decay": weight_decay})
+    with opened(run, "scan", about, SCAN) as held:
+        if crew.first_does(lambda: held is not None and (held.folder / SCAN).is_file()):
+            kept = crew.first_does(lambda: Scan.load(held.folder / SCAN))  # type: ignore[union-attr]
+            return replace(kept, **drawn)
+        at = Measurer(probe, task, data, refresh, weight_decay, mode)
+        title = f"scanning {where['name']}"
+        with aside(probe.device), Progress(title, len(makers), progress if crew.first else False) as bar:
+            prove_measuring(probe, task, next(iter(data.values())), mode)
+            measured = _measured(at, makers, _labels(where, len(makers)), held, bar)
+            last = at.last
+            whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
+            stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
+        _look_for_nan(measured, data, refresh)
+        del at, probe  # before there is another
+        if last is not None:
+            least = min(data, key=lambda name: len(data[name]))
+            again = Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode)
+            _look_again(again, last)
+            prove_on(again.probe, lambda batch: task.loss(again.probe.module, batch), data[least], alike=False)
+        shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
+        found = Scan(
+            values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
+        )
+        if held is not None:
+            held.finish(lambda folder: found.save(folder / SCAN))
     _warn_off_plane(found)
     return found
 
 
-def _measured(at: "Measurer", makers: Sequence[Callable[[], Weights]], held: Run | None, bar: Progress) -> list[Any]:
+def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:
+    """Which point each is, as the lines of a run folder say it: its number, and t, or x and y."""
+    if "y" in where:
+        at = [{"x": float(x), "y": float(y)} for y in where["y"] for x in where["x"]]
+    else:
+        at = [{"t": float(t)} for t in where["t"]] if "t" in where else [{} for _ in range(count)]
+    return [{"point": number, **own} for number, own in enumerate(at, start=1)]
+
+
+def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
+    """What a run measured before it was stopped; every line must be the point that is expected there."""
+    path, lines = run.folder / POINTS, run.lines(POINTS)
+    for number, line in enumerate(lines, start=1):
+        found = {key: value for key, value in line.items() if key != "measured"}
+        if "point" not in found or "measured" not in line:
+            raise ThalwegError(f"{path} was written by an older thalweg, and line {number} does not say which point it is: {NEW}")
+        if number > len(labels) or found != labels[number - 1]:
+            expected = f"point {_said(labels[number - 1])}" if number <= len(labels) else "nothing more"
+            rule = f"line {number} of {path} is point {_said(found)}, where {expected} is expected"
+            raise ThalwegError(f"{rule}: lines were lost, doubled, reordered or added; restore the file, or {NEW}")
+    return [line["measured"] for line in lines]
+
+
+def _said(label: Mapping[str, float]) -> str:
+    at = ", ".join(f"{key} = {value:.6g}" for key, value in label.items() if key != "point")
+    return f"{label['point']} ({at})" if at else f"{label['point']}"
+
+
+def _measured(
+    at: "Measurer",
+    makers: Sequence[Callable[[], Weights]],
+    labels: Sequence[dict[str, float]],
+    held: Run | None,
+    bar: Progress,
+) -> list[Any]:
     """Every point, of which those that a run kept are not measured again; stops between two of them if it is asked to."""
     crew = Crew.present
     with Interrupts(crew.first_does(lambda: held is not None)) as interrupts:
-        measured: list[Any] = crew.first_does(lambda: held.lines(POINTS) if held is not None else [])
+        measured: list[Any] = crew.first_does(lambda: _kept(held, labels) if held is not None else [])
         bar.done = len(measured)
         for found in _rounds(at, makers[len(measured) :], crew):
             for point in found:
+                if held is not None:
+                    held.append(POINTS, {**labels[len(measured)], "measured": point})
                 measured.append(point)
                 bar.advance()
-                if held is not None:
-                    held.append(POINTS, point)
             if crew.any(interrupts.asked is not None)[0] and interrupts.wanted:
                 interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
     return measured
@@ -257,15 +297,24 @@ def _check_places(target: Target, points: Any, grid: Any, margin: Any) -> None:
             raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
 
 
-def _description(
-    target: Target, where: Mapping[str, Any], data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float
-) -> dict[str, Any]:
-    """What must be the same when a scan goes on."""
+def _question(
+    module: nn.Module,
+    target: Target,
+    where: Mapping[str, Any],
+    task: Task,
+    data: Mapping[str, Batches],
+    refresh: Batches | None,
+    mode: Mode,
+) -> Facts:
+    """What the scan would compute, which must be the same when it is resumed."""
     points = target.points if isinstance(target, Curve | Plane) else target
-    places = {key: plain(where[key]) for key in ("t", "x", "y") if key in where}
-    seen = {name: fingerprint(batches) for name, batches in data.items()}
-    own = {"of": where["name"], "points": [point.digest() for point in points], "weight_decay": weight_decay}
-    return {**own, **places, "data": seen, "refresh": None if refresh is None else fingerprint(refresh)}
+    places = {f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where}
+    return {
+        **{"of": where["name"], "data": sorted(data), "precision": mode.precision, **places},
+        **(curve_question(target) if isinstance(target, Curve) else points_question(points, "plane" if "y" in where else "list")),
+        **measured_question(module, points[0], task, data, mode),
+        **refresh_question(refresh),
+    }
 
 
 def _increasing(points: Sequence[float]) -> list[float]:

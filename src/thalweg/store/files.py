@@ -190,6 +190,19 @@ def check_format(path: Path, found: Any) -> None:
         raise ThalwegError(f"{path} has format {found}; this thalweg reads format {FORMAT}: use the version that wrote it")
 
 
+def inside(path: str | Path, *names: str) -> Path:
+    """The file itself, or in a run folder the first of these that is there."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in names if (path / name).is_file()), None)
+    if found is None:
+        begun = any((path / name).is_file() for name in ("state.safetensors", "points.jsonl", "run.json"))
+        advice = "its run has not finished: resume it" if begun else "give a file, or the folder of a run that has finished"
+        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {advice}")
+    return found
+
+
 def existing(path: Path) -> Path:
     with reading(path):
         if not path.is_file():

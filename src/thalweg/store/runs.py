@@ -25,10 +25,13 @@ from ..crew import Crew
 from ..errors import Stopped, ThalwegError
 from ..replay import place
 from . import files
+from .facts import differences, is_fact
 from .schema import check_fields
 
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
-WEIGHTS, CURVE, TRACE = "weights.safetensors", "curve.safetensors", "trace.json"  # a folder that holds its result is finished
+# a folder that holds its result is finished
+WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
+MEMBERS = "members"
 
 
 class Run:
@@ -150,11 +153,17 @@ class Run:
     def _compare(self, before: Mapping[str, Any], command: str, settings: Mapping[str, Any]) -> None:
         if before["command"] != command:
             raise ThalwegError(f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder")
-        old = before["settings"]
-        changed = [key for key in sorted({*old, *settings}) if old.get(key) != settings.get(key)]
+        if "facts" not in before:
+            raise ThalwegError(
+                f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so it cannot "
+                "be known whether this is the same: use another folder"
+            )
+        changed = differences({**before["settings"], **before["facts"]}, settings)
         if changed:
-            told = "; ".join(f"{key} was {old.get(key)!r} and is {settings.get(key)!r}" for key in changed)
-            raise ThalwegError(f"{self.folder} was started with other settings: {told}: use those, or another folder")
+            why = ": the task, the model or the data has changed" if any("first batch" in clause for clause in changed) else ""
+            raise ThalwegError(
+                f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore what it was"
+            )
 
 
 @contextmanager
@@ -219,7 +228,9 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
-    about = {"command": command, "settings": settings, "versions": versions(), "code": _code(), "started": _now()}
+    plain = {key: value for key, value in settings.items() if not is_fact(value)}
+    known = {"settings": plain, "facts": {key: value for key, value in settings.items() if is_fact(value)}}
+    about = {"command": command, **known, "versions": versions(), "code": _code(), "started": _now()}
     files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
 
 

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..batches import Batches, count, fingerprint
+from ..batches import Batches, count
+from ..crew import Crew
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
+from ..evaluation.question import Facts, asked, data_question, first_pass, measured_question, refresh_question
 from ..evaluation.results import Comparison
 from ..modes import Mode
 from ..randomness import seeded
-from ..store.runs import Run, opened
+from ..store import facts
+from ..store.runs import COMPARISON, Run, opened
 from ..tasks import Task
 from ..turns import at_once
 from ..values import number, several, whole
@@ -25,6 +28,7 @@ from ..weightspace.modules import batch_norms
 from ..weightspace.weights import Weights, average
 from .fit import fit
 from .methods import FGE, SWA, Method, Snapshot
+from .question import method_table
 from .schedules import decay
 from .walk import walk
 
@@ -83,23 +87,33 @@ def compare(
     _check(contenders, multiples, seeds)
     hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
     runner = _Runner(task, train, refresh, budget, lr, {**hardness, "mode": mode or Mode(), "progress": progress})
-    with seeded(seeds[0]):
-        module = make(seeds[0])
+    module = runner.fresh(make, seeds[0])
     runner.check(contenders, module)
-    with opened(run, "compare", {**runner.describe(contenders), **hardness} if run else {}) as held:
-        jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
-        found = at_once(jobs, next(module.parameters()).device)
 
     def score(runs: Sequence[list[Weights]]) -> dict[str, float]:
         return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
 
-    entries: dict[str, dict[str, Any]] = {}
-    for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
-        cost = {"title": contender.title, "settings": str(contender), "epochs": runner.cost(contender), "members": len(pool[0])}
-        scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
-        name = type(contender).__name__
-        entries[str(contender) if name in entries else name] = {**cost, **scores}
-    return Comparison(budget, multiples, seeds, entries)
+    def question() -> Facts:
+        own = {**hardness, "seeds": list(seeds), "multiples": list(multiples)}
+        tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.mode)
+        return {**own, **runner.question(make, contenders, seeds), **tested}
+
+    with opened(run, "compare", asked(run, question), COMPARISON) as held:
+        if Crew.present.first_does(lambda: held is not None and (held.folder / COMPARISON).is_file()):
+            return Crew.present.first_does(lambda: Comparison.load(held.folder / COMPARISON))  # type: ignore[union-attr]
+        jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
+        found = at_once(jobs, next(module.parameters()).device)
+        entries: dict[str, dict[str, Any]] = {}
+        for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
+            spent = {"epochs": runner.cost(contender), "members": len(pool[0])}
+            cost = {"title": contender.title, "settings": str(contender), **spent}
+            scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
+            name = type(contender).__name__
+            entries[str(contender) if name in entries else name] = {**cost, **scores}
+        result = Comparison(budget, multiples, seeds, entries)
+        if held is not None:
+            held.finish(lambda folder: result.save(folder / COMPARISON))
+    return result
 
 
 def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:
@@ -116,12 +130,31 @@ class _Runner:
 
     def __init__(self, task: Task, train: Batches, refresh: Batches | None, budget: int, lr: float, common: dict[str, Any]):
         self.task, self.train, self.refresh, self.budget, self.common = task, train, refresh, budget, common
-        self.lr, self.steps = lr, count(train)
+        self.lr, self.steps, self.mode = lr, count(train), common["mode"]
 
-    def describe(self, contenders: Sequence[Contender]) -> dict[str, Any]:
-        """What must be the same when a comparison goes on."""
-        data = {"data": fingerprint(self.train), "precision": self.common["mode"].precision}
-        return {"methods": list(map(str, contenders)), "budget": self.budget, "lr": self.lr, **data}
+    def question(self, make: Make, contenders: Sequence[Contender], seeds: Sequence[int]) -> Facts:
+        """What would be trained, which must be the same when a comparison is resumed."""
+        points = [Weights.of(self.fresh(make, seed)) for seed in seeds]
+        data, first = data_question(self.train, "the training data")
+        names = [f"the fresh network of seed {seed}" for seed in seeds]
+        module = self.fresh(make, seeds[0])
+        return {
+            **{"methods": len(contenders), "budget": self.budget, "lr": self.lr, "precision": self.mode.precision},
+            **{f"method {k}'s": self._table(contender) for k, contender in enumerate(contenders, start=1)},
+            **data,
+            **refresh_question(self.refresh),
+            **first_pass(module, points[0], self.task, first, self.mode, "the first batch", trains=True),
+            "the networks": facts.sequence([point.digest() for point in points], "the comparison", "seed", names),
+        }
+
+    def _table(self, contender: Contender) -> facts.Fact:
+        if not isinstance(contender, Method):
+            return facts.table({"class": type(contender).__name__})
+        return method_table(contender, contender.plan(self.steps, self.walk_epochs(contender)))
+
+    def fresh(self, make: Make, seed: int) -> nn.Module:
+        with seeded(seed):
+            return make(seed)
 
     def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:
         """Find out before training, not after, that a method does not fit into the budget, and into which all would."""
@@ -148,8 +181,7 @@ class _Runner:
         return ""
 
     def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
-        with seeded(seed):
-            module = make(seed)
+        module = self.fresh(make, seed)
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}
         whole = any(isinstance(contender, Ind) for contender in contenders)
         length = self.budget if whole else max(starts, default=0)

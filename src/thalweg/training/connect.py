@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..batches import Batches
 from ..crew import Crew
 from ..errors import ThalwegError
+from ..evaluation.question import Facts, asked, curve_question
 from ..modes import Mode
 from ..store.runs import CURVE, Run, opened
 from ..tasks import Task
@@ -17,8 +18,9 @@ from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK, inner_products
 from .engine import OptimizerFactory, kernels, rows
-from .loop import Settings, digests, train
+from .loop import Settings, train
 from .motion import Motion
+from .question import training_question
 from .schedules import Schedule
 
 MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the t that stand for the whole curve in the arc-length loss
@@ -68,9 +70,15 @@ def connect(
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
     _check_trainable(curve)
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
+
+    def question() -> Facts:
+        moving = [bend.vector for bend in curve.bends]
+        trained = training_question(settings, module, curve.start, task, batches, moving)
+        return {**trained, **curve_question(curve), "loss": loss, "same_t": same_t}
+
+    about = asked(run, question)  # before the training probe is made, so that two never lie in memory at once
     motion = _motion(Probe(module, curve.start, settings.mode), curve, settings.seed, loss, settings.mode)
     motion.stand(same_t or Crew.present.size == 1)
-    about = {**settings.describe(batches), "curve": type(curve).__name__, "points": digests(curve), "loss": loss} if run else {}
     with opened(run, "connect", about, CURVE) as held:
         if Crew.present.first_does(lambda: held is not None and (held.folder / CURVE).is_file()):
             made = Crew.present.first_does(lambda: type(curve).load(held.folder / CURVE))  # type: ignore[union-attr]

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ..batches import Batches
 from ..crew import Crew
 from ..errors import ThalwegError
+from ..evaluation.question import Facts, asked
 from ..modes import Mode
+from ..store import facts
 from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
 from ..values import several, whole
@@ -19,6 +21,7 @@ from ..weightspace.weights import Checkpoint, Weights
 from .engine import Engine, OptimizerFactory
 from .loop import Settings, train
 from .motion import Network
+from .question import training_question
 from .saver import Observer
 from .schedules import Schedule
 
@@ -67,8 +70,14 @@ def fit(
     odd = [epoch for epoch in keep if not 1 <= epoch <= epochs]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
+
+    def question() -> Facts:
+        start = Weights.of(module)
+        own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
+        return training_question(settings, module, start, task, batches) | own
+
+    about = asked(run, question)  # before the training probe is made, so that two never lie in memory at once
     motion = Network(Probe(module, None, settings.mode))
-    about = {**settings.describe(batches), "keep": sorted(keep), "start": Weights.of(module).digest()} if run else {}
     with opened(run, "fit", about, WEIGHTS) as held:
         keeper, crew = _Keeper(keep, held), Crew.present
         if crew.first_does(lambda: held is not None and (held.folder / WEIGHTS).is_file()):

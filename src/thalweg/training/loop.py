@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data.distributed import DistributedSampler
 
-from ..batches import Batches, count, fingerprint, not_finite, source, tensors_in
+from ..batches import Batches, count, not_finite, source, tensors_in
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..explaining import explained
@@ -18,7 +17,7 @@ from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
 from ..store.files import digest
-from ..store.runs import Interrupts, Run, versions
+from ..store.runs import Interrupts, Run
 from ..tasks import Task, check_task
 from ..turns import turn
 from ..values import number, whole
@@ -67,12 +66,9 @@ class Settings:
         if self.clip is not None and not self.clip > 0:
             raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
 
-    def describe(self, batches: Batches) -> dict[str, Any]:
-        """What must be the same when a run goes on."""
-        functions = {"schedule": self.schedule, "optimizer": self.optimizer}
-        named = {name: getattr(value, "__name__", "given") for name, value in functions.items() if value is not None}
-        plain = {name: getattr(self, name) for name in ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
-        return {**plain, **named, "precision": self.mode.precision, "data": fingerprint(batches)}
+    def rate(self, steps: int) -> Schedule:
+        """The schedule, or the decay that stands for `lr`, with so many steps in an epoch."""
+        return self.schedule if self.schedule is not None else decay(self.lr or 0.0, self.epochs, steps)
 
 
 def train(
@@ -92,10 +88,7 @@ def train(
     check_task(task)
     settings.mode.check(motion.probe.device)
     steps, crew = count(batches), Crew.present
-    if crew.size > 1:
-        _check_whole(batches)
-        crew.agree({**versions(), **settings.describe(batches), "the start": digests(motion.snapshot())})
-    schedule = settings.schedule if settings.schedule is not None else decay(settings.lr or 0.0, settings.epochs, steps)
+    schedule = settings.rate(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = source(batches, motion.probe.device)
     total = steps * settings.epochs
@@ -135,14 +128,6 @@ def train(
             saver.after_epoch(lr)
 
 
-def _check_whole(batches: Batches) -> None:
-    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
-        raise ThalwegError(
-            "every process takes its part of every batch by itself, but this loader has a DistributedSampler and gives each "
-            "of them other batches: leave the sampler out"
-        )
-
-
 def _check_part(part: Any, motion: Motion) -> None:
     if Crew.present.size == 1 or not any(batch_norms(motion.probe.module)):
         return
@@ -158,11 +143,6 @@ def _check_buffers(motion: Motion) -> None:
     if Crew.present.size > 1:
         found = {name: digest("buffer", {name: b}, "")[:8] for name, b in motion.probe.weights().bare().buffers.items()}
         Crew.present.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
-
-
-def digests(where: Any) -> list[str]:
-    """Of a network, or of every point of a curve."""
-    return [point.digest() for point in getattr(where, "points", [where])]
 
 
 class _Watch:

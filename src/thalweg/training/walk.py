@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from ..batches import Batches, count
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
+from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement
+from ..evaluation.question import Facts, asked, measured_question
 from ..evaluation.results import Trace
 from ..modes import Mode
 from ..randomness import seeded
-from ..store.runs import TRACE, Run, opened
+from ..store.runs import MEMBERS, TRACE, Run, opened
 from ..tasks import Task
 from ..values import whole
 from ..weightspace.probe import Probe
@@ -25,6 +27,7 @@ from .engine import Engine, OptimizerFactory
 from .loop import Settings, train
 from .methods import Method, Plan
 from .motion import Network
+from .question import walk_question
 from .saver import Observer
 
 Start = Weights | Checkpoint
@@ -79,8 +82,14 @@ def walk(
     plan = method.plan(count(batches), epochs)
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
     pooled = Walk()
-    described = {**common.describe(batches), **_description(method, [weights for weights, _ in given], watch)} if run else {}
-    with opened(run, "walk", described) as held:
+
+    def question() -> Facts:
+        point = given[0][0] or Weights.of(module)
+        watched = measured_question(module, point, task, watch or {}, common.mode)
+        return {**walk_question(common, module, task, batches, method, plan, starts), "watch": sorted(watch or {}), **watched}
+
+    described, last = asked(run, question), f"trace-{len(given)}.json"
+    with opened(run, "walk", described, last) as held:
         for number, (weights, state) in enumerate(given):
             label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
@@ -97,7 +106,17 @@ def walk(
                 members, trace = Crew.present.first_does(observer.end)
             pooled.extend(members)
             pooled.traces.append(trace)
+        if held is not None and not (held.folder / last).is_file():
+            held.finish(lambda folder: _save(module, pooled, folder))
     return pooled
+
+
+def _save(module: nn.Module, found: Walk, folder: Path) -> None:
+    """The members as an ensemble, then the traces, of which the last says that the walk has finished."""
+    if found:
+        Ensemble(module, found).save(folder / MEMBERS)
+    for number, trace in enumerate(found.traces, start=1):
+        trace.save(folder / f"trace-{number}.json")
 
 
 def _check(starts: Sequence[Start | None], method: Method) -> None:
@@ -105,10 +124,6 @@ def _check(starts: Sequence[Start | None], method: Method) -> None:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
-
-
-def _description(method: Method, starts: Sequence[Weights | None], watch: Mapping[str, Batches] | None) -> dict[str, Any]:
-    return {"method": str(method), "starts": [here and here.digest() for here in starts], "watch": sorted(watch or {})}
 
 
 class WalkObserver(Observer):

@@ -192,10 +192,11 @@ class Curve(ABC):
 
     @classmethod
     def load(cls, path: str | Path) -> "Curve":
-        """Read a curve; `Curve.load` knows this module's kinds, your own kind loads with its own class."""
-        tensors, about = files.load_tensors(Path(path), "curve")
-        with files.reading(Path(path)):
-            return cls._of_parts(Path(path), tensors, about)
+        """Read a curve, a file or the folder of a finished `connect`; your own kind loads with its own class."""
+        path = files.inside(path, "curve.safetensors")
+        tensors, about = files.load_tensors(path, "curve")
+        with files.reading(path):
+            return cls._of_parts(path, tensors, about)
 
     @classmethod
     def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Curve":

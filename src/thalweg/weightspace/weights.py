@@ -138,13 +138,13 @@ class Weights:
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
-        """Read weights: of a file of ours, or with `module` of anybody's checkpoint, `.pt` or `.safetensors` alike.
+        """Read weights: of a file of ours or the folder of a finished `fit`, or with `module` of anybody's checkpoint, `.pt` or `.safetensors` alike.
 
         module: a network of the kind that is expected; it is only looked at. The weights go to its device.
         key: which weights to take where a checkpoint holds several, such as "ema" or "callbacks.average"; files of ours
             hold one. Names may begin with the wrappers' `module.`, `_orig_mod.`, `model.` or the like.
         """
-        path = Path(path)
+        path = files.inside(path, "weights.safetensors")
         if module is None:
             return cls._of_parts(path, *files.load_tensors(path, "weights"))
         if not (files.is_safetensors(path) and files.kind_of(path) is not None):

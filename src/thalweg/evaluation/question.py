@@ -1,0 +1,230 @@
+"""The question that a run folder answers: what a call would compute, as facts that can be compared when it is made again."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..batches import Batches, count, home, tensors_in, to_device
+from ..crew import Crew
+from ..modes import Mode
+from ..randomness import seeded, undisturbed
+from ..store import facts
+from ..store.content import Content, digest_of
+from ..store.runs import versions
+from ..tasks import Task
+from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
+from ..weightspace.modules import batch_norms
+from ..weightspace.probe import Probe
+from ..weightspace.weights import Weights
+
+Facts = dict[str, Any]
+SMALL = 64 << 20  # bytes of data in memory up to which all of them are hashed
+SAMPLE = 4  # batches of other data that are hashed, the first and the last among them
+COURSE = tuple(i / 8 for i in range(9))  # values of t at which a curve's coefficients are compared
+ROUNDING, COARSE = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-3  # between machines; with a GPU or half precision
+PROJECTED = 1 << 20  # numbers of one quantity that a projection takes in
+
+
+def asked(run: object | None, describe: Callable[[], Facts]) -> Facts:
+    """The question of a call that keeps a run folder, or that several ranks make together, who must agree on it."""
+    crew = Crew.present
+    if run is None and crew.size == 1:
+        return {}
+    question = describe()
+    crew.agree({**versions(), **question})
+    return question
+
+
+def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
+    """The facts of a data set, by content, and its first batch; what training draws from it is not disturbed."""
+    length = count(batches, name)
+    with undisturbed(batches), seeded(0, batches), _quiet():
+        if all(home(batches, method).__module__.startswith("thalweg.data.") for method in ("__iter__", "draws", "make")):
+            parts, first = _on_device(batches)
+        elif isinstance(batches, list | tuple) and type(batches).__iter__ in (list.__iter__, tuple.__iter__):
+            parts, first = _in_memory(batches)
+        elif type(batches).__iter__ is DataLoader.__iter__ and not isinstance(batches.dataset, IterableDataset):  # type: ignore[attr-defined]
+            parts, first = _of_loader(batches)  # type: ignore[arg-type]
+        else:
+            parts, first = _of_one_pass(batches, length)
+    return {name: facts.data(length, parts)}, first
+
+
+def _on_device(batches: Any) -> tuple[dict[str, str], Any]:
+    """Of `DeviceBatches` and `TokenBatches` all there is; the order would depend on the device that shuffles."""
+    return {"the content": digest_of(batches.contents)}, next(iter(batches.clean() if hasattr(batches, "clean") else batches))
+
+
+def _in_memory(batches: Sequence[Any]) -> tuple[dict[str, str], Any]:
+    """All of them if they are small."""
+    found, size = {}, 0
+    for k in _visits(len(batches)):
+        if size > SMALL:
+            break
+        content = Content()
+        content.add(batches[k])
+        found[k], size = content.digest(), size + content.size
+    return _parts(found), batches[0]
+
+
+def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
+    """Every index that the sampler gives, and what the data set has at some of them, fetched in this process."""
+    order = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+    found = {k: _fetched(loader, order[k]) for k in _visits(len(order))[:SAMPLE]}
+    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in found.items()})}, found[0]
+
+
+def _fetched(loader: DataLoader[Any], index: Any) -> Any:
+    dataset: Any = loader.dataset
+    if loader.batch_sampler is None:
+        return loader.collate_fn(dataset[index])
+    many = getattr(dataset, "__getitems__", None)
+    return loader.collate_fn(many(index) if many else [dataset[i] for i in index])
+
+
+def _of_one_pass(batches: Batches, length: int) -> tuple[dict[str, str], Any]:
+    wanted, found, first = set(_visits(length)[: 16 * SAMPLE]), {}, None
+    for k, batch in enumerate(islice(batches, length)):
+        if k in wanted:
+            found[k] = digest_of(batch)
+        first = batch if k == 0 else first
+    return _parts(found), first
+
+
+def _visits(length: int) -> list[int]:
+    """The first, the last, and the others in a random order that is always the same."""
+    others = torch.randperm(max(length - 2, 0), generator=torch.Generator().manual_seed(length))
+    return [0, *([length - 1] if length > 1 else []), *(others + 1).tolist()]
+
+
+def _parts(found: Mapping[int, str]) -> dict[str, str]:
+    """Of the hashes of some batches by number: the first, the last, and all of them as one."""
+    if not found:  # batches that promise some and give none, which the call itself refuses
+        return {}
+    numbers = sorted(found)
+    between = digest_of([found[k] for k in numbers[1:-1]])
+    return {"the first batch": found[numbers[0]], "the last batch": found[numbers[-1]], "a batch in the middle": between}
+
+
+def first_pass(module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, name: str, trains: bool = False) -> Facts:
+    """What a private copy of the network makes of a batch: in eval mode loss, outputs, and where that is measured metrics; if it
+    is to be trained, in training mode loss and gradient.
+
+    A quantity that cannot be computed, or comes out otherwise the second time, is left out: the call itself will raise, or
+    does not let itself be compared.
+    """
+    both = [_look(module, weights, task, batch, mode, trains) for _ in range(2)]
+    device = next(module.parameters()).device.type
+    exact = device == "cpu" and mode.precision == "fp32"
+    within = ROUNDING.get(weights.layout.dtype, COARSE) if exact else COARSE
+    evaluated, trained = (_repeated([look[k] for look in both], within) for k in (0, 1))
+    question = {name: facts.numbers(evaluated, within)}
+    return question | ({f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {})
+
+
+def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], mode: Mode) -> Facts:
+    """Of data sets to be measured: what they are, and what the network makes of the first batch of each."""
+    question: Facts = {}
+    for name, batches in data.items():
+        own, first = data_question(batches, f"the data '{name}'")
+        question |= own | first_pass(module, weights, task, first, mode, f"the first batch of '{name}'")
+    return question
+
+
+def refresh_question(batches: Batches | None) -> Facts:
+    return {} if batches is None else data_question(batches, "the refresh data")[0]
+
+
+def _repeated(both: Sequence[dict[str, list[float]]], within: float) -> dict[str, list[float]]:
+    one, two = both
+    return {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
+
+
+def _look(
+    module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, trains: bool
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    evaluated: dict[str, list[float]] = {}
+    trained: dict[str, list[float]] = {}
+    with undisturbed(task), _quiet(), suppress(Exception):  # of the user's own code, which the call itself will run again
+        probe = Probe(module, weights, mode)
+        with suppress(Exception), seeded(0), torch.no_grad():
+            probe.module.eval()
+            for _, layer in () if weights.has_statistics else batch_norms(probe.module):
+                layer.train()  # rather than use the statistics of another network
+            _evaluate(probe, task, to_device(deepcopy(batch), probe.device), mode, not trains, evaluated)
+        if trains:
+            probe.module.train()
+            with seeded(0), torch.enable_grad():
+                _train(probe, task, to_device(deepcopy(batch), probe.device), mode, trained)
+    return evaluated, trained
+
+
+def _evaluate(probe: Probe, task: Task, batch: Any, mode: Mode, predicts: bool, found: dict[str, list[float]]) -> None:
+    answers: list[Any] = []
+    hook = probe.module.register_forward_hook(lambda _, __, answer: answers.append(answer))
+    with mode.casting(probe.device):
+        values, _ = task.losses(probe.module, batch)
+    hook.remove()
+    found["loss"] = _summary([values])
+    found["output"] = _summary(tensors_in(answers))
+    if predicts and task.predict is not None:
+        with mode.casting(probe.device):
+            outputs, targets = task.predictions(probe.module, batch)
+        found["prediction"] = _summary([task.probabilities(outputs, targets)])
+        found |= {f"metric '{name}'": _summary([metric]) for name, metric in task.measure(outputs, targets).items()}
+
+
+def _train(probe: Probe, task: Task, batch: Any, mode: Mode, found: dict[str, list[float]]) -> None:
+    with mode.casting(probe.device):
+        values, _ = task.losses(probe.module, batch)
+    found["loss"] = _summary([values])
+    gradient = [part for part in probe.gradients(values.mean()) if part is not None]
+    _, projection, size = _summary(gradient)
+    found["gradient"] = [size, projection, 100 * size]  # which rounding changes more than it does the loss
+
+
+def _summary(tensors: Sequence[Tensor]) -> list[float]:
+    """Their mean, a random projection, and their root mean square."""
+    total = sum(tensor.numel() for tensor in tensors)
+    every = max(1, total // PROJECTED)
+    kept = [tensor.detach().reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
+    values = torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64)
+    signs = 2.0 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu") - 1
+    return [float(values.mean()), float(signs @ values / len(values) ** 0.5), float(values.square().mean().sqrt())]
+
+
+def curve_question(curve: Curve) -> Facts:
+    """The kind of curve, its control points, its own attributes, and where a user's own kind runs."""
+    bends = [f"bend {k}" for k in range(1, len(curve.points) - 1)]
+    names = ["the start of the curve", *(f"{bend} of the curve" for bend in bends), "the end of the curve"]
+    kind = type(curve)
+    own = {key: value for key, value in vars(curve).items() if key not in ("points", "gram")}
+    known = kind in (Segment, PolyChain, Bezier)
+    course = {} if known else {"course": [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]}
+    return {
+        "the curve's": facts.table({"class": f"{kind.__module__}.{kind.__qualname__}", **own, **course}),
+        "the points of the curve": facts.sequence(
+            [point.digest() for point in curve.points], "the curve", "bend", names, fixed=2
+        ),
+    }
+
+
+def points_question(points: Sequence[Weights], owner: str) -> Facts:
+    """The corners of a plane, or a list of weights."""
+    names = [f"point {k} of the {owner}" for k in range(1, len(points) + 1)]
+    return {"the points": facts.sequence([point.digest() for point in points], f"the {owner}", "point", names)}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the user's own code has to say is said when the call itself runs it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

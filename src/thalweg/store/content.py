@@ -1,0 +1,152 @@
+"""Hashes of anything by its content: tensors and arrays by their values, objects by their state, never by an address."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence, Set
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE = 64 << 20  # bytes of one tensor or array beyond which blocks of it stand for the whole
+BLOCKS, BLOCK = 64, 1 << 20
+OVERHEAD = 64  # bytes that an item counts beside its content, since hashing many small ones takes time as well
+
+
+def digest_of(item: Any) -> str:
+    """A hash of an item by its content.
+
+    >>> digest_of({"x": torch.zeros(2), "y": [1, None]}) == digest_of({"y": [1, None], "x": torch.zeros(2)})
+    True
+    >>> digest_of([0.0]) == digest_of([0])
+    False
+    """
+    content = Content()
+    content.add(item)
+    return content.digest()
+
+
+class Content:
+    """Takes in one item after another; `size` is about how many bytes there were."""
+
+    def __init__(self) -> None:
+        self.sha, self.size = hashlib.sha256(), 0
+        self.around: list[int] = []  # ids of the containers being taken in, since some contain themselves
+
+    def digest(self) -> str:
+        return self.sha.hexdigest()
+
+    def add(self, item: Any) -> None:
+        if id(item) in self.around:
+            self._raw("itself", str(len(self.around) - self.around.index(id(item))).encode())
+            return
+        self.around.append(id(item))
+        try:
+            self._add(item)
+        finally:
+            self.around.pop()
+
+    def _add(self, item: Any) -> None:
+        if isinstance(item, float):
+            self._raw(type(item).__name__, struct.pack("<d", item))
+        elif isinstance(item, bytes | bytearray | memoryview):
+            self._raw("bytes", bytes(item))
+        elif item is None or isinstance(item, bool | int | str | complex):
+            self._raw(type(item).__name__, str(item).encode("utf-8", "surrogatepass"))
+        elif isinstance(item, Tensor):
+            self._tensor(item)
+        elif isinstance(item, np.ndarray | np.generic):
+            self._array(np.asarray(item))
+        elif isinstance(item, Mapping):
+            self._all(item, sorted(((digest_of(key), value) for key, value in item.items()), key=lambda pair: pair[0]))
+        elif isinstance(item, Set):
+            self._all(item, sorted(map(digest_of, item)))
+        elif isinstance(item, Sequence):
+            self._all(item, item)
+        else:
+            self._all(item, _parts(item))
+
+    def _raw(self, kind: str, content: Any) -> None:
+        size = memoryview(content).nbytes
+        self.sha.update(f"{kind} {size}\n".encode())
+        self.sha.update(content)
+        self.size += size + OVERHEAD
+
+    def _all(self, item: Any, parts: Iterable[Any]) -> None:
+        self._raw("all of", _name(item if isinstance(item, type) else type(item)).encode())
+        for part in parts:
+            self.add(part)
+        self._raw("end", b"")
+
+    def _tensor(self, tensor: Tensor) -> None:
+        tensor = tensor.detach()
+        self._raw("tensor", f"{tensor.dtype} {tensor.layout} {tuple(tensor.shape) if not tensor.is_nested else ''}".encode())
+        if tensor.is_nested:
+            self._all(tensor, tensor.unbind())
+        elif tensor.layout != torch.strided:
+            coordinates = tensor.to_sparse_coo().coalesce()
+            self._all(tensor, [coordinates.indices(), coordinates.values()])
+        elif tensor.is_quantized:
+            self._all(tensor, [tensor.int_repr(), tensor.dequantize()])
+        elif tensor.device.type != "meta":
+            flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+            self._values(lambda piece: piece.cpu().contiguous().view(torch.uint8).numpy().data, flat, tensor.element_size())
+
+    def _array(self, array: np.ndarray) -> None:
+        self._raw("array", f"{array.dtype.str} {array.shape}".encode())
+        if array.dtype.hasobject:
+            self._all(array, array.reshape(-1).tolist())
+        else:
+            self._values(lambda piece: np.ascontiguousarray(piece).view(np.uint8).data, array.reshape(-1), array.itemsize)
+
+    def _values(self, content: Any, flat: Any, width: int) -> None:
+        """All of it, or of a large one the first, the last and evenly spaced blocks."""
+        count = len(flat)
+        if count * width <= LARGE:
+            return self._raw("values", content(flat))
+        block = BLOCK // width
+        for k in range(BLOCKS):
+            start = (count - block) * k // (BLOCKS - 1)
+            self._raw("values", content(flat[start : start + block]))
+
+
+def _parts(item: Any) -> Iterable[Any]:
+    """What an object consists of, as pickling would take it apart; of what cannot be pickled, its attributes."""
+    if isinstance(item, torch.Generator):
+        return [item.get_state()]
+    if isinstance(item, type | ModuleType | BuiltinFunctionType | torch.dtype | torch.device | torch.layout):
+        return [_name(item)]
+    if isinstance(item, MethodType):
+        return [item.__func__, item.__self__]
+    if isinstance(item, FunctionType):
+        return [_name(item), _constants(item), item.__defaults__, item.__kwdefaults__, *_captured(item)]
+    try:
+        reduced = item.__reduce_ex__(4)
+    except Exception:  # of many kinds, whatever an object raises that cannot be pickled
+        return [getattr(item, "__dict__", None)]
+    if isinstance(reduced, str):
+        return [reduced]
+    maker, arguments, *rest = reduced
+    return [_name(maker), *arguments, *(list(part) if hasattr(part, "__next__") else part for part in rest)]
+
+
+def _captured(function: FunctionType) -> list[Any]:
+    """What a closure holds; a cell that is still empty holds nothing."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def _constants(function: FunctionType) -> list[Any]:
+    code = function.__code__
+    return [*code.co_names, *(constant for constant in code.co_consts if not hasattr(constant, "co_code"))]
+
+
+def _name(item: Any) -> str:
+    return f"{getattr(item, '__module__', '')}.{getattr(item, '__qualname__', None) or str(item)}"

@@ -1,0 +1,143 @@
+"""What a run folder remembers of the question it answers: facts that JSON can hold, and how two of them differ, in words."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isclose, isfinite
+from typing import Any
+
+from .content import digest_of
+
+KIND = "fact"  # the key that tells a fact from a plain setting
+Fact = dict[str, Any]
+
+
+def content(digest: str | None) -> Fact:
+    """Something known by a hash of its content; None if there is none."""
+    return {KIND: "content", "sha256": digest}
+
+
+def sequence(digests: Sequence[str], owner: str, part: str, names: Sequence[str], fixed: int = 0) -> Fact:
+    """Several things in their order, such as the points of a curve, of which `fixed` are not counted as parts."""
+    return {KIND: "sequence", "sha256": list(digests), "owner": owner, "part": part, "names": list(names), "fixed": fixed}
+
+
+def table(rows: Mapping[str, Any]) -> Fact:
+    """Settings by name: as they are shown, if that is short, and by their content."""
+    return {KIND: "table", "rows": {name: [_shown(value), digest_of(value)] for name, value in rows.items()}}
+
+
+def numbers(values: Mapping[str, Sequence[float]], within: float, on: str = "") -> Fact:
+    """Measured quantities: name -> its value, a random projection that tells apart what has the same value, and a scale.
+
+    within: how far they may differ, as a share of the scale. on: the kind of device, if results of two cannot be compared.
+    """
+    return {KIND: "numbers", "values": {name: list(value) for name, value in values.items()}, "within": within, "on": on}
+
+
+def rates(values: Mapping[int, float]) -> Fact:
+    """Learning rates at some iterations."""
+    return {KIND: "rates", "values": {str(i): rate for i, rate in values.items()}}
+
+
+def data(batches: int, parts: Mapping[str, str]) -> Fact:
+    """A data set: how many batches, and hashes of some of them."""
+    return {KIND: "data", "batches": batches, "parts": dict(parts)}
+
+
+def is_fact(value: Any) -> bool:
+    return isinstance(value, Mapping) and KIND in value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Each difference as a clause; plain settings come first.
+
+    >>> differences({"lr": 0.1, "the start": content("a")}, {"lr": 0.2, "the start": content("b")})
+    ['lr was 0.1 and is 0.2', 'the start has changed']
+    """
+    keys = sorted({*old, *new}, key=lambda key: (is_fact(new.get(key, old.get(key))), key))
+    return [clause for key in keys for clause in _compared(key, old.get(key), new.get(key))]
+
+
+def _compared(name: str, old: Any, new: Any) -> Iterator[str]:
+    if is_fact(old) and is_fact(new) and old[KIND] == new[KIND]:
+        yield from _COMPARE[new[KIND]](name, old, new)
+    elif is_fact(old) or is_fact(new):
+        yield f"{name} was not part of it and is now" if old is None else f"{name} was part of it and is not now"
+    elif old != new:
+        yield f"{name} was {old!r} and is {new!r}"
+
+
+def _contents(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    before, now = old["sha256"], new["sha256"]
+    if before != now:
+        absent = "was not given and is now" if before is None else "was given and is not now" if now is None else "has changed"
+        yield f"{name} {absent}"
+
+
+def _sequences(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    before, now = old["sha256"], new["sha256"]
+    if len(before) != len(now):
+        was, has = len(before) - new["fixed"], len(now) - new["fixed"]
+        yield f"{new['owner']} had {was} {new['part']}{'s' * (was != 1)} and has {has}"
+    else:
+        yield from (f"{called} has changed" for called, a, b in zip(new["names"], before, now, strict=True) if a != b)
+
+
+def _tables(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    before, now = old["rows"], new["rows"]
+    for key in [*now, *(key for key in before if key not in now)]:
+        (was, one), (shows, two) = before.get(key, ["absent", ""]), now.get(key, ["absent", ""])
+        if one != two:
+            yield f"{name} {key} was {was} and is {shows}" if was and shows and was != shows else f"{name} {key} has changed"
+
+
+def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    before, now, within = old["values"], new["values"], max(old["within"], new["within"])
+    if old["on"] != new["on"]:  # dropout draws other masks on another kind of device
+        return
+    for key in [*now, *(key for key in before if key not in now)]:
+        if key not in before or key not in now:
+            yield f"the {key} of {name} {'is known now and was not' if key in now else 'was known and cannot be computed now'}"
+        elif not near(before[key], now[key], within):
+            was, shows = (f"{values[key][0]:.6g}" for values in (before, now))
+            yield f"the {key} of {name} " + (
+                f"was {was} when this run began and is {shows} now" if was != shows else "has changed, though not in the mean"
+            )
+
+
+def near(old: Sequence[float], new: Sequence[float], within: float) -> bool:
+    """Whether two values and projections are the same but for rounding."""
+    scale = max(abs(old[-1]), abs(new[-1]))
+    allowed = within * scale if isfinite(scale) else 0.0
+    return all(abs(a - b) <= allowed if isfinite(a - b) else str(a) == str(b) for a, b in zip(old[:-1], new[:-1], strict=True))
+
+
+def _rates(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    """The first that differs; a run of another length has rates at other iterations, and is told by that."""
+    before, now = old["values"], new["values"]
+    odd = [i for i in now if i in before and not isclose(before[i], now[i], rel_tol=1e-9)]
+    if odd:
+        yield f"{name} at iteration {odd[0]} was {before[odd[0]]:.6g} and is {now[odd[0]]:.6g}"
+
+
+def _data(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    if old["batches"] != new["batches"]:
+        yield f"the number of batches in {name} was {old['batches']} and is {new['batches']}"
+        return
+    before, now = old["parts"], new["parts"]
+    yield from (f"{part} of {name} has changed" for part in sorted({*before, *now}) if before.get(part) != now.get(part))
+
+
+_COMPARE: dict[str, Callable[[str, Fact, Fact], Iterator[str]]] = {
+    "content": _contents,
+    "sequence": _sequences,
+    "table": _tables,
+    "numbers": _numbers,
+    "rates": _rates,
+    "data": _data,
+}
+
+
+def _shown(value: Any) -> str:
+    """Nothing for what is long or has an address in it."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 and " at 0x" not in shown else ""

@@ -1,0 +1,101 @@
+"""What training would compute, as facts that must be the same when it is resumed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data.distributed import DistributedSampler
+
+from ..batches import Batches, count
+from ..crew import Crew
+from ..errors import ThalwegError
+from ..evaluation.question import Facts, data_question, first_pass
+from ..randomness import undisturbed
+from ..store import facts
+from ..store.content import digest_of
+from ..tasks import Task
+from ..weightspace.weights import Checkpoint, Weights
+from .engine import make_optimizer
+from .loop import Settings
+from .methods import Method, Plan
+
+PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
+SAMPLED = 30  # iterations at which learning rates are compared
+SPEED = ("foreach", "fused", "capturable")  # settings of optimizers that change no result
+OWN = ("param_groups", "defaults", "state")
+
+
+def training_question(
+    settings: Settings, module: nn.Module, start: Weights, task: Task, batches: Batches, vectors: Sequence[Tensor] = ()
+) -> Facts:
+    """vectors: what moves, if it is not the network itself."""
+    if Crew.present.size > 1:
+        _check_whole(batches)
+    data, first = data_question(batches, "the training data")
+    return {
+        **{name: getattr(settings, name) for name in PLAIN},
+        "precision": settings.mode.precision,
+        **data,
+        **first_pass(module, start, task, first, settings.mode, "the first batch", trains=True),
+        "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
+        "the optimizer's": facts.table(_optimizer_settings(settings, [v.detach() for v in vectors or [start.vector]])),
+    }
+
+
+def walk_question(
+    settings: Settings, module: nn.Module, task: Task, batches: Batches, method: Method, plan: Plan, starts: Sequence[Any]
+) -> Facts:
+    """starts: weights, checkpoints, or None for the module's own weights."""
+    points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
+    names = [f"start {k}" for k in range(1, len(starts) + 1)]
+    states = {f"the optimizer state of {name}": _state(here) for name, here in zip(names, starts, strict=True)}
+    return {
+        **training_question(settings, module, points[0], task, batches),
+        "the method's": method_table(method, plan),
+        "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", names),
+        **states,
+    }
+
+
+def method_table(method: Method, plan: Plan) -> facts.Fact:
+    collected = [i for i in range(1, plan.total + 1) if plan.collects(i)]
+    rates = [float(plan.rate(i)) for i in _spread(plan.total)]
+    own = {**vars(method), "choice of iterations to collect": collected, "learning rate": rates}
+    return facts.table({"class": type(method).__name__, **own})
+
+
+def _state(start: Any) -> facts.Fact:
+    return facts.content(digest_of([start.optimizer, start.kind]) if isinstance(start, Checkpoint) else None)
+
+
+def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
+    rate = settings.rate(steps)
+    return {i: float(rate(i)) for i in _spread(steps * settings.epochs)}
+
+
+def _spread(total: int) -> list[int]:
+    """Some iterations, the first and the last among them."""
+    return sorted({1 + (total - 1) * k // (SAMPLED - 1) for k in range(SAMPLED)})
+
+
+def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[str, Any]:
+    """Of the user's own optimizer: its class, what its groups are set to, and attributes of its own."""
+    if settings.optimizer is None:
+        return {}
+    with undisturbed():
+        optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
+    found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    for number, group in enumerate(optimizer.param_groups, start=1):
+        of = f" in group {number}" if len(optimizer.param_groups) > 1 else ""
+        moved = [k for k, vector in enumerate(vectors) for other in group["params"] if other is vector]
+        own = {**optimizer.defaults, **group, "params": moved}
+        found |= {f"{key}{of}": value for key, value in own.items() if key not in SPEED}
+    return found | {key: value for key, value in vars(optimizer).items() if key[0] != "_" and key not in OWN}
+
+
+def _check_whole(batches: Batches) -> None:
+    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
+        raise ThalwegError(
+            "every process takes its part of every batch by itself, but this loader has a DistributedSampler and gives each "
+            "of them other batches: leave the sampler out"
+        )
