@@ -409,7 +409,7 @@ def test_divergence_keeps_the_last_good_weights(here):
 def test_ctrl_c_is_one_sentence_and_code_130(here):
     command = [sys.executable, "-m", "thalweg", "fit", "--task", "mine:slow", "--out", "stopped", "--epochs", "10000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (here / "training").exists():
+    while not (here / "stopped" / "log.jsonl").exists():  # an epoch has been trained
         time.sleep(0.05)
         assert process.poll() is None
     time.sleep(0.2)
