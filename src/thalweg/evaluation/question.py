@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -25,6 +25,7 @@ from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 
 Facts = dict[str, Any]
+Quantities = dict[str, list[float]]
 SMALL = 64 << 20  # bytes of data in memory up to which all of them are hashed
 SAMPLE = 4  # batches of other data that are hashed, the first and the last among them
 COURSE = tuple(i / 8 for i in range(9))  # values of t at which a curve's coefficients are compared
@@ -142,52 +143,62 @@ def refresh_question(batches: Batches | None) -> Facts:
     return {} if batches is None else data_question(batches, "the refresh data")[0]
 
 
-def _repeated(both: Sequence[dict[str, list[float]]], within: float) -> dict[str, list[float]]:
+def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
     one, two = both
     return {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
 
 
-def _look(
-    module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, trains: bool
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    evaluated: dict[str, list[float]] = {}
-    trained: dict[str, list[float]] = {}
-    with undisturbed(task), _quiet(), suppress(Exception):  # of the user's own code, which the call itself will run again
+def _look(module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, trains: bool) -> tuple[Quantities, Quantities]:
+    with undisturbed(task), _quiet():
         probe = Probe(module, weights, mode)
-        with suppress(Exception), seeded(0), torch.no_grad():
-            probe.module.eval()
-            for _, layer in () if weights.has_statistics else batch_norms(probe.module):
-                layer.train()  # rather than use the statistics of another network
-            _evaluate(probe, task, to_device(deepcopy(batch), probe.device), mode, not trains, evaluated)
-        if trains:
-            probe.module.train()
-            with seeded(0), torch.enable_grad():
-                _train(probe, task, to_device(deepcopy(batch), probe.device), mode, trained)
-    return evaluated, trained
+        given = deepcopy(batch)  # a loss may write into its batch
+        probe.module.eval()
+        for _, layer in () if weights.has_statistics else batch_norms(probe.module):
+            layer.train()  # rather than use the statistics of another network
+        with seeded(0), torch.no_grad():
+            evaluated = _evaluated(probe, task, to_device(given, probe.device), mode, not trains)
+        if not trains:
+            return evaluated, {}
+        probe.module.train()
+        with seeded(0), torch.enable_grad():
+            return evaluated, _trained(probe, task, to_device(deepcopy(batch), probe.device), mode)
 
 
-def _evaluate(probe: Probe, task: Task, batch: Any, mode: Mode, predicts: bool, found: dict[str, list[float]]) -> None:
+def _evaluated(probe: Probe, task: Task, batch: Any, mode: Mode, predicts: bool) -> Quantities:
     answers: list[Any] = []
     hook = probe.module.register_forward_hook(lambda _, __, answer: answers.append(answer))
-    with mode.casting(probe.device):
-        values, _ = task.losses(probe.module, batch)
+    losses = _tried(lambda: task.losses(probe.module, batch), mode, probe)
     hook.remove()
-    found["loss"] = _summary([values])
-    found["output"] = _summary(tensors_in(answers))
+    found = {"loss": losses[:1], "output": tensors_in(answers)} if losses else {}
     if predicts and task.predict is not None:
+        found |= _tried(lambda: _predicted(task, *task.predictions(probe.module, batch)), mode, probe) or {}
+    return {name: _summary(tensors) for name, tensors in found.items()}
+
+
+def _predicted(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[Tensor]]:
+    metrics = {f"metric '{name}'": [values] for name, values in task.measure(outputs, targets).items()}
+    return {"prediction": [task.probabilities(outputs, targets)], **metrics}
+
+
+def _trained(probe: Probe, task: Task, batch: Any, mode: Mode) -> Quantities:
+    losses = _tried(lambda: task.losses(probe.module, batch), mode, probe)
+    if losses is None:
+        return {}
+    found = {"loss": _summary(losses[:1])}
+    gradients = _tried(lambda: probe.gradients(losses[0].mean()), mode, probe)
+    if gradients is not None:
+        _, projection, size = _summary([part for part in gradients if part is not None])
+        found["gradient"] = [size, projection, 100 * size]  # rounding changes it more than the loss
+    return found
+
+
+def _tried(call: Callable[[], Any], mode: Mode, probe: Probe) -> Any:
+    """None where the user's own code fails, which the call itself will run again, and then say why."""
+    try:
         with mode.casting(probe.device):
-            outputs, targets = task.predictions(probe.module, batch)
-        found["prediction"] = _summary([task.probabilities(outputs, targets)])
-        found |= {f"metric '{name}'": _summary([metric]) for name, metric in task.measure(outputs, targets).items()}
-
-
-def _train(probe: Probe, task: Task, batch: Any, mode: Mode, found: dict[str, list[float]]) -> None:
-    with mode.casting(probe.device):
-        values, _ = task.losses(probe.module, batch)
-    found["loss"] = _summary([values])
-    gradient = [part for part in probe.gradients(values.mean()) if part is not None]
-    _, projection, size = _summary(gradient)
-    found["gradient"] = [size, projection, 100 * size]  # which rounding changes more than it does the loss
+            return call()
+    except Exception:
+        return None
 
 
 def _summary(tensors: Sequence[Tensor]) -> list[float]:
@@ -196,7 +207,7 @@ def _summary(tensors: Sequence[Tensor]) -> list[float]:
     every = max(1, total // PROJECTED)
     kept = [tensor.detach().reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
     values = torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64)
-    signs = 2.0 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu") - 1
+    signs = 2 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu").double() - 1
     return [float(values.mean()), float(signs @ values / len(values) ** 0.5), float(values.square().mean().sqrt())]
 
 

@@ -1,0 +1,431 @@
+"""A run folder answers only the question it was made for: whatever changes the result is refused and named."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import thalweg as tw
+from thalweg.randomness import seeded
+from thalweg.store import files
+from thalweg.store.runs import Run
+
+FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
+
+
+class Net(nn.Module):
+    def __init__(self, seed=1, slope=0.0, drop=0.0):
+        super().__init__()
+        with seeded(seed):
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.slope, self.drop = slope, drop
+
+    def forward(self, x):
+        return self.last(F.dropout(F.leaky_relu(self.first(x), self.slope), self.drop, self.training))
+
+
+class Bow(tw.Curve):
+    def __init__(self, *ends, lean=1.0):
+        super().__init__(*ends)
+        self.lean = lean
+
+    def coefficients(self, t):
+        return [1 - t - self.lean * t * (1 - t), 2 * self.lean * t * (1 - t), t - self.lean * t * (1 - t)]
+
+
+def batches(changed=(), number=5):
+    g = torch.Generator().manual_seed(0)
+    made = [(torch.randn(6, 4, generator=g), torch.randint(3, (6,), generator=g)) for _ in range(number)]
+    return [(x, (y + 1) % 3) if k in changed else (x, y) for k, (x, y) in enumerate(made)]
+
+
+def smoothed(smoothing=0.0, in_training=0.0):
+    def loss(net, batch):
+        logits = net(batch[0])
+        return F.cross_entropy(logits, batch[1], reduction="none", label_smoothing=in_training if net.training else smoothing)
+
+    return tw.Task(loss, lambda net, batch: (net(batch[0]), batch[1]))
+
+
+def ends():
+    return [tw.Weights.of(Net(seed)) for seed in (2, 3)]
+
+
+def kept(trained={}):  # noqa: B006
+    if not trained:
+        trained.update(tw.fit(Net(), tw.classification(), batches(), epochs=1, lr=0.1, keep=[1]).kept)
+    return trained[1]
+
+
+def fit(run, module=None, task=None, data=None, **settings):
+    chosen = {"epochs": 3, "lr": None if "schedule" in settings else 0.1, **settings}
+    return tw.fit(module or Net(), task or smoothed(), batches() if data is None else data, run=run, **chosen).vector
+
+
+def connect(run, curve=None, module=None, task=None, data=None, **settings):
+    curve = curve or tw.Bezier(*ends())
+    chosen = {"epochs": 3, "lr": 0.1, **settings}
+    return tw.connect(module or Net(), curve, task or smoothed(), data or batches(), run=run, **chosen).bends[0].vector
+
+
+def walk(run, module=None, task=None, data=None, method=FGE, watch=None, **settings):
+    watch = {"test": batches(number=2)} if watch is None else watch
+    chosen = {"epochs": 3, **settings}
+    found = tw.walk(module or Net(), task or smoothed(), data or batches(), method, watch=watch, run=run, **chosen)
+    return torch.cat([member.vector for member in found])
+
+
+def scan(run, target=None, module=None, task=None, data=None, **settings):
+    target = tw.Segment(*ends()) if target is None else target
+    made = {"test": batches()} if data is None else data
+    found = tw.scan(module or Net(), target, task or smoothed(), made, run=run, **{"points": 5, **settings})
+    return torch.tensor(found.values["test"]["loss"])
+
+
+def compare(run, make=Net, task=None, train=None, test=None, methods=(tw.Ind, FGE), **settings):
+    chosen = {"budget": 6, "multiples": [1], "seeds": [0, 1], "lr": 0.1, **settings}
+    methods = [tw.FGE(tw.Iterations(2), 0.1, 0.01, starts=(0.5,)) if method is FGE else method for method in methods]
+    found = tw.compare(make, task or smoothed(), train or batches(), test or batches(number=2), methods, run=run, **chosen)
+    return torch.tensor([run["error"] for entry in found.entries.values() for run in entry["runs"]])
+
+
+class Record:
+    """A batch as an object, with slots."""
+
+    __slots__ = ("wanted", "x")
+
+    def __init__(self, x, wanted):
+        self.x, self.wanted = x, wanted
+
+
+@dataclass
+class Example:
+    x: torch.Tensor
+    wanted: object
+
+
+def arrays(changed=()):
+    return [(np.asarray(x), np.asarray(y)) for x, y in batches(changed)]
+
+
+def objects(kind, changed=()):
+    return [kind(x, y) for x, y in batches(changed)]
+
+
+from_arrays = tw.Task(lambda net, b: F.cross_entropy(net(torch.from_numpy(b[0])), torch.from_numpy(b[1]), reduction="none"))
+from_objects = tw.Task(lambda net, b: F.cross_entropy(net(b.x), b.wanted, reduction="none"))
+
+
+def loader(size=6, shuffle=True, changed=(), **options):
+    examples = [(x, y) for xs, ys in batches(changed) for x, y in zip(xs, ys, strict=True)]
+    return DataLoader(examples, batch_size=size, shuffle=shuffle, **options)
+
+
+class Streamed:
+    """Neither a list nor a loader."""
+
+    def __init__(self, changed=()):
+        self.changed = changed
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        yield from batches(self.changed)
+
+
+def sgd(momentum=0.9, **more):
+    return lambda vectors: torch.optim.SGD(vectors, lr=0.1, momentum=momentum, **more)
+
+
+def images(labels=0, **more):
+    pixels = torch.arange(24 * 16, dtype=torch.uint8).reshape(24, 1, 4, 4)
+    return tw.data.DeviceBatches(pixels, (torch.arange(24) + (torch.arange(24) > 12) * labels) % 3, 6, shuffle=True, **more)
+
+
+flat = tw.Task(lambda net, batch: F.cross_entropy(net(batch[0].flatten(2)[..., 0, :4]), batch[1], reduction="none"))
+percentage = tw.Task(
+    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.argmax(1) == targets) * 1.0}
+)
+tripled = tw.Task(
+    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.argmax(1) == targets) * 3.0}
+)
+
+A, B = {}, {}
+CASES = {  # the call, what it was started with, what it is given then, what must be named
+    "fit: another loss": (
+        fit,
+        A,
+        {"task": smoothed(0.2, 0.2)},
+        "the loss of the first batch was .* when this run began and is .* now",
+    ),
+    "fit: a loss that differs in training only": (
+        fit,
+        A,
+        {"task": smoothed(0, 0.1)},
+        "the loss of the first batch in training mode",
+    ),
+    "fit: lambda schedule": (
+        fit,
+        {"schedule": lambda i: 0.1},
+        {"schedule": lambda i: 0.1 if i < 9 else 0.01},
+        "the learning rate at iteration 9 was 0.1 and is 0.01",
+    ),
+    "fit: optimizer setting": (fit, {"optimizer": sgd()}, {"optimizer": sgd(0.5)}, "the optimizer's momentum was 0.9 and is 0.5"),
+    "fit: optimizer class": (fit, {"optimizer": torch.optim.Adam}, {"optimizer": torch.optim.NAdam}, "the optimizer's class was"),
+    "fit: forward": (fit, A, {"module": Net(slope=0.3)}, "the loss of the first batch"),
+    "fit: dropout": (fit, A, {"module": Net(drop=0.3)}, "the loss of the first batch in training mode"),
+    "fit: start": (fit, A, {"module": Net(5)}, "the starting network has changed"),
+    "fit: keep": (fit, A, {"keep": [2]}, r"keep was \[\] and is \[2\]"),
+    "fit: labels from the second batch on": (
+        fit,
+        A,
+        {"data": batches({1, 2, 3, 4})},
+        "the last batch of the training data has changed",
+    ),
+    "fit: labels of one batch": (fit, A, {"data": batches({2})}, "a batch in the middle of the training data has changed"),
+    "fit: numpy": (
+        fit,
+        {"task": from_arrays, "data": arrays()},
+        {"task": from_arrays, "data": arrays({2})},
+        "a batch in the middle",
+    ),
+    "fit: dataclasses": (
+        fit,
+        {"task": from_objects, "data": objects(Example)},
+        {"task": from_objects, "data": objects(Example, {4})},
+        "the last batch",
+    ),
+    "fit: objects": (
+        fit,
+        {"task": from_objects, "data": objects(Record)},
+        {"task": from_objects, "data": objects(Record, {4})},
+        "the last batch",
+    ),
+    "fit: stream": (fit, {"data": Streamed()}, {"data": Streamed({3})}, "a batch in the middle"),
+    "fit: batch size": (fit, {"data": loader(6)}, {"data": loader(7)}, "the order of the training data has changed"),
+    "fit: shuffle": (fit, {"data": loader(6)}, {"data": loader(6, False)}, "the order of the training data has changed"),
+    "fit: sampler": (
+        fit,
+        {"data": loader(6)},
+        {"data": loader(6, None, sampler=range(29, -1, -1))},
+        "the order of the training data",
+    ),
+    "fit: loader": (
+        fit,
+        {"data": loader(6, False)},
+        {"data": loader(6, False, {4})},
+        "the last batch of the training data has changed",
+    ),
+    "fit: device batches": (
+        fit,
+        {"task": flat, "data": images()},
+        {"task": flat, "data": images(1)},
+        "the content of the training data has changed",
+    ),
+    "fit: augmentation": (
+        fit,
+        {"task": flat, "data": images()},
+        {"task": flat, "data": images(crop=1)},
+        "the content of the training data has changed",
+    ),
+    "connect: loss": (connect, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
+    "connect: bends": (connect, A, {"curve": tw.Bezier(*ends(), 2)}, "the curve had 1 bend and has 2"),
+    "connect: end": (connect, A, {"curve": tw.Bezier(ends()[0], tw.Weights.of(Net(9)))}, "the end of the curve has changed"),
+    "connect: kind": (connect, A, {"curve": tw.PolyChain(*ends())}, "the curve's class was"),
+    "connect: attribute": (
+        connect,
+        {"curve": Bow(*ends())},
+        {"curve": Bow(*ends(), lean=1.5)},
+        "the curve's lean was 1.0 and is 1.5",
+    ),
+    "connect: data": (connect, A, {"data": batches({3})}, "a batch in the middle"),
+    "connect: forward": (connect, A, {"module": Net(slope=0.5)}, "the loss of the first batch"),
+    "walk: start": (walk, A, {"module": Net(4)}, "start 1 has changed"),
+    "walk: optimizer state": (
+        walk,
+        {"start": kept()},
+        {"start": kept().weights},
+        "the optimizer state of start 1 was given and is not now",
+    ),
+    "walk: method": (
+        walk,
+        A,
+        {"method": tw.FGE(cycle=tw.Iterations(6), lr_max=0.1, lr_min=0.01)},
+        "the method's cycle was Iterations",
+    ),
+    "walk: watched data": (walk, A, {"watch": {"test": batches({1}, 2)}}, "the last batch of the data 'test' has changed"),
+    "walk: metrics": (walk, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test' was"),
+    "walk: loss": (walk, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
+    "scan: loss": (scan, A, {"task": smoothed(0.1)}, "the loss of the first batch of 'test' was"),
+    "scan: metrics": (scan, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test'"),
+    "scan: data": (scan, A, {"data": {"test": batches({3})}}, "a batch in the middle of the data 'test' has changed"),
+    "scan: precision": (scan, A, {"mode": tw.Mode("bf16")}, "precision was 'fp32' and is 'bf16'"),
+    "scan: attribute": (
+        scan,
+        {"target": Bow(*ends())},
+        {"target": Bow(*ends(), lean=2.0)},
+        "the curve's lean was 1.0 and is 2.0",
+    ),
+    "scan: points": (scan, A, {"points": 7}, "the spacing in t has changed"),
+    "scan: list": (scan, {"target": ends()}, {"target": ends()[::-1]}, "point 1 of the list has changed"),
+    "scan: refresh": (
+        scan,
+        {"refresh": batches()},
+        {"refresh": batches({1})},
+        "a batch in the middle of the refresh data has changed",
+    ),
+    "compare: loss": (compare, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
+    "compare: test data": (compare, A, {"test": batches({1}, 2)}, "the last batch of the data 'test' has changed"),
+    "compare: training data": (compare, A, {"train": batches({4})}, "the last batch of the training data has changed"),
+    "compare: networks": (compare, A, {"make": lambda seed: Net(seed + (seed == 1))}, "the fresh network of seed 1 has changed"),
+    "compare: method": (compare, A, {"methods": [tw.Ind, tw.SWA(lr=0.1)]}, "method 2's class was 'FGE' and is 'SWA'"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_refuses_another_question_and_names_it(case, tmp_path):
+    call, before, then, message = CASES[case]
+    first = call(tmp_path / "r", **before)
+    with pytest.raises(tw.ThalwegError, match=message) as caught:
+        call(tmp_path / "r", **then)
+    assert "use another folder, or restore what it was" in str(caught.value)
+    assert not re.search("[0-9a-f]{16}", str(caught.value)), "a hash is of no use to the reader"
+    assert torch.equal(call(tmp_path / "r", **before), first)
+
+
+@pytest.mark.parametrize("call", [fit, connect, walk, scan, compare])
+def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, tmp_path, monkeypatch):
+    alone, kept_there = call(None), call(tmp_path / "r")
+    assert torch.equal(alone, kept_there)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    def refuse(*arguments, **settings):
+        raise OSError(30, "Read-only file system")
+
+    for name in ("write", "save_json", "save_tensors"):
+        monkeypatch.setattr(files, name, refuse)
+    monkeypatch.setattr("thalweg.store.runs._locked", refuse)
+    assert torch.equal(call(tmp_path / "r"), alone)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_resume_refuses_a_folder_of_an_older_version(tmp_path):
+    fit(tmp_path)
+    record = files.load_json(tmp_path / "run.json", "run")
+    del record["facts"]
+    files.save_json(tmp_path / "run.json", "run", record)
+    with pytest.raises(tw.ThalwegError, match="was written by an older thalweg, which did not record what its run would compute"):
+        fit(tmp_path)
+
+
+def test_a_quantity_that_does_not_repeat_is_not_compared(tmp_path):
+    """A loss with noise of its own is nobody's business to refuse."""
+    import os
+
+    def noisy(net, batch):
+        return smoothed().loss(net, batch) + float(np.frombuffer(os.urandom(1), np.uint8)[0])
+
+    fit(tmp_path, task=tw.Task(noisy))
+    fit(tmp_path, task=tw.Task(noisy))
+
+
+def test_the_question_leaves_counters_in_a_loss_alone(tmp_path):
+    def counted():
+        seen = []
+
+        def loss(net, batch):
+            seen.append(1)
+            return smoothed().loss(net, batch) * (1 + 0.01 * len(seen))
+
+        return tw.Task(loss)
+
+    assert torch.equal(fit(tmp_path, task=counted()), fit(None, task=counted()))
+
+
+def test_resume_does_not_depend_on_rounding(tmp_path):
+    fit(tmp_path)
+    record = files.load_json(tmp_path / "run.json", "run")
+    for name in ("the first batch", "the first batch in training mode"):
+        record["facts"][name]["values"]["loss"][0] *= 1 + 1e-7
+    files.save_json(tmp_path / "run.json", "run", record)
+    fit(tmp_path)
+
+
+def interrupted(folder, **settings):
+    """A scan of five points that was killed after three."""
+    scan(folder, **settings)
+    (folder / "scan.json").unlink()
+    lines = (folder / "points.jsonl").read_text().splitlines(keepends=True)[:3]
+    (folder / "points.jsonl").write_text("".join(lines))
+    return lines
+
+
+def test_each_line_of_points_says_which_point_it_is(tmp_path):
+    whole, lines = scan(None), interrupted(tmp_path)
+    assert [json.loads(line)["entry"]["point"] for line in lines] == [1, 2, 3]
+    assert [json.loads(line)["entry"]["t"] for line in lines] == [0.0, 0.25, 0.5]
+    assert torch.equal(scan(tmp_path), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0], lines[2]], r"line 2 of .* is point 3 \(t = 0.5\), where point 2 \(t = 0.25\) is expected"),
+        (lambda lines: [lines[0], lines[0]], r"is point 1 \(t = 0\), where point 2"),
+        (lambda lines: [lines[1], lines[0]], r"line 1 of .* is point 2"),
+        (lambda lines: [lines[0]] * 6, "lines were lost, doubled, reordered or added"),
+    ],
+)
+def test_resume_refuses_lost_doubled_and_reordered_points(change, message, tmp_path):
+    lines = interrupted(tmp_path)
+    (tmp_path / "points.jsonl").write_text("".join(change(lines)))
+    with pytest.raises(tw.ThalwegError, match=message):
+        scan(tmp_path)
+
+
+def test_resume_refuses_points_of_another_scan_and_of_an_older_version(tmp_path):
+    interrupted(tmp_path / "a")
+    foreign = interrupted(tmp_path / "b", points=9)
+    (tmp_path / "a" / "points.jsonl").write_text("".join(foreign))
+    with pytest.raises(tw.ThalwegError, match=r"line 2 of .* is point 2 \(t = 0.125\)"):
+        scan(tmp_path / "a")
+    (tmp_path / "a" / "points.jsonl").unlink()
+    Run(tmp_path / "a").append("points.jsonl", {"test": {"loss": 1.0, "data_loss": 1.0}})
+    with pytest.raises(tw.ThalwegError, match="written by an older thalweg, and line 1 does not say which point it is"):
+        scan(tmp_path / "a")
+
+
+def test_finished_folders_are_complete_and_can_be_loaded(tmp_path):
+    scan(tmp_path / "scan"), walk(tmp_path / "walk"), compare(tmp_path / "compare")
+    fit(tmp_path / "fit"), connect(tmp_path / "connect")
+    assert torch.equal(torch.tensor(tw.Scan.load(tmp_path / "scan").values["test"]["loss"]), scan(None))
+    members = tw.Ensemble.load(tmp_path / "walk", Net()).members
+    assert torch.equal(torch.cat([member.vector for member in members]), walk(None))
+    assert tw.Trace.load(tmp_path / "walk").collected == tw.Trace.load(tmp_path / "walk" / "start-1").collected
+    assert tw.Comparison.load(tmp_path / "compare").seeds == [0, 1]
+    assert torch.equal(tw.Weights.load(tmp_path / "fit").vector, fit(None))
+    assert torch.equal(tw.Curve.load(tmp_path / "connect").bends[0].vector, connect(None))
+    with pytest.raises(tw.ThalwegError, match=r"holds no curve\.safetensors: its run has not finished"):
+        tw.Curve.load(tmp_path / "scan")
+
+
+def test_an_unfinished_scan_cannot_be_loaded(tmp_path):
+    interrupted(tmp_path)
+    with pytest.raises(tw.ThalwegError, match=r"holds no scan\.json .*: its run has not finished: resume it"):
+        tw.Scan.load(tmp_path)
+
+
+def test_a_finished_plane_can_be_drawn_with_another_curve(tmp_path):
+    a, b = ends()
+    plane, curve = tw.Plane(a, b, tw.Weights.of(Net(7))), tw.Bezier(a, b)
+    arguments = {"grid": (2, 2), "run": tmp_path}
+    tw.scan(Net(), plane, smoothed(), {"test": batches()}, **arguments)
+    again = tw.scan(Net(), plane, smoothed(), {"test": batches()}, draw={"new": curve}, **arguments)
+    assert list(again.paths) == ["new"]
