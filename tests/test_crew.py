@@ -18,7 +18,8 @@ from thalweg.crew import Crew, _own_card
 from thalweg.training.question import _check_whole
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{SOURCE}"}
 
 
 def torchrun(number, *arguments):
@@ -75,10 +76,10 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
     assert {**first, "single": ""} == {**second, "single": ""}
     expected = {
         "settings": "weight_decay is 0.01 in process 0 and 0.02 in process 1",
-        "data": "data is '",
-        "start": "the start is",
+        "data": "the training data in process 0 and in process 1 differ",
+        "start": "the starting network in process 0 and in process 1 differ",
         "version": "thalweg is '0.1.0' in process 0 and '0.0.0' in process 1",
-        "scan": "data is {'x': '",
+        "scan": "the data 'x' in process 0 and in process 1 differ",
     }
     others = {"first": "division by zero", "folder": "is already there, and nothing is written over", "single": "single example"}
     assert set(first) == {*expected, *others}
@@ -117,7 +118,7 @@ def test_a_process_that_dies_ends_the_run_which_can_be_gone_on_with(victim, tmp_
         tw.Weights.of(_model(seed)).save(tmp_path / f"{seed}.safetensors")
     options = ["--task", "mine:task", "--epochs", "40", "--checkpoint-every", "1", "--same-t", "--quiet"]
     command = ["-m", "thalweg", "connect", "0.safetensors", "1.safetensors", *options]
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
 
     def run(number, out, *more):
         line = torchrun(number, *command, "--out", out, *more)
@@ -170,7 +171,9 @@ def test_what_fails_in_all_processes_is_told_once(tmp_path):
         TASK + '\n\ndef single(seed):\n    return {**task(seed), "model": task(seed)["model"].float()}\n'
     )
     line = torchrun(2, "-m", "thalweg", "fit", "--task", "mine:single", "--out", "out", "--quiet")
-    done = subprocess.run(line, env={**ENVIRONMENT, "PYTHONPATH": "."}, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        line, env={**ENVIRONMENT, "PYTHONPATH": f".:{SOURCE}"}, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode != 0
     [said] = re.findall(r"^thalweg: (.*)", done.stderr, re.M)
     assert re.search(

@@ -109,6 +109,9 @@ class Run:
 
     def _tidy(self, command: str) -> None:
         """End what a kill kept from ending after the result was there, unless somebody else is at it or the disk is read-only."""
+        ended = "finished" in files.load_json(self.folder / RECORD, "run")
+        if ended and not (self.folder / STATE).is_file() and not any(self.folder.glob(f"*{files.PART}")):
+            return
         with suppress(OSError, ThalwegError), _locked(self.folder / LOCK, command):
             files.sweep(self.folder)
             self._end()

@@ -74,7 +74,7 @@ def fit(
     def question() -> Facts:
         start = Weights.of(module)
         own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
-        return training_question(settings, module, start, task, batches) | own
+        return own | training_question(settings, module, start, task, batches)
 
     about = asked(run, question)  # before the training probe is made, so that two never lie in memory at once
     motion = Network(Probe(module, None, settings.mode))

@@ -1,0 +1,76 @@
+"""The same through the command line: --resume refuses another question, and `fit --runs` asks the factory for each seed."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import thalweg as tw
+from thalweg.cli import app
+
+TASK = """
+import os
+import torch, thalweg as tw
+from torch.nn import functional as F
+
+def factory(seed):
+    change = os.environ.get("CHANGE", "")
+    data = torch.Generator().manual_seed(seed if change == "seeded" else 0)
+    train = [(torch.randn(8, 4, generator=data), torch.randint(3, (8,), generator=data)) for _ in range(4)]
+    if change == "labels":
+        train[1:] = [(x, (y + 1) % 3) for x, y in train[1:]]
+    smoothing = 0.1 if change == "loss" else 0.0
+    loss = lambda net, batch: F.cross_entropy(net(batch[0]), batch[1], reduction="none", label_smoothing=smoothing)
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh() if change == "forward" else torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    return dict(model=model, task=tw.Task(loss, lambda net, batch: (net(batch[0]), batch[1])), train=train, data={"train": train})
+"""  # noqa: E501
+NAMED = {
+    "loss": "the loss of the first batch",
+    "labels": "the last batch of the",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"question_task_{tmp_path.name}.py").write_text(TASK)
+    return f"question_task_{tmp_path.name}:factory"
+
+
+def invoke(task, *arguments):
+    return CliRunner().invoke(app, [*map(str, arguments), "--task", task, "--quiet"])
+
+
+def ok(task, *arguments):
+    result = invoke(task, *arguments)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("change", NAMED)
+def test_resume_on_the_command_line_refuses_another_question(here, change, monkeypatch):
+    fit = ["fit", "--epochs", "2", "--runs", "2", "--out", "ends"]
+    ok(here, *fit)
+    connect = ["connect", "ends/seed-0", "ends/seed-1", "--epochs", "2", "--out", "curve"]
+    ok(here, *connect)
+    scan = ["scan", "ends/seed-0", "ends/seed-1", "--points", "3", "--out", "scan"]
+    walk = ["walk", "--epochs", "2", "--cycle", "1", "--out", "walk"]
+    compare = ["compare", "--methods", "ind", "--budget", "2", "--seeds", "2", "--out", "compare"]
+    for arguments in (scan, walk, compare):
+        ok(here, *arguments)
+    monkeypatch.setenv("CHANGE", change)
+    for arguments in (fit, connect, scan, walk, compare):
+        refused = invoke(here, *arguments, "--resume")
+        assert refused.exit_code == 2, refused.output
+        assert "answers another question" in " ".join(refused.output.split())
+        assert NAMED[change] in " ".join(refused.output.split())
+    monkeypatch.setenv("CHANGE", "")
+    for arguments in (fit, connect, scan, walk, compare):
+        ok(here, *arguments, "--resume")
+
+
+def test_fit_runs_trains_each_network_on_the_data_of_its_seed(here, monkeypatch):
+    monkeypatch.setenv("CHANGE", "seeded")
+    ok(here, "fit", "--epochs", "2", "--runs", "2", "--out", "both")
+    ok(here, "fit", "--epochs", "2", "--seed", "1", "--out", "one")
+    both, alone = (tw.Weights.load(path).vector for path in ("both/seed-1", "one"))
+    assert torch.equal(both, alone)
