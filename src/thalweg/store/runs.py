@@ -161,7 +161,8 @@ class Run:
                 f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so it cannot "
                 "be known whether this is the same: use another folder"
             )
-        changed = differences({**before["settings"], **before["facts"]}, settings)
+        with files.reading(self.folder / RECORD):
+            changed = differences({**before["settings"], **before["facts"]}, settings)
         if changed:
             why = ": the task, the model or the data has changed" if any("first batch" in clause for clause in changed) else ""
             raise ThalwegError(

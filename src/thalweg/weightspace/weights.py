@@ -138,7 +138,7 @@ class Weights:
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
-        """Read weights: of a file of ours or the folder of a finished `fit`, or with `module` of anybody's checkpoint, `.pt` or `.safetensors` alike.
+        """Read weights: of a file of ours or the folder of a finished `fit`, or with `module` of anybody's checkpoint.
 
         module: a network of the kind that is expected; it is only looked at. The weights go to its device.
         key: which weights to take where a checkpoint holds several, such as "ema" or "callbacks.average"; files of ours
