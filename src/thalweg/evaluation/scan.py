@@ -124,19 +124,19 @@ def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:
         at = [{"x": float(x), "y": float(y)} for y in where["y"] for x in where["x"]]
     else:
         at = [{"t": float(t)} for t in where["t"]] if "t" in where else [{} for _ in range(count)]
-    return [{"point": number, **own} for number, own in enumerate(at, start=1)]
+    return [{"point": place, **own} for place, own in enumerate(at, start=1)]
 
 
 def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
     """What a run measured before it was stopped; every line must be the point that is expected there."""
     path, lines = run.folder / POINTS, run.lines(POINTS)
-    for number, line in enumerate(lines, start=1):
+    for place, line in enumerate(lines, start=1):
         found = {key: value for key, value in line.items() if key != "measured"}
         if "point" not in found or "measured" not in line:
-            raise ThalwegError(f"{path} was written by an older thalweg, and line {number} does not say which point it is: {NEW}")
-        if number > len(labels) or found != labels[number - 1]:
-            expected = f"point {_said(labels[number - 1])}" if number <= len(labels) else "nothing more"
-            rule = f"line {number} of {path} is point {_said(found)}, where {expected} is expected"
+            raise ThalwegError(f"{path} was written by an older thalweg, and line {place} does not say which point it is: {NEW}")
+        if place > len(labels) or found != labels[place - 1]:
+            expected = f"point {_said(labels[place - 1])}" if place <= len(labels) else "nothing more"
+            rule = f"line {place} of {path} is point {_said(found)}, where {expected} is expected"
             raise ThalwegError(f"{rule}: lines were lost, doubled, reordered or added; restore the file, or {NEW}")
     return [line["measured"] for line in lines]
 
