@@ -55,6 +55,10 @@ class Result(Saved):
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])
 
+    def check(self) -> None:
+        super().check()
+        self.table()
+
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "claims": [vars(claim) for claim in self.claims]}
 

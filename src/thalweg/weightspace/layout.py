@@ -80,8 +80,12 @@ class Layout:
         pairs: dict[str, Any] = {key: tuple(map(tuple, entry[key])) for key in ("shapes", "aliases")}
         found = cls(**names, **pairs, dtype=getattr(torch, entry["dtype"]))
         check_fields(found)
-        if not found.names or len({*found.names, *found.frozen}) != len(found.names + found.frozen):
-            raise ValueError("a layout names every parameter once")
+        if (
+            not found.names
+            or len(found.names) != len(found.shapes)
+            or len({*found.names, *found.frozen}) != len(found.names + found.frozen)
+        ):
+            raise ValueError("a layout names every parameter once, with its shape")
         return found
 
 
