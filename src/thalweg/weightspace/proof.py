@@ -16,6 +16,7 @@ from ..batches import Batches, mapped, source, tensors_in
 from ..errors import ThalwegError
 from ..explaining import explained
 from ..randomness import seeded
+from ..threads import few_threads
 from .layout import span
 from .modules import named_parameters
 from .probe import Probe
@@ -159,7 +160,7 @@ def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches, alik
     passes, make = source(batches, probe.device)
     with seeded(0, batches):
         batch = make(next(iter(passes())))
-        with explained(probe.module, batch):
+        with explained(probe.module, batch), few_threads(probe.device, probe.module, batch):
             prove(probe, lambda: forward(mapped(batch, _twin)), alike)
 
 
@@ -170,8 +171,9 @@ def compare(probe: Probe, watch: Watch) -> None:
         return
     probe.stand_at_original()
     try:
-        theirs = _original_answer(probe, watch.asked)
-        ours = _answer(probe.module, watch.asked)
+        with few_threads(probe.device, probe.module, watch.asked):
+            theirs = _original_answer(probe, watch.asked)
+            ours = _answer(probe.module, watch.asked)
     except Exception:
         return
     probe.check()
