@@ -153,7 +153,7 @@ one_by_one = tw.Task(lambda net, batch: single(net, batch)[0], lambda net, batch
 kind("without_batch_dimension", batches=examples, task=lambda module: one_by_one, both=single)(tanh_mlp)
 
 
-@kind("in_place_on_its_inputs")
+@kind("in_place_on_its_inputs", refused={"scan": "data", "ensemble": "data"})
 class InPlace(Base):
     """Writes to the batch itself, so that what a second pass sees depends on the first."""
 

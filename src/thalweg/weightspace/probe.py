@@ -17,7 +17,7 @@ from ..randomness import undisturbed
 from ..text import first_line
 from .base import held_once
 from .layout import Layout, overlap, span
-from .modules import named_buffers, named_parameters, unwrapped
+from .modules import compiled, named_buffers, named_parameters, unwrapped
 from .state import Contents, ModuleState, kept, plain
 from .weights import Weights, check_state
 
@@ -298,7 +298,7 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         _follow(module, memo)
         for part in module.modules():
-            if hasattr(part, "_orig_mod"):
+            if compiled(part):
                 memo[id(part)] = deepcopy(part._orig_mod, memo)
         copy = deepcopy(module, memo)
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:

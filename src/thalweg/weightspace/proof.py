@@ -187,13 +187,15 @@ def compare(probe: Probe, watch: Watch) -> None:
 def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
     """The probe stands where the original does, and knows what its parameters were."""
     module, state = probe.original, ModuleState(probe.original)
-    places = [(parameter, parameter.data) for parameter in module.parameters()]
+    places = [(parameter, parameter.data, dict(vars(parameter))) for parameter in module.parameters()]
     own, _ = named_parameters(probe.module)
     try:
         return _answer(module, asked)
     finally:
         state.restore()
-        for parameter, place in places:
+        for parameter, place, notes in places:
+            for odd in vars(parameter).keys() - notes.keys():  # torch.compile leaves notes of its own
+                del vars(parameter)[odd]
             if parameter.data_ptr() != place.data_ptr():
                 parameter.data = place
         with torch.no_grad():
@@ -206,7 +208,8 @@ def _answer(module: nn.Module, asked: tuple[Any, Any]) -> list[Tensor]:
     args, kwargs = (mapped(part, _twin) for part in asked)
     with torch.no_grad(), seeded(0):
         module.eval()
-        return [tensor for tensor in tensors_in(module(*args, **kwargs)) if plain(tensor) and tensor.is_floating_point()]
+        found = [tensor.detach() for tensor in tensors_in(module(*args, **kwargs))]
+    return [tensor for tensor in found if plain(tensor) and tensor.is_floating_point()]
 
 
 def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
