@@ -43,8 +43,9 @@ def copied(net: nn.Module) -> State:
 
 def place(net: nn.Module, point: State) -> None:
     with torch.no_grad():
-        for name, parameter in moving(net).items():
-            parameter.copy_(point[name])
+        parameters = dict(net.named_parameters())
+        for name, value in point.items():
+            parameters[name].copy_(value)
 
 
 def standing(make: Make, seed: int, point: State | None = None) -> nn.Module:

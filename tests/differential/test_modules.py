@@ -7,7 +7,7 @@ from differential.checks import agrees
 from differential.kind import KINDS
 from differential.known import KNOWN_WRONG
 
-for family in ("layers", "weights", "references", "stateful", "wrapped"):
+for family in ("layers", "weights", "references", "stateful", "strange", "wrapped"):
     importlib.import_module(f"differential.{family}")
 
 
