@@ -19,8 +19,8 @@ test: $(READY) lint  ## everything CI checks
 test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers and torchmetrics
 	$(ECOSYSTEM)/bin/pytest tests/ecosystem
 
-soak: $(READY)  ## kill fit, connect, walk and scan fifteen times each, resume, and compare bit for bit
-	THALWEG_KILLS=15 $(BIN)/pytest -s -k killed tests/training/test_resume.py
+soak: $(READY)  ## kill every command 1,000 times in all, half of them while it writes, resume, and compare bit for bit
+	OMP_NUM_THREADS=1 $(BIN)/python tests/kills.py 1000
 
 fuzz: $(READY)  ## 20,000 mutations over every kind of file that is read: refused by a sentence, or harmless
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/fuzz.py 20000

@@ -29,6 +29,7 @@ from thalweg import cli
 from thalweg.store import files, runs
 
 EPOCHS = ["--checkpoint-every", "0m", "--quiet"]
+RARE = ["--cycle", "1", "--checkpoint-every", "2", "--quiet"]
 COMMANDS = {
     "fit": ["fit", "--task", "kills:small", "--epochs", "3", "--keep", "2", *EPOCHS],
     "fit with workers": ["fit", "--task", "kills:workers", "--epochs", "2", *EPOCHS],
@@ -38,8 +39,20 @@ COMMANDS = {
     "scan": ["scan", "../ends/seed-0", "../ends/seed-1", "--task", "kills:small", "--points", "7", "--quiet"],
     "plane": ["plane", *(f"../ends/seed-{k}" for k in range(3)), "--task", "kills:small", "--grid", "3", "--quiet"],
     "ensemble": ["ensemble", "../ends/seed-0", "../ends/seed-1", "--task", "kills:small", "--quiet"],
-    "compare": ["compare", "--task", "kills:small", "--methods", "ind,fge", "--budget", "5", "--seeds", "1", "--cycle", "1"]
-    + EPOCHS,
+    "compare": [
+        "compare",
+        "--task",
+        "kills:small",
+        "--methods",
+        "ind,fge",
+        "--budget",
+        "8",
+        "--seeds",
+        "1",
+        "--cycle",
+        "1",
+        *RARE,
+    ],
 }
 ENDS = ["fit", "--task", "kills:small", "--epochs", "1", "--runs", "3", *EPOCHS]
 TIMES = {"started", "finished", "seconds", "argv", "code"}
@@ -143,6 +156,16 @@ def ended(process, limit):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+def warm_up(command, folder):
+    """Once in this process, so that those forked from it have everything imported."""
+    folder.mkdir()
+    here = os.getcwd()
+    os.chdir(folder)
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None):
+        cli.app([*command, "--out", "out"])
+    os.chdir(here)
+
+
 def undisturbed(command, folder):
     """What a run leaves that nobody kills, how many calls it makes, and how long it takes."""
     folder.mkdir()
@@ -152,18 +175,17 @@ def undisturbed(command, folder):
     return contents(folder / "out"), int((folder / "calls").read_text()), time.monotonic() - began
 
 
-def kill_and_resume(command, folder, dice, most, calls, seconds):
-    """Kill a command up to `most` times, then let it finish; gives how many kills came by time and by aim."""
+def kill_and_resume(command, folder, dice, most, calls, seconds, done):
+    """Kill a command up to `most` times, then let it finish; counts the kills by time and by aim, evenly."""
     folder.mkdir()
-    done = [0, 0]
     for trial in itertools.count():
-        aimed = trial % 2 if most % 2 else (trial + 1) % 2
-        at = dice.randint(1, calls) if aimed and trial < most else 0
-        limit = dice.uniform(0, seconds) if trial < most and not aimed else 120
+        aimed, share = done[1] <= done[0], dice.random() ** 2  # more often early, since a resumed run is shorter
+        at = 1 + int(share * calls) if trial < most and aimed else 0
+        limit = share * seconds if trial < most and not aimed else 120
         again = [*command, "--out", "out", *(["--resume"] if trial else [])]
         code = ended(start(again, folder, Aimed(at, dice.randrange(3))), limit)
         if code == 0:
-            return done
+            return
         assert code == -signal.SIGKILL, f"{again} ended with {code}:\n{(folder / 'said.txt').read_text()}"
         assert trial < most, f"{again} did not end within two minutes"
         done[aimed] += 1
@@ -198,29 +220,28 @@ def main(kills, only=None):
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     runs._code = lambda: None  # the state of the current folder's git, which takes a while to ask for
     Figure.savefig = lambda self, path, **settings: Path(path).write_text("a figure")  # its writing matters here, not its drawing
-    base, began = Path(tempfile.mkdtemp(prefix="kills-")), time.monotonic()
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where syncing takes no time, which is nothing to a kill
+    base, began = Path(tempfile.mkdtemp(prefix="kills-", dir=memory)), time.monotonic()
     undisturbed(ENDS, base / "making")
     (base / "making" / "out").rename(base / "ends")
     chosen = {name: command for name, command in COMMANDS.items() if only in (None, name)}
     totals = [0, 0]
     for number, (name, command) in enumerate(chosen.items()):
         dice = random.Random(number)
+        warm_up(command, base / f"{number}-warm")
         whole, calls, seconds = undisturbed(command, base / f"{number}-whole")
         check(undisturbed(command, base / f"{number}-again")[0], whole, name)
-        done, folders = [0, 0], 0
+        done, folders, since = [0, 0], 0, time.monotonic()
         while sum(done) < -(-kills // len(chosen)):
             folder = base / f"{number}-{folders}"
             left = -(-kills // len(chosen)) - sum(done)
-            for k, count in enumerate(kill_and_resume(command, folder, dice, min(left, 4 + folders % 2), calls, seconds)):
-                done[k] += count
+            kill_and_resume(command, folder, dice, min(left, 8), calls, seconds, done)
             check(contents(folder / "out"), whole, folder / "out")
             shutil.rmtree(folder)
             folders += 1
         totals = [a + b for a, b in zip(totals, done, strict=True)]
-        print(
-            f"{name}: {done[0]} kills at random, {done[1]} while writing, {folders} folders; each the same, bit for bit",
-            flush=True,
-        )
+        told = f"{done[0]} kills at random, {done[1]} while writing, {time.monotonic() - since:.0f} s"
+        print(f"{name}: {told}, {folders} folders, each the same, bit for bit", flush=True)
     shutil.rmtree(base)
     elapsed = time.monotonic() - began
     print(

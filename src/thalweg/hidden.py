@@ -20,6 +20,7 @@ from .errors import ThalwegError
 LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000  # how deep, how many, of each container, in one list or array
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
+GUARDED = sys.stdlib_module_names | {"numpy"}
 WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
 
@@ -285,13 +286,13 @@ def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
     for key, item in list(getattr(value, "__dict__", {}).items()):
         if key not in OPAQUE:
             yield key, Place(value, key, item)
-    for kind in filter(_is_walked, type(value).__mro__):
+    for kind in filter(_is_own, type(value).__mro__):
         for key, item in list(vars(kind).items()):
             if isinstance(item, MemberDescriptorType) and hasattr(value, key):
                 yield key, Place(value, key, getattr(value, key))
-            elif _is_own(kind) and isinstance(item, FunctionType):
+            elif isinstance(item, FunctionType):
                 yield f"{kind.__name__}.{key}", Place(None, None, item)
-            elif _is_own(kind) and not key.startswith("__") and (is_generator(item) or is_value(item)):
+            elif not key.startswith("__") and (is_generator(item) or is_value(item)):
                 yield f"{kind.__name__}.{key}", Place(kind, key, item)
 
 
@@ -322,7 +323,7 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
 
 def _is_walked(kind: Any) -> bool:
     """Objects of the standard library and of numpy guard their own state."""
-    return _package(kind) not in sys.stdlib_module_names | {"numpy"}
+    return _package(kind) not in GUARDED
 
 
 def _is_own(thing: Any) -> bool:

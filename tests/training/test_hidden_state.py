@@ -129,3 +129,11 @@ def test_resume_refuses_a_generator_that_is_made_at_first_use(tmp_path):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path, stop=4)
     with pytest.raises(tw.ThalwegError, match=r"a random generator 'sampler.rng' when this run was saved"):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path)
+
+
+def test_every_point_of_a_scan_sees_the_same_data():
+    """Though their order depends on how often they were gone through: scanned twice, one point has one loss, to the bit."""
+    loader = DataLoader(Noisy(drawing("numpy")), 4, sampler=Ordered(True))
+    point = tw.Weights.of(ZOO["mlp"].module(1))
+    found = tw.scan(ZOO["mlp"].module(1), [point, point, point], ZOO["mlp"].task, {"x": loader})
+    assert len(set(found.values["x"]["data_loss"].tolist())) == 1

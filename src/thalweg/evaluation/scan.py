@@ -19,7 +19,7 @@ from ..crew import Crew
 from ..errors import ThalwegError
 from ..modes import Mode
 from ..progress import Progress
-from ..randomness import seeded
+from ..randomness import seeded, undisturbed
 from ..replay import aside
 from ..store import facts
 from ..store.content import digest_of
@@ -211,11 +211,11 @@ class Measurer:
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
-            with seeded(0, self.refresh):
+            with undisturbed(self.refresh), seeded(0, self.refresh):  # every point sees the same data, whatever they count
                 self.statistics()
         values = {}
         for name, measure in self.measures.items():
-            with seeded(0, self.data[name]):
+            with undisturbed(self.data[name]), seeded(0, self.data[name]):
                 found = measure()
             values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
         self.probe.check()
