@@ -98,7 +98,7 @@ class Aimed:
         setattr(owner, name, wrapped)
 
     def install(self):
-        for name in ("replace", "open", "unlink", "chmod", "mkdir"):
+        for name in ("replace", "open", "unlink", "chmod", "mkdir", "rmdir"):
             self.wrap(os, name)
         self.wrap(os, "fsync", half=cut_short)
         self.wrap(Path, "unlink")
@@ -224,7 +224,7 @@ def main(kills, only=None):
     base, began = Path(tempfile.mkdtemp(prefix="kills-", dir=memory)), time.monotonic()
     undisturbed(ENDS, base / "making")
     (base / "making" / "out").rename(base / "ends")
-    chosen = {name: command for name, command in COMMANDS.items() if only in (None, name)}
+    chosen = {name: command for name, command in COMMANDS.items() if only is None or name in only.split(",")}
     totals = [0, 0]
     for number, (name, command) in enumerate(chosen.items()):
         dice = random.Random(number)

@@ -207,9 +207,11 @@ def test_more_than_a_line_cut_short_is_not_thrown_away(tmp_path):
 
 
 def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
-    (tmp_path / ".state.safetensors.abc.thalweg-part").write_bytes(b"half")
+    left = tmp_path / ".state.safetensors.abc.thalweg-part"
+    left.mkdir()
+    (left / ".tmp123").write_bytes(b"half")
     (tmp_path / ".mine.part").write_bytes(b"somebody else's")
-    (tmp_path / ".link.thalweg-part").symlink_to(tmp_path / ".mine.part")
+    (tmp_path / ".link.thalweg-part").symlink_to(tmp_path)
     with Run(tmp_path).opened("fit", {}):
         assert sorted(path.name for path in tmp_path.iterdir()) == [".link.thalweg-part", ".lock", ".mine.part", "run.json"]
 
@@ -224,7 +226,7 @@ def test_a_finished_folder_loses_what_a_killed_run_left(tmp_path):
     whole = go()
     before = (tmp_path / "run.json").read_bytes()
     Run(tmp_path).save({"half": torch.zeros(1)}, {})
-    (tmp_path / ".run.json.abc.thalweg-part").write_bytes(b"half")
+    (tmp_path / ".run.json.abc.thalweg-part").mkdir()
     assert torch.equal(go().vector, whole.vector)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log.jsonl", "run.json", "weights.safetensors"]
     assert (tmp_path / "run.json").read_bytes() == before
@@ -257,12 +259,10 @@ def test_forked_workers_do_not_hold_the_lock(tmp_path):
 from thalweg.store.runs import Run
 held = Run({str(tmp_path / "r")!r}).opened("fit", {{}})
 held.__enter__()
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-    os._exit(0)
-print(child, flush=True)
-time.sleep(60)"""
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+time.sleep(60)
+os._exit(0)"""
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
     with pytest.raises(tw.ThalwegError, match="is in use"), Run(tmp_path / "r").opened("fit", {}):

@@ -19,25 +19,27 @@ from ..errors import ThalwegError
 from ..text import first_line
 
 FORMAT = 1
-PART = ".thalweg-part"  # of a file that is being written
+PART = ".thalweg-part"  # of a folder in which a file is being written
 MARKS = ("thalweg", "sha256", "about")  # what only files of ours say of themselves
 
 
 def write(path: Path, writer: Callable[[Path], object]) -> None:
-    """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new."""
+    """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new.
+
+    It lies in a folder of its own, so that what other libraries leave there when they are killed can be told from other files.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
-        os.close(descriptor)
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART))
         try:
-            writer(Path(name))
-            os.chmod(name, 0o666 & ~_umask())
-            _sync(name)
-            os.replace(name, path)
+            temporary = folder / path.name
+            writer(temporary)
+            os.chmod(temporary, 0o666 & ~_umask())
+            _sync(temporary)
+            os.replace(temporary, path)
             _sync(path.parent)
         finally:
-            with suppress(FileNotFoundError):
-                os.unlink(name)
+            _discard(folder)
 
 
 @contextmanager
@@ -123,10 +125,17 @@ def remove(path: Path, kind: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a process that was killed left half-written; only files of that name, and never through a link."""
-    for path in folder.glob(f".*{PART}"):
-        if path.is_file() and not path.is_symlink():
+    """Delete what a process that was killed left half-written; only folders of that name, and never through a link."""
+    for left in folder.glob(f".*{PART}"):
+        if left.is_dir() and not left.is_symlink():
+            _discard(left)
+
+
+def _discard(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
             path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
