@@ -65,7 +65,7 @@ def method_table(method: Method, plan: Plan) -> facts.Fact:
 
 
 def _state(start: Any) -> facts.Fact:
-    return facts.content(digest_of([start.optimizer, start.kind]) if isinstance(start, Checkpoint) else None)
+    return facts.content(digest_of([start.optimizer, start.kind, start.extra]) if isinstance(start, Checkpoint) else None)
 
 
 def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
