@@ -97,7 +97,7 @@ class Task:
     def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """The built-in error; NaN for a target that is no label and not one-hot, for which it is not defined."""
         if are_labels(outputs, targets):
-            wrong = self._labels(lambda labels: (outputs.argmax(dim=1) != labels).float(), targets, outputs.shape[1])
+            wrong = self._labels(mistakes, outputs, targets)
         elif self.activation is softmax and outputs.shape == targets.shape:
             wrong = torch.where(one_hot(targets), (outputs.argmax(dim=1) != targets.argmax(dim=1)).float(), torch.nan)
         else:
@@ -108,6 +108,10 @@ class Task:
         if self.activation is not None:
             return self.activation(outputs)
         return softmax(outputs) if are_labels(outputs, targets) else outputs
+
+
+def mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(dim=1) != labels).float()
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -253,13 +257,13 @@ class _Labels:
 
     looked = ignores = False
 
-    def __call__(self, measure: Callable[[Tensor], Tensor], labels: Tensor, classes: int) -> Tensor:
-        labels = labels.long()
+    def __call__(self, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+        labels, classes = labels.long(), outputs.shape[1]
         fits = (labels >= 0) & (labels < classes)
         if labels.device.type == "cpu" or not self.looked:
             self.looked, self.ignores = True, bool((labels == IGNORED).any())
             check_labels(labels, classes)
-        values = torch.where(fits, measure(torch.where(fits, labels, 0)), torch.nan)
+        values = torch.where(fits, measure(outputs, torch.where(fits, labels, 0)), torch.nan)
         return values[labels != IGNORED] if self.ignores else values
 
 
@@ -270,12 +274,12 @@ class _CrossEntropy:
         self.smoothing, self.labels = smoothing, _Labels()
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        def of(wanted: Tensor) -> Tensor:
-            return F.cross_entropy(logits, wanted, reduction="none", label_smoothing=self.smoothing)
-
         if targets.is_floating_point() or logits.ndim < 2 or logits.shape == targets.shape:
-            return of(targets.to(logits.dtype) if logits.shape == targets.shape else targets)
-        return self.labels(of, targets, logits.shape[1])
+            return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets)
+        return self.labels(self.of, logits, targets)
+
+    def of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.smoothing)
 
 
 def check_labels(labels: Tensor, classes: int) -> None:

@@ -84,7 +84,8 @@ def walk(run, module=None, task=None, data=None, method=FGE, watch=None, **setti
 def scan(run, target=None, module=None, task=None, data=None, **settings):
     target = tw.Segment(*ends()) if target is None else target
     made = {"test": batches()} if data is None else data
-    found = tw.scan(module or Net(), target, task or smoothed(), made, run=run, **{"points": 5, **settings})
+    spaced = {"points": 5} if isinstance(target, tw.Curve) else {}
+    found = tw.scan(module or Net(), target, task or smoothed(), made, run=run, **{**spaced, **settings})
     return torch.tensor(found.values["test"]["loss"])
 
 

@@ -267,7 +267,8 @@ class Probe:
         self.gather([parameter.grad for parameter in self._parameters])
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
-        return parameter.register_post_accumulate_grad_hook(lambda _: self.unreached.discard(name))
+        unreached = self.unreached  # a hook that held the probe would keep it alive, since its parameters hold the hook
+        return parameter.register_post_accumulate_grad_hook(lambda _: unreached.discard(name))
 
     def _forget_reached(self) -> None:
         for name in [name for name in self._watchers if name not in self.unreached]:
