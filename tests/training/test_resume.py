@@ -339,6 +339,19 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     assert "Not a directory" in result.output
 
 
+def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
+    """As timeout(1) sends it, to the process and to its group."""
+    from thalweg.store import runs
+
+    with runs.Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.asked == signal.SIGTERM
+        monkeypatch.setattr(runs, "ONE_WISH", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_second_ctrl_c_stops_at_once():
     from thalweg.store.runs import Interrupts
 

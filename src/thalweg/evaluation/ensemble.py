@@ -199,9 +199,7 @@ class Ensemble:
         """Ask a copy of the network that was nowhere else for the first batch of the last member; once for each task."""
         probe = Probe(self.module)
         again, _ = _predictions(probe, self.members[-1], task, batches, First(batches))
-        again = (
-            again if again.ndim == values.ndim else metrics.rows(again)
-        )  # where maps of several sizes were joined pixel by pixel
+        again = again if again.ndim == values.ndim else metrics.rows(again)  # maps of several sizes are joined by pixels
         if not agree(probe, again, values[: len(again)]):
             raise ThalwegError(
                 "the last member predicts something else by itself than after the others: the network, the task or the data keep "

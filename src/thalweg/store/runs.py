@@ -28,6 +28,7 @@ from . import files
 from .facts import differences, is_fact
 from .schema import check_fields
 
+ONE_WISH = 1.0  # seconds within which a second SIGTERM is the first again: timeout(1) sends it to the process and to its group
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 # a folder that holds its result is finished
 WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
@@ -209,8 +210,10 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._asked == number:  # torchrun sends another kind to those who heard the first
+            if number == signal.SIGTERM and time.monotonic() - self._heard < ONE_WISH:
+                return
             raise KeyboardInterrupt
-        self._asked = self._asked or number
+        self._asked, self._heard = self._asked or number, time.monotonic()
 
     def grant(self, run: Run | None, what: str) -> None:
         """End the run; where another process was asked to, as if by SIGTERM."""
