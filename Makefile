@@ -14,7 +14,7 @@ demo: $(READY)  ## three networks on the digits, the curves between two of them,
 	$(BIN)/thalweg demo
 
 test: $(READY) lint  ## everything CI checks
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers and torchmetrics
 	$(ECOSYSTEM)/bin/pytest tests/ecosystem

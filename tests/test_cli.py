@@ -382,7 +382,7 @@ def test_a_task_file_anywhere_with_siblings_and_workers(name, context, tmp_path)
         fit = ("fit", "--task", f"{path}:task", "--epochs", "1", "--out", f"out-{number}")
         done = subprocess.run([sys.executable, "-m", "thalweg", *fit], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
+        assert "Traceback" not in done.stderr
 
 
 def test_task_files_of_one_name_are_told_apart(tmp_path):

@@ -252,15 +252,15 @@ def one_hot(targets: Tensor) -> Tensor:
 
 class _Labels:
     """One value per label that counts, which are all but -100. A label out of range is an error where looking is free: on the
-    CPU, and once elsewhere; after that its value is NaN, which stops training without the device assertion that would end the
-    process, and so is that of a first -100."""
+    CPU, but for what is compiled, and once elsewhere; after that its value is NaN, which stops training without the device
+    assertion that would end the process, and so is that of a first -100."""
 
     looked = ignores = False
 
     def __call__(self, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
         labels, classes = labels.long(), outputs.shape[1]
         fits = (labels >= 0) & (labels < classes)
-        if labels.device.type == "cpu" or not self.looked:
+        if not torch.compiler.is_compiling() and (labels.device.type == "cpu" or not self.looked):
             self.looked, self.ignores = True, bool((labels == IGNORED).any())
             check_labels(labels, classes)
         values = torch.where(fits, measure(outputs, torch.where(fits, labels, 0)), torch.nan)
