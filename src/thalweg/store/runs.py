@@ -191,6 +191,7 @@ class Interrupts:
         self.wanted = wanted
         self.above: Interrupts | None = getattr(place, "interrupts", None)
         self._asked: int | None = None
+        self._heard = 0.0  # when
 
     @property
     def asked(self) -> int | None:
