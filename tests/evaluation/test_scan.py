@@ -371,7 +371,7 @@ def test_what_leaves_a_plane_keeps_its_distance_and_warns_once(tmp_path):
     with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as heard:
         scan = tw.scan(module, plane, tw.regression(), data, grid=(2, 2), draw=drawn)
     assert len(heard) == 1
-    assert "'chain' by up to 5 (125%), 'members' by up to 5 (125%)" in str(heard[0].message)
+    assert "'chain' leaves it by up to 5, 125%, 'members' leaves it by up to 5, 125% of the distance" in str(heard[0].message)
     t = np.linspace(0, 1, 121)
     assert np.allclose(scan.away["chain"], 5 * np.minimum(2 * t, 2 - 2 * t))
     assert np.allclose(scan.away["inside"], 0, atol=1e-6)

@@ -347,10 +347,10 @@ def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict
 
 def _warn_off_plane(scan: Scan) -> None:
     if off := scan.off_plane():
-        each = ", ".join(f"'{name}' by up to {far:.3g} ({share:.0%})" for name, (far, share) in off.items())
+        each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())
         warnings.warn(
             f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is drawn faded "
-            "at the nearest points of the plane, where the loss is another: scan the curve or the list itself for its own",
+            "at the nearest points of the plane, which have another loss: to see its own, scan the curve or the list itself",
             stacklevel=3,
         )
 
