@@ -112,8 +112,8 @@ def cut_short(real, descriptor):
         os.ftruncate(descriptor, max(0, os.fstat(descriptor).st_size - 20))
 
 
-def half_a_text(real, path, text, *rest, **settings):
-    real(path, text[: len(text) // 2], *rest, **settings)
+def half_a_text(real, path, data, *rest, **settings):
+    real(path, data[: len(data) // 2], *rest, **settings)
 
 
 def half_a_file(real, tensors, path, metadata=None):
