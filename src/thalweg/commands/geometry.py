@@ -28,7 +28,7 @@ def demo(
 ) -> None:
     """Try everything on handwritten digits: curves between two networks, the planes around them, and ensembles at one budget.
 
-    Needs no data and no GPU, and takes about a minute and a half on two cores. The straight line between the networks meets a
+    Needs no data and no GPU, and takes two to three minutes on two cores. The straight line between the networks meets a
     barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
     """
     from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
