@@ -137,6 +137,47 @@ class InlineNorm(Base):
         return self.last(x)
 
 
+class Chunked(nn.BatchNorm1d):
+    """Ghost batch norm: statistics of parts of a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.chunk(2) if self.training and len(x) > 3 else [x]
+        return torch.cat([super(Chunked, self).forward(part) for part in parts])
+
+
+@kind("batch_norm_of_chunks", refused={"scan": "own", "refresh": "own"})
+def chunked() -> nn.Module:
+    return normed(Chunked(8))
+
+
+class Slow(nn.BatchNorm1d):
+    """Statistics at a rate of its own, whatever the momentum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.running_mean.data.lerp_(x.detach().mean(0), 0.1)
+            self.running_var.data.lerp_(x.detach().var(0), 0.1)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False)
+
+
+@kind("batch_norm_at_a_rate_of_its_own", refused={"scan": "own", "refresh": "own"})
+def slow() -> nn.Module:
+    return normed(Slow(8))
+
+
+class Activated(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        trained = F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        return trained.relu()
+
+
+@kind("batch_norm_with_a_forward_of_its_own")
+def activated() -> nn.Module:
+    return normed(Activated(8))
+
+
 @kind("dropout")
 def dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), head(16))

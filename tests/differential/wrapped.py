@@ -38,6 +38,17 @@ def traced() -> nn.Module:
     return nn.Sequential(part, nn.Linear(8, 3))
 
 
+@kind("scripted_function_inside", refused="copy")
+class ScriptedFunction(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        with quiet():
+            self.activation = torch.jit.script(torch.nn.functional.silu)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.activation(self.first(x)))
+
+
 @kind("scripted_whole")
 def scripted_whole() -> nn.Module:
     with quiet():

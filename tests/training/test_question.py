@@ -1,15 +1,17 @@
 """A run folder answers only the question it was made for: whatever changes the result is refused and named."""
 
+import itertools
 import json
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import thalweg as tw
 from thalweg.randomness import seeded
@@ -28,6 +30,25 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.last(F.dropout(F.leaky_relu(self.first(x), self.slope), self.drop, self.training))
+
+
+class Normed(nn.Sequential):
+    def __init__(self, momentum=0.1):
+        super().__init__(Net(), nn.BatchNorm1d(3, momentum=momentum))
+
+
+class Taught(Net):
+    """A frozen part follows the other."""
+
+    def __init__(self, decay=0.9):
+        super().__init__()
+        self.teacher, self.decay = nn.Linear(4, 8).requires_grad_(False), decay
+        nn.init.ones_(self.teacher.weight), nn.init.ones_(self.teacher.bias)
+
+    def forward(self, x):
+        if self.training:
+            self.teacher.weight.data.lerp_(self.first.weight.data, 1 - self.decay)
+        return super().forward(x)
 
 
 class Bow(tw.Curve):
@@ -145,6 +166,16 @@ def sgd(momentum=0.9, **more):
     return lambda vectors: torch.optim.SGD(vectors, lr=0.1, momentum=momentum, **more)
 
 
+def scaled(factor):
+    class Scaled(torch.optim.SGD):
+        def step(self, closure=None):
+            for vector in self.param_groups[0]["params"]:
+                vector.grad.mul_(factor)
+            return super().step(closure)
+
+    return lambda vectors: Scaled(vectors, lr=0.1)
+
+
 def images(labels=0, **more):
     pixels = torch.arange(24 * 16, dtype=torch.uint8).reshape(24, 1, 4, 4)
     return tw.data.DeviceBatches(pixels, (torch.arange(24) + (torch.arange(24) > 12) * labels) % 3, 6, shuffle=True, **more)
@@ -182,6 +213,24 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     "fit: optimizer class": (fit, {"optimizer": torch.optim.Adam}, {"optimizer": torch.optim.NAdam}, "the optimizer's class was"),
     "fit: forward": (fit, A, {"module": Net(slope=0.3)}, "the loss of the first batch"),
     "fit: dropout": (fit, A, {"module": Net(drop=0.3)}, "the loss of the first batch in training mode"),
+    "fit: momentum of batch norm": (
+        fit,
+        {"module": Normed()},
+        {"module": Normed(momentum=0.3)},
+        "the effect on buffers of the first batch in training mode was",
+    ),
+    "fit: a teacher's decay": (
+        fit,
+        {"module": Taught()},
+        {"module": Taught(decay=0.5)},
+        "the effect on frozen parameters of the first batch in training mode was",
+    ),
+    "fit: what the optimizer does": (
+        fit,
+        {"optimizer": scaled(0.5)},
+        {"optimizer": scaled(0.25)},
+        "the result of a few steps of the optimizer was",
+    ),
     "fit: start": (fit, A, {"module": Net(5)}, "the starting network has changed"),
     "fit: keep": (fit, A, {"keep": [2]}, r"keep was \[\] and is \[2\]"),
     "fit: labels from the second batch on": (
@@ -275,6 +324,13 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         "the curve's lean was 1.0 and is 2.0",
     ),
     "scan: points": (scan, A, {"points": 7}, "the spacing in t has changed"),
+    "scan: kind": (scan, A, {"target": ends()}, "it depended on the curve and does not now; it did not depend on the points"),
+    "scan: units": (
+        scan,
+        {"task": percentage},
+        {"task": replace(percentage, units={"top": "%"})},
+        "units was {} and is {'top': '%'}",
+    ),
     "scan: list": (scan, {"target": ends()}, {"target": ends()[::-1]}, "point 1 of the list has changed"),
     "scan: refresh": (
         scan,
@@ -315,6 +371,44 @@ def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, 
     monkeypatch.setattr("thalweg.store.runs._locked", refuse)
     assert torch.equal(call(tmp_path / "r"), alone)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_resume_refuses_a_schedule_that_counts(tmp_path):
+    asked = iter(range(10**6))
+    with pytest.raises(tw.ThalwegError, match=r"a schedule must give the same rate whenever it is asked .* for iteration 1"):
+        fit(tmp_path / "r", schedule=lambda i: 0.1 / (1 + next(asked)))
+
+
+class InWorkers(Dataset):
+    """Opens what it reads in each worker, as one does with files that survive no fork."""
+
+    opened = None
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        if self.opened is None:
+            self.opened = os.getpid(), [(x, y) for xs, ys in batches() for x, y in zip(xs, ys, strict=True)]
+        assert get_worker_info() is not None
+        assert self.opened[0] == os.getpid()
+        return self.opened[1][index]
+
+
+def test_the_question_fetches_data_where_the_loader_does(tmp_path):
+    expected = fit(None, data=loader(6, shuffle=False))
+    for workers in (1, 2):  # which does not matter to the question
+        found = fit(tmp_path / "r", data=DataLoader(InWorkers(), batch_size=6, num_workers=workers))
+        assert torch.equal(found, expected)
+
+
+def test_the_question_ends_where_a_sampler_does_not(tmp_path):
+    class Endless(list):
+        def __iter__(self):
+            return itertools.cycle(range(30))
+
+    with pytest.raises(tw.ThalwegError, match="promised 5 batches and gave more"):
+        fit(tmp_path / "r", data=loader(6, None, sampler=Endless(range(30))))
 
 
 def test_resume_refuses_a_folder_of_an_older_version(tmp_path):

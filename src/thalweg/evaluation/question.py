@@ -76,18 +76,21 @@ def _in_memory(batches: Sequence[Any]) -> tuple[dict[str, str], Any]:
 
 
 def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
-    """Every index that the sampler gives, and what the data set has at some of them, fetched in this process."""
-    order = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
-    found = {k: _fetched(loader, order[k]) for k in _visits(len(order))[:SAMPLE]}
-    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in found.items()})}, found[0]
+    """Every index that the sampler gives, and what the data set has at some of them."""
+    order = list(islice(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, len(loader) + 1))
+    chosen = _visits(len(order))[:SAMPLE] if order else []
+    found = dict(zip(chosen, _fetched(loader, [order[k] for k in chosen]), strict=True))
+    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in found.items()})}, found.get(0)
 
 
-def _fetched(loader: DataLoader[Any], index: Any) -> Any:
-    dataset: Any = loader.dataset
-    if loader.batch_sampler is None:
-        return loader.collate_fn(dataset[index])
-    many = getattr(dataset, "__getitems__", None)
-    return loader.collate_fn(many(index) if many else [dataset[i] for i in index])
+def _fetched(loader: DataLoader[Any], chosen: list[Any]) -> DataLoader[Any]:
+    """Some of its batches, by a worker if it has any: data sets may open their files there, and such handles survive no fork."""
+    single: dict[str, Any] = {"sampler": chosen, "batch_size": None}
+    how = single if loader.batch_sampler is None else {"batch_sampler": chosen}
+    how |= {name: getattr(loader, name) for name in ("collate_fn", "generator", "timeout", "worker_init_fn")}
+    return DataLoader(
+        loader.dataset, num_workers=min(loader.num_workers, 1), multiprocessing_context=loader.multiprocessing_context, **how
+    )
 
 
 def _of_one_pass(batches: Batches, length: int) -> tuple[dict[str, str], Any]:
@@ -123,11 +126,15 @@ def first_pass(module: nn.Module, weights: Weights, task: Task, batch: Any, mode
     """
     both = [_look(module, weights, task, batch, mode, trains) for _ in range(2)]
     device = next(module.parameters()).device.type
-    exact = device == "cpu" and mode.precision == "fp32"
-    within = ROUNDING.get(weights.layout.dtype, COARSE) if exact else COARSE
+    within = rounding(weights.layout.dtype, exact=device == "cpu" and mode.precision == "fp32")
     evaluated, trained = (_repeated([look[k] for look in both], within) for k in (0, 1))
     question = {name: facts.numbers(evaluated, within)}
     return question | ({f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {})
+
+
+def rounding(dtype: torch.dtype, exact: bool) -> float:
+    """How far the same quantity may differ between machines, as a share of its scale."""
+    return ROUNDING.get(dtype, COARSE) if exact else COARSE
 
 
 def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], mode: Mode) -> Facts:
@@ -172,7 +179,7 @@ def _evaluated(probe: Probe, task: Task, batch: Any, mode: Mode, predicts: bool)
     found = {"loss": losses[:1], "output": tensors_in(answers)} if losses else {}
     if predicts and task.predict is not None:
         found |= _tried(lambda: _predicted(task, *task.predictions(probe.module, batch)), mode, probe) or {}
-    return {name: _summary(tensors) for name, tensors in found.items()}
+    return {name: summary(tensors) for name, tensors in found.items()}
 
 
 def _predicted(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[Tensor]]:
@@ -181,15 +188,27 @@ def _predicted(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[T
 
 
 def _trained(probe: Probe, task: Task, batch: Any, mode: Mode) -> Quantities:
+    before = _untrained(probe)
     losses = _tried(lambda: task.losses(probe.module, batch), mode, probe)
     if losses is None:
         return {}
-    found = {"loss": _summary(losses[:1])}
+    found = {"loss": summary(losses[:1])}
+    for key, (mean, projection, size) in _untrained(probe).items():
+        found[f"effect on {key}"] = [mean - before[key][0], projection - before[key][1], size]
     gradients = _tried(lambda: probe.gradients(losses[0].mean()), mode, probe)
     if gradients is not None:
-        _, projection, size = _summary([part for part in gradients if part is not None])
+        _, projection, size = summary([part for part in gradients if part is not None])
         found["gradient"] = [size, projection, 100 * size]  # rounding changes it more than the loss
     return found
+
+
+def _untrained(probe: Probe) -> Quantities:
+    """What a pass in training mode may write by itself: statistics, moving averages, a teacher."""
+    kept: dict[str, list[Tensor]] = {
+        "buffers": [*probe.module.buffers()],
+        "frozen parameters": [part for part in probe.module.parameters() if not part.requires_grad],
+    }
+    return {key: summary(tensors) for key, tensors in kept.items()}
 
 
 def _tried(call: Callable[[], Any], mode: Mode, probe: Probe) -> Any:
@@ -201,7 +220,7 @@ def _tried(call: Callable[[], Any], mode: Mode, probe: Probe) -> Any:
         return None
 
 
-def _summary(tensors: Sequence[Tensor]) -> list[float]:
+def summary(tensors: Sequence[Tensor]) -> list[float]:
     """Their mean, a random projection, and their root mean square."""
     total = sum(tensor.numel() for tensor in tensors)
     every = max(1, total // PROJECTED)

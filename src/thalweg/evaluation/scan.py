@@ -310,7 +310,7 @@ def _question(
     points = target.points if isinstance(target, Curve | Plane) else target
     places = {f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where}
     return {
-        **{"of": where["name"], "data": sorted(data), "precision": mode.precision, **places},
+        **{"of": where["name"], "data": sorted(data), "precision": mode.precision, "units": dict(task.units), **places},
         **(curve_question(target) if isinstance(target, Curve) else points_question(points, "plane" if "y" in where else "list")),
         **measured_question(module, points[0], task, data, mode),
         **refresh_question(refresh),

@@ -61,7 +61,8 @@ def _compared(name: str, old: Any, new: Any) -> Iterator[str]:
     if is_fact(old) and is_fact(new) and old[KIND] == new[KIND]:
         yield from _COMPARE[new[KIND]](name, old, new)
     elif is_fact(old) or is_fact(new):
-        yield f"{name} was not part of it and is now" if old is None else f"{name} was part of it and is not now"
+        named = name.removesuffix("'s")
+        yield f"it did not depend on {named} and does now" if old is None else f"it depended on {named} and does not now"
     elif old != new:
         yield f"{name} was {old!r} and is {new!r}"
 

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches, count
 from ..crew import Crew
 from ..errors import ThalwegError
-from ..evaluation.question import Facts, data_question, first_pass
-from ..randomness import undisturbed
+from ..evaluation.question import Facts, data_question, first_pass, rounding, summary
+from ..randomness import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..tasks import Task
@@ -21,6 +23,7 @@ from .methods import Method, Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
+TRIED = 64  # numbers of each vector that an optimizer is tried on
 SPEED = ("foreach", "fused", "capturable")  # settings of optimizers that change no result
 OWN = ("param_groups", "defaults", "state")
 
@@ -38,7 +41,7 @@ def training_question(
         **data,
         **first_pass(module, start, task, first, settings.mode, "the first batch", trains=True),
         "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
-        "the optimizer's": facts.table(_optimizer_settings(settings, [v.detach() for v in vectors or [start.vector]])),
+        **_optimizer_question(settings, [v.detach() for v in vectors or [start.vector]]),
     }
 
 
@@ -69,8 +72,16 @@ def _state(start: Any) -> facts.Fact:
 
 
 def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
-    rate = settings.rate(steps)
-    return {i: float(rate(i)) for i in _spread(steps * settings.epochs)}
+    rate, chosen = settings.rate(steps), _spread(steps * settings.epochs)
+    both = [{i: float(rate(i)) for i in chosen} for _ in range(2)]
+    odd = [i for i in chosen if both[0][i] != both[1][i]]
+    if odd:
+        was, shows = (f"{rates[odd[0]]:.6g}" for rates in both)
+        raise ThalwegError(
+            "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; it gave "
+            f"{was} and then {shows} for iteration {odd[0]}: let it depend on nothing else"
+        )
+    return both[0]
 
 
 def _spread(total: int) -> list[int]:
@@ -78,10 +89,32 @@ def _spread(total: int) -> list[int]:
     return sorted({1 + (total - 1) * k // (SAMPLED - 1) for k in range(SAMPLED)})
 
 
-def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[str, Any]:
-    """Of the user's own optimizer: its class, what its groups are set to, and attributes of its own."""
+def _optimizer_question(settings: Settings, vectors: Sequence[Tensor]) -> Facts:
+    """Of the user's own optimizer: its settings, and where it moves the beginnings of the vectors in a few steps."""
     if settings.optimizer is None:
-        return {}
+        return {"the optimizer's": facts.table({})}
+    found = {"the optimizer's": facts.table(_optimizer_settings(settings, vectors))}
+    short = [vector[:TRIED].clone() for vector in vectors]
+    with undisturbed(settings.optimizer), seeded(0):
+        try:
+            _try_steps(make_optimizer(short, settings.momentum, settings.optimizer), short)
+        except Exception:  # of the user's own code, which need not work on so little
+            return found
+    within = rounding(short[0].dtype, exact=not short[0].is_cuda)
+    return found | {"a few steps of the optimizer": facts.numbers({"result": summary(short)}, within)}
+
+
+def _try_steps(optimizer: Optimizer, vectors: Sequence[Tensor]) -> None:
+    for step in range(1, 4):
+        for vector in vectors:
+            vector.grad = torch.arange(1.0, len(vector) + 1, device="cpu").mul(step).cos().to(vector)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1
+        optimizer.step()
+
+
+def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[str, Any]:
+    """Its class, what its groups are set to, and attributes of its own."""
     with undisturbed():
         optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
     found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}

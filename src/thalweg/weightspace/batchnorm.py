@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count, source
+from ..batches import Batches, count, home, source
 from ..errors import ThalwegError
 from ..explaining import explained
 from ..modes import Mode
@@ -72,6 +72,7 @@ class Statistics:
         self.pieces = [self.last[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.counts: dict[tuple[int, ...], Tensor] = {}
+        self.strange = {k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")}
         self.passes, self.make = source(batches, probe.device)
         self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool, settle=self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
@@ -160,6 +161,22 @@ class Statistics:
     def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))
         self.waiting[k] = values.numel() // values.shape[1]
+        if k in self.strange:  # the first time alone, which is never captured
+            self.strange.discard(k)
+            self._check_own(k, values)
+
+    def _check_own(self, k: int, values: Tensor) -> None:
+        """A layer with a forward of its own may write something else than the mean and variance of what it is given."""
+        given = values.double().transpose(0, 1).flatten(1)
+        mean, variance = given.mean(1), given.var(1)
+        scale = variance + 1e-3 * mean.square()
+        (far, wide), close = self.pieces[k].double(), 1e-2
+        if bool(((far - mean).abs() > close * scale.sqrt()).any() or ((wide - variance).abs() > close * scale).any()):
+            raise ThalwegError(
+                f"the batch-norm layer '{self.names[k]}' ({type(self.layers[k]).__name__}) has a forward of its own that keeps "
+                "something else than the mean and variance of each batch, so its statistics cannot be recomputed: write them "
+                "with its momentum, as torch does, or use torch's own layer"
+            )
 
 
 def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:

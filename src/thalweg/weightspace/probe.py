@@ -302,7 +302,9 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             if compiled(part):
                 memo[id(part)] = deepcopy(part._orig_mod, memo)
         copy = deepcopy(module, memo)
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+    except (ThalwegError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of any kind, since its own __deepcopy__ or __reduce__ may be what fails
         raise ThalwegError(
             f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not ({first_line(error)}): take "
             "what cannot be copied out of it, or give it a __deepcopy__"
