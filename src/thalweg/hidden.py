@@ -2,12 +2,13 @@
 
 import random
 import sys
-from collections import deque
+from argparse import Namespace
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000  # how deep, how man
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
 GUARDED = sys.stdlib_module_names | {"numpy"}
+OPEN = (SimpleNamespace, Namespace, UserDict, UserList)  # of the standard library, but made to hold what others put there
+DICTS = (dict, OrderedDict, defaultdict, Counter)
 WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
 
@@ -77,11 +80,16 @@ class GeneratorState(NamedTuple):
 
 
 class Found(NamedTuple):
-    """By path: values and generators, the objects that own them, and what cannot be looked into."""
+    """By path: values and generators, the objects that own them, and what cannot be looked into or not be put back whole."""
 
     places: dict[str, Place]
     owners: dict[str, Any]
     closed: dict[str, Any]
+
+    @property
+    def others(self) -> set[str]:
+        """The paths of all that is no value."""
+        return {*self.owners, *self.closed}
 
 
 def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
@@ -105,6 +113,8 @@ def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
             if level < LEVELS:
                 found.owners[path] = value  # which also keeps its identity from being given to another
                 waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))
+            if isinstance(value, list | tuple):  # items can be put back, but not added, nor put into a tuple
+                found.closed[path] = value
         else:
             found.closed[path] = value
         seen.add(_identity(value))
@@ -142,6 +152,11 @@ def dotted(path: str) -> str:
     """A path as one would write it; what is numbered are the sources."""
     first, _, rest = path.partition("/")
     return (rest if first.isdigit() else path).replace("/", ".")
+
+
+def modules_in(*sources: Any) -> dict[str, nn.Module]:
+    """Every module that the sources hold, by path."""
+    return {path: owner for path, owner in walk(numbered(sources)).owners.items() if isinstance(owner, nn.Module)}
 
 
 def moved(*snapshots: Mapping[str, Any]) -> set[str]:
@@ -207,7 +222,7 @@ def copied(value: Any) -> Any:
         return value.detach().clone()
     if type(value) in (list, tuple):
         return value.copy() if is_value(value) and isinstance(value, list) else type(value)(map(copied, value))
-    if type(value) is dict:
+    if type(value) in DICTS:
         return {key: copied(item) for key, item in value.items()}
     return value.copy() if isinstance(value, np.ndarray) else value
 
@@ -238,7 +253,7 @@ def is_value(value: Any) -> bool:
         return True
     if isinstance(value, Tensor):
         plain = type(value) is Tensor and value.layout == torch.strided and value.device.type == "cpu"
-        return plain and value.ndim < 2 and value.numel() <= LONGEST and not value.requires_grad
+        return plain and value.ndim < 2 and value.numel() <= LONGEST and not (value.requires_grad or value.is_complex())
     if isinstance(value, np.ndarray):
         return type(value) is np.ndarray and value.ndim < 2 and value.size <= LONGEST and value.dtype.kind in "biufSU"
     return type(value) in (list, tuple) and len(value) <= LONGEST and all(isinstance(item, SCALARS) for item in value)
@@ -246,7 +261,7 @@ def is_value(value: Any) -> bool:
 
 def _is_data(value: Any, level: int = 0) -> bool:
     """Arrays and tensors of any shape, and nests of these and of plain values, that is, without an object inside."""
-    if type(value) in (list, tuple, dict) and len(value) <= LONGEST and level < LEVELS:
+    if type(value) in (list, tuple, *DICTS) and len(value) <= LONGEST and level < LEVELS:
         named = isinstance(value, dict)
         items = value.values() if named else value
         plain = not named or all(isinstance(key, SCALARS) for key in value)
@@ -257,7 +272,8 @@ def _is_data(value: Any, level: int = 0) -> bool:
 def _is_array(value: Any) -> bool:
     """A tensor that is no result of a graph, or an array of numbers."""
     if type(value) is Tensor:
-        return value.layout == torch.strided and not value.requires_grad and value.device.type != "meta"
+        real = value.layout == torch.strided and not value.is_complex()
+        return real and not value.requires_grad and value.device.type != "meta"
     return type(value) is np.ndarray and value.dtype.kind in "biuf"
 
 
@@ -265,7 +281,8 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
     """What an object holds, one step down; by the methods of the basic types, since those of a subclass may count."""
     if isinstance(value, list | tuple):
         items = list.__getitem__(value, slice(ITEMS)) if isinstance(value, list) else tuple.__getitem__(value, slice(ITEMS))
-        yield from ((i, Place(value, i, item)) for i, item in enumerate(items) if not isinstance(item, SCALARS))
+        fixed = isinstance(value, tuple)
+        yield from ((i, Place(value, i, item)) for i, item in enumerate(items) if not (fixed and isinstance(item, SCALARS)))
     elif isinstance(value, dict):
         yield from ((key, Place(value, key, item)) for key, item in islice(dict.items(value), ITEMS))
     elif isinstance(value, partial):
@@ -288,7 +305,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
             yield key, Place(value, key, item)
     for kind in filter(_is_own, type(value).__mro__):
         for key, item in list(vars(kind).items()):
-            if isinstance(item, MemberDescriptorType) and hasattr(value, key):
+            if isinstance(item, MemberDescriptorType) and key != "__dict__" and hasattr(value, key):
                 yield key, Place(value, key, getattr(value, key))
             elif isinstance(item, FunctionType):
                 yield f"{kind.__name__}.{key}", Place(None, None, item)
@@ -314,7 +331,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
             yield name, Place(cell, "cell_contents", cell.cell_contents)
         except ValueError:  # not filled yet
             continue
-    yield "defaults", Place(None, None, [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    yield from ((f"defaults/{i}", Place(None, None, item)) for i, item in enumerate(defaults))
     if _is_own(function):
         for name in function.__code__.co_names:
             if name in function.__globals__:
@@ -322,8 +340,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
 
 
 def _is_walked(kind: Any) -> bool:
-    """Objects of the standard library and of numpy guard their own state."""
-    return _package(kind) not in GUARDED
+    """Most objects of the standard library and those of numpy guard their own state."""
+    return kind in OPEN or _package(kind) not in GUARDED
 
 
 def _is_own(thing: Any) -> bool:
@@ -349,5 +367,6 @@ def _assign(owner: Any, key: Any, value: Any) -> None:
     elif not isinstance(owner, type) and key in getattr(owner, "__dict__", {}):
         vars(owner)[key] = value  # whatever its class does when an attribute is set
     else:
+        put = setattr if isinstance(owner, type | nn.Module) else object.__setattr__  # the second also where it is frozen
         with suppress(AttributeError, TypeError):  # a tuple, or another kind of object than had it
-            setattr(owner, key, value)
+            put(owner, key, value)

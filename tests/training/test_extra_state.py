@@ -3,8 +3,12 @@
 import itertools
 import os
 import random
+import shutil
 import signal
-from collections import deque
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -130,6 +134,49 @@ def counting_loss():
     return tw.Task(loss)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    number: int = 0
+
+
+class Holds(Plain):
+    """State in what others made to hold it: a namespace, a dict with keys that are no texts, a frozen object, a mixed list."""
+
+    def __init__(self):
+        super().__init__()
+        self.space, self.counts, self.place, self.mixed = SimpleNamespace(n=0), defaultdict(int), Place(), [0, Plain]
+
+    def forward(self, x):
+        self.space.n += 1
+        self.counts[self.space.n % 3] += 1
+        self.place = Place(self.place.number + 1)
+        self.mixed[0] += 1
+        return super().forward(x) * (self.space.n + self.counts[1] + self.counts["1"] + self.place.number + self.mixed[0])
+
+
+class Balanced(nn.Module):
+    """A loss with a buffer and a teacher that follows the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(CLASSES))
+        self.teacher = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+        nn.init.ones_(self.teacher.weight), nn.init.ones_(self.teacher.bias)
+
+    def forward(self, net, batch):
+        x, y = batch
+        with torch.no_grad():
+            self.seen = 0.9 * self.seen + nn.functional.one_hot(y, CLASSES).sum(0)
+            self.teacher.weight.lerp_(net.layer.weight, 0.1)
+        weight = self.seen / self.seen.sum()
+        return nn.functional.cross_entropy(net(x) + self.teacher(x), y, weight=weight, reduction="none")
+
+
+def balanced_loss():
+    balanced = Balanced()
+    return tw.Task(lambda net, batch: balanced(net, batch))
+
+
 def plain_loss():
     return tw.classification()
 
@@ -139,6 +186,8 @@ CASES = {
     "a tensor": (Remembers, plain_loss, None),
     "a generator and a list": (Draws, plain_loss, None),
     "a teacher": (Teacher, plain_loss, None),
+    "holders of state": (Holds, plain_loss, None),
+    "a loss with modules of its own": (Plain, balanced_loss, None),
     "growing buffers": (Grows, plain_loss, None),
     "a loss that counts and draws": (Plain, counting_loss, None),
     "an optimizer with values in its groups": (Plain, plain_loss, ScheduleFree),
@@ -225,18 +274,116 @@ class Iterates(Plain):
         return super().forward(x)
 
 
+class Late(Plain):
+    state = None
+
+    def forward(self, x):
+        self.state = self.state or SimpleNamespace(n=0)
+        self.state.n += 1
+        return super().forward(x)
+
+
+class LateNone(Late):
+    def __init__(self):
+        super().__init__()
+        self.state = None
+
+
+class Pair(NamedTuple):
+    n: int = 0
+
+
+class Pairs(Plain):
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        self.pair = Pair(self.pair.n + 1)
+        return super().forward(x)
+
+
+class Objects(Plain):
+    def __init__(self):
+        super().__init__()
+        self.objects = []
+
+    def forward(self, x):
+        self.objects.append(SimpleNamespace())
+        return super().forward(x)
+
+
+class Complex(Plain):
+    def __init__(self):
+        super().__init__()
+        self.phase = torch.zeros(2, dtype=torch.complex128)
+
+    def forward(self, x):
+        self.phase = self.phase + 1j
+        return super().forward(x)
+
+
 class Passes(list):
     def __init__(self, items):
         super().__init__(items)
         self.turn = itertools.cycle([0, 1])
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Queues, "network.queue"), (Iterates, "network.number")])
+UNSAVED = {
+    Queues: "network.queue",
+    Iterates: "network.number",
+    Late: "network.state.n",
+    LateNone: "network.state.n",
+    Pairs: "network.pair",
+    Objects: "network.objects",
+    Complex: "network.phase",
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), UNSAVED.items())
 def test_a_run_warns_of_what_cannot_be_saved(kind, name, tmp_path):
     with pytest.warns(NotExact, match=f"'{name}' may change in training and cannot be saved") as heard:
         tw.fit(kind(), plain_loss(), BATCHES, epochs=2, lr=0.1, run=tmp_path / "r")
     assert len(heard) == 1
     tw.fit(kind(), plain_loss(), BATCHES, epochs=2, lr=0.1)  # nothing to resume, nothing to say
+
+
+class LateOptimizer(SGD):
+    late = None
+
+    def step(self, closure=None):
+        self.late = self.late or SimpleNamespace(n=0)
+        self.late.n += 1
+        super().step()
+
+
+class LateData(Stops):
+    """Makes an iterator and an object at its first use, in place of None."""
+
+    turn = late = None
+
+    def __init__(self, items, stop=0):
+        super().__init__(items, stop)
+        self.turn, self.late = None, None
+
+    def __iter__(self):
+        self.turn, self.late = self.turn or itertools.cycle([0, 1]), self.late or SimpleNamespace(n=0)
+        for item in super().__iter__():
+            self.late.n += next(self.turn)
+            yield item
+
+
+def test_resume_leaves_what_cannot_be_saved_to_those_who_make_it(tmp_path):
+    def run(kind=Plain, data=BATCHES, **settings):
+        tw.fit(made(kind), plain_loss(), data, epochs=4, lr=0.1, run=Run(tmp_path / "r", every="0m"), **settings)
+
+    for settings in ({"kind": LateNone}, {"optimizer": lambda vectors: LateOptimizer(vectors, lr=0.0)}, {}):
+        stopping = (LateData if not settings else Stops)(BATCHES, 5)
+        with pytest.warns(NotExact, match="may change in training"), pytest.raises(Stopped):
+            run(data=stopping, **settings)
+        with pytest.warns(NotExact):
+            run(data=type(stopping)(BATCHES), **settings)
+        shutil.rmtree(tmp_path / "r")
 
 
 def test_a_run_warns_of_data_that_cannot_be_followed(tmp_path):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, home, tensors_in, to_device
 from ..crew import Crew
+from ..hidden import modules_in
 from ..modes import Mode
 from ..randomness import seeded, undisturbed
 from ..store import facts
@@ -156,7 +157,7 @@ def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
 
 
 def _look(module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, trains: bool) -> tuple[Quantities, Quantities]:
-    with undisturbed(task), _quiet():
+    with undisturbed(task), _unwritten(task), _quiet():
         probe = Probe(module, weights, mode)
         given = deepcopy(batch)  # a loss may write into its batch
         probe.module.eval()
@@ -250,6 +251,20 @@ def points_question(points: Sequence[Weights], owner: str) -> Facts:
     """The corners of a plane, or a list of weights."""
     names = [f"point {k} of the {owner}" for k in range(1, len(points) + 1)]
     return {"the points": facts.sequence([point.digest() for point in points], f"the {owner}", "point", names)}
+
+
+@contextmanager
+def _unwritten(task: Task) -> Iterator[None]:
+    """Undo what is written into modules that a loss holds, such as a teacher that follows the network."""
+    tables: list[dict[str, Any]] = [table for part in modules_in(task).values() for table in (part._parameters, part._buffers)]
+    kept = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
+    values = [tensor.detach().clone() for _, _, tensor in kept]
+    try:
+        yield
+    finally:
+        for (table, name, tensor), value in zip(kept, values, strict=True):
+            table[name] = tensor
+            tensor.data.copy_(value)
 
 
 @contextmanager

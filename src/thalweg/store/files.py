@@ -82,7 +82,11 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Ma
 
 def _save_in_order(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Equal content gives equal bytes, though safetensors writes metadata in an order that changes every time."""
-    save_file(tensors, path, metadata=metadata)
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except KeyError as error:
+        name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "")
+        raise ThalwegError(f"'{name}' cannot be saved, since a safetensors file holds no {error.args[0]}: convert it") from None
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..batches import Batches
-from ..hidden import ABSENT, dotted, moved, numbered, put_back, values, walk
+from ..hidden import ABSENT, ITEMS, SCALARS, Found, copied, dotted, modules_in, moved, numbered, put_back, same, values, walk
 from ..store.packing import packed, unpacked
 from ..tasks import Task
 
@@ -33,7 +33,8 @@ class OptimizerExtra:
     def state(self) -> dict[str, Any]:
         """What has changed since the optimizer was made."""
         now = self._now()
-        return {name: now.get(name, ABSENT) for name in sorted(moved(self.first, now))}
+        others = walk({"optimizer": self.optimizer}, whole=True).others
+        return {name: now.get(name, ABSENT) for name in sorted(moved(self.first, now) - others)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         put_back(state, walk({"optimizer": self.optimizer}, whole=True))
@@ -53,43 +54,45 @@ class Extra:
     step, and named in a warning.
     """
 
-    def __init__(self, module: nn.Module, task: Task, batches: Batches):
-        self.module, self.batches = module, batches
+    def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: Optimizer):
+        self.module, self.batches, self.optimizer = module, batches, optimizer
         self.sources = {"network": module, "loss": task.loss, "predict": task.predict}
+        inside = set(module.modules())
+        self.outside = {path: part for path, part in modules_in(task.loss, task.predict).items() if part not in inside}
         self.first, self.sums = values(walk(self.sources, whole=True)), dict(self._sums())
+        self.begun = self._looked()
         self.moved: set[str] = set()
-        self.closed: dict[str, Any] | None = None
+        self.seen: dict[str, Any] | None = None
         self.warned = False
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What has changed since training began."""
-        now = values(walk(self.sources, whole=True))
+        found = walk(self.sources, whole=True)
+        now = values(found)
         self.moved |= moved(self.first, now)
-        frozen = {name: parameter for name, parameter in self._frozen() if self._sum(parameter) != self.sums[name]}
-        return packed(
-            {name: now.get(name, ABSENT) for name in sorted(self.moved)} | {f"frozen {k}": v for k, v in frozen.items()}
-        )
+        own = {name: now.get(name, ABSENT) for name in sorted(self.moved - found.others)}
+        return packed(own | {f"frozen {name}": tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]})
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         state = unpacked(tensors, about)
-        frozen = {name: state.pop(f"frozen {name}") for name, _ in self._frozen() if f"frozen {name}" in state}
+        frozen = {name: (place, state.pop(f"frozen {name}")) for name, place in self._frozen() if f"frozen {name}" in state}
         self.moved = set(state)
         put_back(state, walk(self.sources, whole=True))
         with torch.no_grad():
-            for name, value in frozen.items():
-                self.module.get_parameter(name).copy_(value)
+            for name, (place, value) in frozen.items():
+                place.copy_(value)
                 self.sums[name] = None
 
     def look(self) -> None:
         """After each of the first two steps: warn of what has changed between them and cannot be saved."""
         if self.warned:
             return
-        now = self._closed()
-        if self.closed is None:
-            self.closed = now
+        now = self._unsaved()
+        if self.seen is None:
+            self.seen = now
             return
-        self.warned = True
-        changed = [name for name, mark in now.items() if name not in self.closed or self.closed[name] != mark]
+        self.warned, self.begun = True, []
+        changed = [name for name, mark in now.items() if not same(self.seen.get(name, ABSENT), mark)]
         lost = sorted({dotted(name) for name in changed} | set(_iterators(self.batches)))
         if lost:
             told = "', '".join(lost[:5])
@@ -100,12 +103,27 @@ class Extra:
                 stacklevel=2,
             )
 
-    def _closed(self) -> dict[str, Any]:
-        found = walk(self.sources, whole=True)
-        return {name: _mark(value) for name, value in found.closed.items()}
+    def _looked(self) -> list[Found]:
+        return [walk({**self.sources, "optimizer": self.optimizer}, whole=True), walk({"data": self.batches})]
 
-    def _frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+    def _unsaved(self) -> dict[str, Any]:
+        """What cannot be put back: what is no value, and values in objects that were not there when training began."""
+        ours, data = self._looked()
+        paths = {path for found in self.begun for path in found.owners}
+        known = {id(place.owner) for found in self.begun for place in found.places.values()}
+        late = {
+            name: copied(place.value)
+            for name, place in {**ours.places, **data.places}.items()
+            if name.rpartition("/")[0] not in paths and id(place.owner) not in known
+        }
+        return {name: _mark(value) for name, value in ours.closed.items()} | late
+
+    def _frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """Frozen parameters of the network, and all tensors of other modules that a loss uses, such as a teacher."""
+        yield from ((name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+        for path, part in self.outside.items():
+            named = {**part._parameters, **part._buffers}
+            yield from ((f"{path}/{key}", tensor.detach()) for key, tensor in named.items() if tensor is not None)
 
     def _sums(self) -> Iterator[tuple[str, int | None]]:
         return ((name, self._sum(parameter)) for name, parameter in self._frozen())
@@ -124,6 +142,8 @@ def _is_direct(name: str, value: Any) -> bool:
 
 def _mark(value: Any) -> Any:
     """Differs once an object is another, or has another size or content as far as that is cheap to know."""
+    if isinstance(value, list | tuple):
+        return len(value), [item for item in value[:ITEMS] if isinstance(item, SCALARS)] if isinstance(value, tuple) else None
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return id(value), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
     return id(value), len(value) if hasattr(type(value), "__len__") else None, repr(value) if _is_iterator(value) else None

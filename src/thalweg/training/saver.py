@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..crew import Crew
-from ..hidden import ABSENT, moved
+from ..hidden import ABSENT, moved, numbered, walk
 from ..randomness import Snapshot, capture, reinstate
 from ..store.files import below, reading
 from ..store.packing import packed, unpacked
@@ -60,7 +60,7 @@ class Saver:
         self.moved: set[str] = set()  # names of what has changed since the run began, of which alone a state speaks
         state = Crew.present.first_does(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
-            self.extra = Extra(engine.motion.probe.module, engine.task, batches)
+            self.extra = Extra(engine.motion.probe.module, engine.task, batches, engine.optimizer)
         folder = Path() if run is None else run.folder
         if state is not None:
             with reading(folder / STATE):
@@ -78,7 +78,7 @@ class Saver:
             reinstate(self.beginning, self.batches)
             for _ in range(self.within):
                 next(rest)
-            reinstate(self.present, self.batches)
+            reinstate({name: self.present[name] for name in self.present.keys() - self._others()}, self.batches)
         elif self.run is not None:
             self.beginning = capture(self.batches)
         yield from rest
@@ -119,12 +119,17 @@ class Saver:
     def _total(self) -> float:
         return self.earlier + sum(torch.stack(self.losses).tolist() if self.losses else [])
 
+    def _others(self) -> set[str]:
+        """Names of what the data keep now and cannot be saved, though it was a value at first, such as None."""
+        return walk(numbered([self.batches])).others
+
     def _save(self) -> None:
         assert self.run is not None
         present = capture(self.batches)
         beginning = self.beginning if self.within else present
         self.moved |= moved(self.first, beginning, present)
-        chosen = [{name: state.get(name, ABSENT) for name in sorted(self.moved)} for state in (beginning, present)]
+        names = sorted(self.moved - self._others())
+        chosen = [{name: state.get(name, ABSENT) for name in names} for state in (beginning, present)]
         parts = {"beginning": packed(chosen[0]), "present": packed(chosen[1]), "observer": self.observer.state()}
         parts |= {"extra": self.extra.state(), "optimizer": packed(self.engine.extra.state())}
         tensors = {f"{part}.{name}": tensor for part, (own, _) in parts.items() for name, tensor in own.items()}
