@@ -281,7 +281,7 @@ BAD = {
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),
-        "ModuleNotFoundError: No module named 'nowhere' (looked in ",
+        "and among what is installed; ModuleNotFoundError: No module named 'nowhere'",
     ),
     "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
     "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),

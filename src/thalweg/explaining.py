@@ -1,4 +1,4 @@
-"""What a network was given when code of the user's own failed on it."""
+"""Where code of the user's own failed, and on what."""
 
 import importlib
 import re
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from .errors import ThalwegError
 from .text import first_line
 
-MARK = "thalweg gave the network"
+GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on an error begin
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
+WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")  # what a DataLoader's worker raised
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -36,9 +37,33 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, ThalwegError | torch.OutOfMemoryError) and not any(map(_ours, getattr(error, "__notes__", []))):
-            error.add_note(f"{MARK}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}")
+        if not isinstance(error, torch.OutOfMemoryError):
+            note(error, f"{GAVE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}", GAVE)
         raise
+
+
+@contextmanager
+def during(what: str) -> Iterator[None]:
+    """Add to an error from inside code of the user's own what it was needed for.
+
+    >>> try:
+    ...     with during("training (3 of 8 done)"), during("making the optimizer"):
+    ...         raise LookupError("theirs")
+    ... except LookupError as error:
+    ...     print(error.__notes__)
+    ['thalweg was making the optimizer']
+    """
+    try:
+        yield
+    except Exception as error:
+        note(error, f"{WAS} {what}", WAS)
+        raise
+
+
+def note(error: BaseException, text: str, mark: str) -> None:
+    """Add a note that begins with `mark` to an error that is not our own, unless it has one."""
+    if isinstance(error, Exception) and not isinstance(error, ThalwegError) and not _notes(error, mark):
+        error.add_note(text)
 
 
 def in_a_sentence(error: Exception) -> str:
@@ -46,15 +71,18 @@ def in_a_sentence(error: Exception) -> str:
     where = users_line(error)
     if isinstance(error, OSError) and not where:
         return str(error)
-    lines = str(error).strip().splitlines()
-    worker = len(lines) > 1 and lines[0].startswith("Caught ") and "Original Traceback" in lines[1]  # of a DataLoader
-    said = lines[-1] if worker else f"{type(error).__name__}: {first_line(error)}"
-    notes = list(filter(_ours, getattr(error, "__notes__", [])))
-    return "; ".join([f"{said}{where}", *notes[:1], "the traceback is shown by thalweg --debug ..."])
+    worker = WORKER.search(str(error))
+    said = worker[1] if worker else f"{type(error).__name__}: {first_line(error)}"
+    return "; ".join([f"{said}{where}", *_notes(error, GAVE, WAS), "the traceback is shown by thalweg --debug ..."])
 
 
 def users_line(error: BaseException) -> str:
-    """The last line of the user's own on the way to an error, in brackets: of code that is not installed, or else not ours."""
+    """The last line of the user's own on the way to an error, in brackets: of code that is not installed, or else not ours.
+
+    A syntax error says by itself where it is.
+    """
+    if isinstance(error, SyntaxError):
+        return ""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames += FRAME.findall(str(error))  # of another process, such as a DataLoader's worker
     foreign = [frame for frame in frames if frame[0][:1] != "<" and not any(map(Path(frame[0]).is_relative_to, OURS))]
@@ -62,8 +90,8 @@ def users_line(error: BaseException) -> str:
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
-def _ours(note: str) -> bool:
-    return note.startswith(MARK)
+def _notes(error: BaseException, *marks: str) -> list[str]:
+    return [text for text in getattr(error, "__notes__", []) if text.startswith(marks)]
 
 
 def _weights(module: nn.Module) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from .batches import Batches, count
 from .errors import ThalwegError
 from .evaluation.ensemble import MANIFEST, Ensemble
-from .explaining import users_line
+from .explaining import in_a_sentence
 from .randomness import seeded
 from .store import files
 from .store.checkpoints import find_curve
@@ -138,10 +138,8 @@ def _find(spec: str) -> Any:
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:
-        where = f" (looked in {Path.cwd()}, and among what is installed)" if isinstance(error, ModuleNotFoundError) else ""
-        raise ThalwegError(
-            f"the task {spec} cannot be imported: {type(error).__name__}: {error}{_line(error) or where}"
-        ) from error
+        where = f"looked in {Path.cwd()}, and among what is installed; " if isinstance(error, ModuleNotFoundError) else ""
+        raise ThalwegError(f"the task {spec} cannot be imported: {where}{in_a_sentence(error)}") from error
     if not hasattr(found, name):
         raise ThalwegError(f"the task {spec} cannot be found: {place} has no '{name}'")
     return getattr(found, name)
@@ -178,12 +176,7 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
     except Exception as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise ThalwegError(f"a task factory takes one argument, the seed; {spec} does not ({error})") from error
-        raise ThalwegError(f"the task factory {spec} failed with {type(error).__name__}: {error}{_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    """Where in the user's own code it happened; a syntax error says so itself."""
-    return "" if isinstance(error, SyntaxError) else users_line(error)
+        raise ThalwegError(f"the task factory {spec} failed with {in_a_sentence(error)}") from error
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -5,6 +5,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from .explaining import WAS, note
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
@@ -52,7 +54,9 @@ class Progress:
         said = f", {note}" if note else ""
         return f"{self.description} {self.done}/{self.total}{said}, {_clock(elapsed)} elapsed, {_clock(left)} left"
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            note(error, f"{WAS} {self.description} ({self.done} of {self.total} done)", WAS)
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
             self.bar.stop_task(self.row)

@@ -88,7 +88,7 @@ def curve_ensemble(
     held: Predicted = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
-    with aside(probe.device), Progress("curve ensemble", len(ts), progress if Crew.present.first else False) as bar:
+    with aside(probe.device), Progress("predicting along the curve", len(ts), progress if Crew.present.first else False) as bar:
         prove_measuring(probe, task, test, mode)
         for t in ts:
             where = f"the point at t = {t:.4g}"

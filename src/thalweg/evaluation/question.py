@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, home, tensors_in, to_device
 from ..crew import Crew
+from ..explaining import during
 from ..hidden import modules_in
 from ..modes import Mode
 from ..randomness import seeded, undisturbed
@@ -39,7 +40,8 @@ def asked(run: object | None, describe: Callable[[], Facts]) -> Facts:
     crew = Crew.present
     if run is None and crew.size == 1:
         return {}
-    question = describe()
+    with during("recording what the run would compute"):
+        question = describe()
     crew.agree({**versions(), **question})
     return question
 

@@ -17,6 +17,7 @@ from torch import nn
 from ..batches import Batches, count, not_finite
 from ..crew import Crew
 from ..errors import ThalwegError
+from ..explaining import during
 from ..modes import Mode
 from ..progress import Progress
 from ..randomness import seeded, undisturbed
@@ -233,7 +234,7 @@ class Measurer:
 def _look_again(at: Measurer, last: tuple[Weights, dict[str, dict[str, float]]]) -> None:
     """Measure a point by itself, with a copy of the network that was nowhere else: another result is no result."""
     weights, before = last
-    with aside(at.probe.device):
+    with during("measuring the last point again"), aside(at.probe.device):
         [(name, alone)] = at(weights).items()
     if not agree(at.probe, *(torch.tensor([values["data_loss"]]).double() for values in (alone, before[name]))):
         raise ThalwegError(

@@ -16,6 +16,7 @@ from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.question import Facts, asked, data_question, first_pass, measured_question, refresh_question
 from ..evaluation.results import Comparison
+from ..explaining import during
 from ..modes import Mode
 from ..randomness import seeded
 from ..store import facts
@@ -153,7 +154,7 @@ class _Runner:
         return method_table(contender, contender.plan(self.steps, self.walk_epochs(contender)))
 
     def fresh(self, make: Make, seed: int) -> nn.Module:
-        with seeded(seed):
+        with during(f"making the network of seed {seed}"), seeded(seed):
             return make(seed)
 
     def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from ..crew import Crew
 from ..errors import ThalwegError
+from ..explaining import during
 from ..modes import Mode, say_slower
 from ..randomness import undisturbed
 from ..replay import Replay, form_of
@@ -308,7 +309,8 @@ def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: Optimize
     if factory is None:
         whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
         return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
-    optimizer = factory(vectors)
+    with during("making the optimizer"):
+        optimizer = factory(vectors)
     if not isinstance(optimizer, Optimizer):
         raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
     moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]

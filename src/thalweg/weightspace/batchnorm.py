@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count, home, source
 from ..errors import ThalwegError
-from ..explaining import explained
+from ..explaining import during, explained
 from ..modes import Mode
 from ..randomness import seeded
 from ..replay import Replay, aside
@@ -45,7 +45,7 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
             count(batches, "the refresh batches")
             prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
-        with seeded(0, batches):
+        with during("refreshing batch-norm statistics"), seeded(0, batches):
             Statistics(probe, forward, batches, Mode())()
     return replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..batches import Batches, mapped, source, tensors_in
 from ..errors import ThalwegError
-from ..explaining import explained
+from ..explaining import during, explained
 from ..randomness import seeded
 from ..threads import few_threads
 from .layout import span
@@ -158,7 +158,7 @@ def prove(probe: Probe, work: Callable[[], Any], alike: bool = True) -> None:
 def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches, alike: bool = True) -> None:
     """`prove` with the first of the batches."""
     passes, make = source(batches, probe.device)
-    with seeded(0, batches):
+    with during("trying the first batch"), seeded(0, batches):
         batch = make(next(iter(passes())))
         with explained(probe.module, batch), few_threads(probe.device, probe.module, batch):
             prove(probe, lambda: forward(mapped(batch, _twin)), alike)
