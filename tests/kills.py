@@ -12,12 +12,14 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from matplotlib.figure import Figure
@@ -25,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import thalweg as tw
-from thalweg import cli
+from thalweg import cli, demo
 from thalweg.store import files, runs
 
 EPOCHS = ["--checkpoint-every", "0m", "--quiet"]
@@ -53,9 +55,12 @@ COMMANDS = {
         "1",
         *RARE,
     ],
+    "demo": ["demo", "--quiet"],
+    "paper run": ["paper", "run", "trivial", "--scale", "smoke", "--device", "cpu", "--quiet"],
 }
+ANEW = ("demo", "paper")  # without --resume: the first starts afresh in its folder, the second always goes on
 ENDS = ["fit", "--task", "kills:small", "--epochs", "1", "--runs", "3", *EPOCHS]
-TIMES = {"started", "finished", "seconds", "argv", "code"}
+TIMES = {"started", "finished", "seconds", "argv", "code", "seconds of training", "date"}
 
 
 def small(seed, **loading):
@@ -71,6 +76,23 @@ def small(seed, **loading):
 
 def workers(seed):
     return small(seed, num_workers=1)
+
+
+def shrink_the_demo():
+    """All of its lines on a few images, in half a second."""
+    digits = tw.data.digits
+
+    def few():
+        return tuple((x[:60], y[:60]) for x, y in digits())
+
+    def coarse(module, target, *rest, points=None, **settings):
+        where = {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        return tw.scan(module, target, *rest, **where, **settings)
+
+    names = {name: getattr(tw, name) for name in tw.__all__}
+    demo.tw = SimpleNamespace(**{**names, "scan": coarse, "data": SimpleNamespace(**{**vars(tw.data), "digits": few})})
+    demo.FIT["epochs"] = demo.CONNECT["epochs"] = 1
+    demo.BUDGET = 16
 
 
 class Aimed:
@@ -182,7 +204,8 @@ def kill_and_resume(command, folder, dice, most, calls, seconds, done):
         aimed, share = done[1] <= done[0], dice.random() ** 2  # more often early, since a resumed run is shorter
         at = 1 + int(share * calls) if trial < most and aimed else 0
         limit = share * seconds if trial < most and not aimed else 120
-        again = [*command, "--out", "out", *(["--resume"] if trial else [])]
+        resumed = trial and command[0] not in ANEW
+        again = [*command, "--out", "out", *(["--resume"] if resumed else [])]
         code = ended(start(again, folder, Aimed(at, dice.randrange(3))), limit)
         if code == 0:
             return
@@ -197,10 +220,13 @@ def contents(folder):
 
 
 def content(path):
-    if path.name == "run.json":
-        return without_times(json.loads(path.read_text())["content"])
+    if path.name in ("run.json", "result.json"):
+        found = json.loads(path.read_text())["content"]
+        return without_times({**found, "about": without_times(found.get("about", {}))})
     if path.name == "log.jsonl":
         return [without_times(json.loads(line)["entry"]) for line in path.read_text().splitlines()]
+    if path.name == "page.html":
+        return re.sub(rb"\d{4}-\d\d-\d\d([T ][\d:]+([+-]\d{4})?)?", b"", path.read_bytes()).replace(bytes(path.parent), b"")
     return path.read_bytes()
 
 
@@ -217,6 +243,7 @@ def check(found, whole, folder):
 def main(kills, only=None):
     """Spread the kills evenly over the commands; print what was done."""
     torch.set_num_threads(1)
+    shrink_the_demo()
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     runs._code = lambda: None  # the state of the current folder's git, which takes a while to ask for
     Figure.savefig = lambda self, path, **settings: Path(path).write_text("a figure")  # its writing matters here, not its drawing

@@ -70,6 +70,15 @@ def test_what_entries_share_is_trained_once(folder):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
+def test_what_a_killed_entry_half_wrote_is_swept(tmp_path):
+    shop = shop_of(tmp_path, "trivial")
+    left = shop.folder / "trivial" / ".trivial.png.abc.thalweg-part"
+    left.mkdir(parents=True)
+    (left / "trivial.png").write_text("half")
+    perform(shop, ENTRIES["trivial"], 2)
+    assert not [path.name for path in shop.folder.rglob("*.thalweg-part")]
+
+
 def test_the_price_is_said_before(tmp_path):
     def said(name):
         return price([(ENTRIES[name], shop_of(tmp_path, name))], 3)

@@ -216,6 +216,15 @@ def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == [".link.thalweg-part", ".lock", ".mine.part", "run.json"]
 
 
+def test_half_written_files_of_a_killed_demo_are_swept(tmp_path):
+    start_run(tmp_path, "demo", {})
+    (tmp_path / ".page.html.abc.thalweg-part").mkdir()
+    (tmp_path / ".page.html.abc.thalweg-part" / "page.html").write_text("half")
+    (tmp_path / ".notes").write_text("mine")
+    start_run(tmp_path, "demo", {}, again=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", ".notes"}
+
+
 def test_a_finished_folder_loses_what_a_killed_run_left(tmp_path):
     """Killed after the result was written, before the state was removed; also where nothing can be written."""
     animal = ZOO["mlp"]
@@ -295,9 +304,9 @@ def test_odd_intervals(every, tmp_path):
 def test_killed_commands_resume_bit_for_bit():
     """Every command, killed at random moments and in the middle of writing; `make soak` does it a thousand times."""
     script, alone = Path(__file__).parents[1] / "kills.py", {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script), "36"], env=alone, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, str(script), "44"], env=alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"36 kills, 18 at random and 18 while writing, in \d+ s: all resumed, none differs", done.stdout)
+    assert re.search(r"44 kills, 22 at random and 22 while writing, in \d+ s: all resumed, none differs", done.stdout)
 
 
 def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import ThalwegError
 from ..reporting.result import FILE, Result
+from ..store import files
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw
@@ -141,6 +142,7 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
     prepare(entry.wanted(shop, seeds))
     out = shop.folder / entry.name
     out.mkdir(parents=True, exist_ok=True)
+    files.sweep(out)
     rows, claims = entry.run(shop, out, seeds)
     machine = torch.cuda.get_device_name(shop.device) if shop.device.type == "cuda" else "CPU"
     about = {"scale": shop.scale.name, "seeds": seeds, "seconds": round(time.perf_counter() - began, 1), "machine": machine}

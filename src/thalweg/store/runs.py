@@ -232,6 +232,7 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
     record = folder / RECORD
     if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
         raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
+    files.sweep(folder)
     _record(folder, command, settings)
 
 
