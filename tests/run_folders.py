@@ -1,5 +1,7 @@
 """Run folders with known contents, for pages made of them."""
 
+from pathlib import Path
+
 import numpy as np
 
 import thalweg as tw
@@ -73,3 +75,14 @@ def whole(folder):
     trace().save(folder / "walk" / "trace-1.json")
     trace().save(folder / "walk" / "start-1" / "trace.json")
     return folder
+
+
+def edit_json(path: Path, kind: str, change) -> None:
+    """Change a file of ours and give it the hash that fits."""
+    content = files.load_json(path, kind)
+    change(content)
+    files.save_json(path, kind, content)
+
+
+def tree(folder: Path):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -1,11 +1,10 @@
 """Files that a stranger may have made: they name nothing outside their folder, and nothing of the user's is deleted."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from run_folders import curve
+from run_folders import curve, edit_json, tree
 from torch import nn
 
 import thalweg as tw
@@ -33,17 +32,6 @@ def adapted(seed):
     torch.manual_seed(seed)
     nn.init.normal_(net[1].weight)
     return net
-
-
-def edit_json(path: Path, kind: str, change) -> None:
-    """Change a file of ours and give it the hash that fits."""
-    content = files.load_json(path, kind)
-    change(content)
-    files.save_json(path, kind, content)
-
-
-def tree(folder: Path):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("key", ["file", "base"])
@@ -121,6 +109,18 @@ def test_base_is_not_read_or_written_through_a_link(tmp_path):
     assert tw.Weights.load(tmp_path / "w.safetensors").digest() == weights.digest()
 
 
+def test_kept_epoch_is_not_read_through_a_link(tmp_path):
+    def fit():
+        batches = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))]
+        return tw.fit(network(1), tw.classification(), batches, epochs=1, lr=0.1, keep=[1], run=tmp_path / "run")
+
+    fit()
+    (tmp_path / "run" / "kept-1.safetensors").rename(tmp_path / "moved.safetensors")
+    (tmp_path / "run" / "kept-1.safetensors").symlink_to(tmp_path / "moved.safetensors")
+    with pytest.raises(tw.ThalwegError, match=r"kept-1\.safetensors is a link"):
+        fit()
+
+
 CRAFTED = {
     "dtype": lambda about: about["layout"].update(dtype="nn"),
     "shapes": lambda about: about["layout"].update(shapes=[[-1], [2**60]]),
@@ -171,6 +171,36 @@ def test_crafted_state_is_a_sentence(tmp_path):
         files.save_tensors(path, "state", tensors, {name: value for name, value in about.items() if name != key})
         with pytest.raises(tw.ThalwegError, match=r"state\.safetensors is not a file that thalweg wrote whole"):
             fit(tw.Task(tw.classification().loss, tw.classification().predict))
+
+
+@pytest.mark.parametrize(("call", "key"), [("fit", "kept"), ("walk", "collected")])
+def test_crafted_state_names_no_network_elsewhere(call, key, tmp_path):
+    """A file that would be read through a folder of that name."""
+    batches, seen = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 2, []
+
+    def loss(net, batch):
+        seen.append([])
+        if len(seen) == 12:
+            raise KeyboardInterrupt
+        return tw.classification().loss(net, batch)
+
+    def go():
+        run, task = Run(tmp_path / "run", every=1), tw.Task(loss, tw.classification().predict)
+        if call == "fit":
+            return tw.fit(network(1), task, batches, epochs=9, lr=0.1, keep=[1], run=run)
+        return tw.walk(network(1), task, batches, tw.SWA(lr=0.1, cycle=1), epochs=9, run=run)
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    [path] = (tmp_path / "run").rglob("state.safetensors")
+    tensors, about = files.load_tensors(path, "state")
+    assert about["observer"][key]
+    next(path.parent.glob(f"{key}-*.safetensors")).rename(tmp_path / "victim.safetensors")
+    (path.parent / f"{key}-1").mkdir()
+    about["observer"][key] = ["1/" + os.path.relpath(tmp_path / "victim", path.parent / f"{key}-1")]
+    files.save_tensors(path, "state", tensors, about)
+    with pytest.raises(tw.ThalwegError, match=r"state\.safetensors is not a file that thalweg wrote whole"):
+        go()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"thalweg": ' + "1" * 5000 + "}", "\ufffe", ""])

@@ -97,6 +97,7 @@ def ensemble(
     """
     settings = plain(locals())
     from ..inputs import load_inputs, load_members
+    from ..store.files import no_link
     from ..store.runs import Run
 
     inputs = load_inputs(task, seed, device)
@@ -105,7 +106,7 @@ def ensemble(
     members = [member.digest() for member in pooled.members]
     with Run(out, resume=resume, note=settings).opened("ensemble", {"data": name, "members": members}) as run:
         report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
-        pooled.save(out / MEMBERS)
+        pooled.save(no_link(out / MEMBERS))
         run.finish(lambda folder: report.save(folder / "report.json"))
     typer.echo(f"on '{name}'\n{report.table()}")
     done(out, following(page, {}, out, out="page.html"))

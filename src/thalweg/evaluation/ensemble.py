@@ -159,7 +159,8 @@ class Ensemble:
 
         skip: files of members to leave out, such as a damaged one.
         """
-        folder = files.inside(folder, MANIFEST, f"members/{MANIFEST}").parent
+        found = files.inside(folder, MANIFEST, f"members/{MANIFEST}").parent
+        folder = found if found == Path(folder) else files.no_link(found)
         entries = _entries(folder, Layout.of(module))
         return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
 

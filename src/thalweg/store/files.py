@@ -115,10 +115,16 @@ def beside(path: Path, name: object, kind: str) -> Path:
     if not isinstance(name, str) or not re.fullmatch(rf"{kind}-[0-9a-f]{{16}}\.safetensors", name):
         rule = f"{path} may name only files beside it, such as {kind}-0123456789abcdef.safetensors"
         raise ThalwegError(f"{rule}, but it names {repr(name)[:80]}: thalweg did not write it so, do not use it")
-    found = path.with_name(name)
-    if found.is_symlink():
-        raise ThalwegError(f"{found} is a link, and links that {path.name} names are not followed: put the file itself there")
-    return found
+    return no_link(path.with_name(name))
+
+
+def no_link(path: Path) -> Path:
+    """A part of a folder of ours, which anybody may have made: what a link in it leads to is neither read nor written."""
+    if path.is_symlink():
+        raise ThalwegError(
+            f"{path} is a link, and links inside a folder of a run or an ensemble are not followed: put there what it leads to"
+        )
+    return path
 
 
 def remove(path: Path, kind: str) -> None:

@@ -54,7 +54,7 @@ class Run:
 
     def child(self, name: str) -> "Run":
         """A run inside this one, for a part of its work."""
-        return Run(self.folder / name, every=self.every, note=self.note)
+        return Run(files.no_link(self.folder / name), every=self.every, note=self.note)
 
     def due(self, epoch: int | None) -> bool:
         """Whether it is time to save: by the clock at any time, by epochs at the end of one."""
@@ -73,7 +73,7 @@ class Run:
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
-        with files.writing(self.folder / name), open(self.folder / name, "a") as file:
+        with files.writing(self.folder / name), open(files.no_link(self.folder / name), "a") as file:
             file.write(_hashed(entry))
             file.flush()
             os.fsync(file.fileno())
@@ -277,7 +277,7 @@ def _counts(path: Path) -> bool:
 @contextmanager
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Held by the system for as long as the process lives, so a killed one never blocks."""
-    with open(path, "a+") as file:
+    with open(files.no_link(path), "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -12,7 +12,7 @@ from ..crew import Crew
 from ..errors import ThalwegError
 from ..evaluation.question import Facts, asked
 from ..modes import Mode
-from ..store import facts
+from ..store import facts, files
 from ..store.runs import WEIGHTS, Run, opened
 from ..tasks import Task
 from ..values import several, whole
@@ -115,4 +115,4 @@ class _Keeper(Observer):
 
     def _file(self, epoch: int) -> Path:
         assert self.run is not None
-        return self.run.folder / f"kept-{epoch}.safetensors"
+        return files.no_link(self.run.folder / f"kept-{epoch:d}.safetensors")

@@ -18,6 +18,7 @@ from ..evaluation.question import Facts, asked, measured_question
 from ..evaluation.results import Trace
 from ..modes import Mode
 from ..randomness import seeded
+from ..store import files
 from ..store.runs import MEMBERS, TRACE, Run, opened
 from ..tasks import Task
 from ..values import whole
@@ -114,7 +115,7 @@ def walk(
 def _save(module: nn.Module, found: Walk, folder: Path) -> None:
     """The members as an ensemble, then the traces, of which the last says that the walk has finished."""
     if found:
-        Ensemble(module, found).save(folder / MEMBERS)
+        Ensemble(module, found).save(files.no_link(folder / MEMBERS))
     for number, trace in enumerate(found.traces, start=1):
         trace.save(folder / f"trace-{number}.json")
 
@@ -181,7 +182,7 @@ class WalkObserver(Observer):
 
     def _file(self, i: int) -> Path:
         assert self.run is not None
-        return self.run.folder / f"collected-{i}.safetensors"
+        return files.no_link(self.run.folder / f"collected-{i:d}.safetensors")
 
     def trace(self) -> Trace:
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
