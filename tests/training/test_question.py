@@ -507,13 +507,13 @@ def test_finished_folders_are_complete_and_can_be_loaded(tmp_path):
     assert tw.Comparison.load(tmp_path / "compare").seeds == [0, 1]
     assert torch.equal(tw.Weights.load(tmp_path / "fit").vector, fit(None))
     assert torch.equal(tw.Curve.load(tmp_path / "connect").bends[0].vector, connect(None))
-    with pytest.raises(tw.ThalwegError, match=r"holds no curve\.safetensors: its run has not finished"):
+    with pytest.raises(tw.ThalwegError, match=r"holds no curve\.safetensors: its run of scan has finished: give a file"):
         tw.Curve.load(tmp_path / "scan")
 
 
 def test_an_unfinished_scan_cannot_be_loaded(tmp_path):
     interrupted(tmp_path)
-    with pytest.raises(tw.ThalwegError, match=r"holds no scan\.json .*: its run has not finished: resume it"):
+    with pytest.raises(tw.ThalwegError, match=r"holds no scan\.json: its run of scan has not finished: resume it"):
         tw.Scan.load(tmp_path)
 
 

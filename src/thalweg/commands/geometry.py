@@ -32,10 +32,10 @@ def demo(
     barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
     """
     from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
-    from ..store.runs import start_run
+    from ..store.runs import Run, start_run
 
     start_run(out, "demo", {"fit": FIT, "connect": CONNECT, "data": "test"}, again=True)
-    run(out, progress=bar(quiet))
+    Run(out).finish(lambda folder: run(folder, progress=bar(quiet)))
     given = {"task": "thalweg.demo:digits", "weight_decay": WEIGHT_DECAY}
     done(out, following(plane, given, out / "bezier.safetensors", out="plane"))
 

@@ -28,7 +28,7 @@ def bench(
     from ..inputs import load_inputs
     from ..modes import Mode
     from ..store.files import save_json
-    from ..store.runs import start_run
+    from ..store.runs import Run, start_run
 
     inputs = load_inputs(task, seed, device)
     timer = Bench(inputs, Mode(precision, compile, graph), rounds)
@@ -37,7 +37,7 @@ def bench(
     here = machine(timer.device)
     about = {"machine": here, "task": task, "mode": vars(timer.mode), "batch": timer.size}
     found = {"timings": {name: timing.to_dict() for name, timing in timings.items()}, "ratios": ratios(timings)}
-    save_json(out / "bench.json", "bench", {**about, **found})
+    Run(out).finish(lambda folder: save_json(folder / "bench.json", "bench", {**about, **found}))
     typer.echo(f"{task} on {here['device']}, batches of {timer.size}, {timer.mode}\n{table(timings)}")
     typer.echo("\n".join(f"{name}: {value:.3f}" for name, value in ratios(timings).items()))
     done(out, None)

@@ -140,17 +140,17 @@ class Ensemble:
     def save(self, folder: str | Path) -> None:
         """One safetensors file per member, one for frozen parameters that members share, and a manifest with their hashes and
         how each was made."""
-        folder = Path(folder)
-        again = (folder / MANIFEST).is_file()
+        folder, manifest = Path(folder), Path(folder) / MANIFEST
+        again = manifest.is_file()
         files.sweep(folder)
         if not again and folder.exists() and not all(map(_is_member, folder.iterdir())):
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )
-        before = _files(folder, _entries(folder, self._probe.layout)) if again else set()
+        before = _files(manifest, _entries(manifest, self._probe.layout)) if again else set()
         entries = [self._save_member(folder, member) for member in self.members]
-        files.save_json(folder / MANIFEST, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
-        for stale in before - _files(folder, entries):
+        files.save_json(manifest, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
+        for stale in before - _files(manifest, entries):
             files.remove(*stale)
 
     @classmethod
@@ -159,10 +159,11 @@ class Ensemble:
 
         skip: files of members to leave out, such as a damaged one.
         """
-        found = files.inside(folder, MANIFEST, f"members/{MANIFEST}").parent
-        folder = found if found == Path(folder) else files.no_link(found)
-        entries = _entries(folder, Layout.of(module))
-        return cls(module, [_load_member(folder, entry) for entry in entries if entry["file"] not in skip])
+        manifest = files.inside(folder, MANIFEST, f"members/{MANIFEST}")
+        if manifest.parent.parent == Path(folder):
+            files.no_link(manifest.parent)
+        entries = _entries(manifest, Layout.of(module))
+        return cls(module, [_load_member(manifest, entry) for entry in entries if entry["file"] not in skip])
 
     def _save_member(self, folder: Path, member: Weights) -> dict[str, Any]:
         """Named by its content, so that a file once written is never written over."""
@@ -238,10 +239,10 @@ def _mean_pair(pairs: list[list[float]], k: int) -> float:
     return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
 
 
-def _files(folder: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
+def _files(manifest: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
     """What a manifest names, and the kind of each."""
-    members = {(files.beside(folder / MANIFEST, entry["file"], "member"), "weights") for entry in entries}
-    return members | {(files.beside(folder / MANIFEST, entry["base"], "base"), "base") for entry in entries if "base" in entry}
+    members = {(files.beside(manifest, entry["file"], "member"), "weights") for entry in entries}
+    return members | {(files.beside(manifest, entry["base"], "base"), "base") for entry in entries if "base" in entry}
 
 
 def _is_member(path: Path) -> bool:
@@ -250,17 +251,17 @@ def _is_member(path: Path) -> bool:
     return named and path.is_file() and not path.is_symlink() and files.kind_of(path) in ("weights", "base")
 
 
-def _entries(folder: Path, layout: Layout) -> list[dict[str, Any]]:
-    manifest = files.load_json(folder / MANIFEST, "ensemble")
-    with files.reading(folder / MANIFEST):
-        found = Layout.from_dict(manifest["layout"])
-        entries = [{"file": entry["file"], "sha256": entry["sha256"], **entry} for entry in manifest["members"]]
-    layout.check(found, "the network", f"the ensemble in {folder}")
+def _entries(manifest: Path, layout: Layout) -> list[dict[str, Any]]:
+    content = files.load_json(manifest, "ensemble")
+    with files.reading(manifest):
+        found = Layout.from_dict(content["layout"])
+        entries = [{"file": entry["file"], "sha256": entry["sha256"], **entry} for entry in content["members"]]
+    layout.check(found, "the network", f"the ensemble in {manifest.parent}")
     return entries
 
 
-def _load_member(folder: Path, entry: Mapping[str, Any]) -> Weights:
-    path = files.beside(folder / MANIFEST, entry["file"], "member")
+def _load_member(manifest: Path, entry: Mapping[str, Any]) -> Weights:
+    path = files.beside(manifest, entry["file"], "member")
     try:
         member = Weights.load(path)
     except ThalwegError as error:

@@ -27,6 +27,7 @@ class Saved:
     """A result that one JSON file holds."""
 
     saved_as: ClassVar[str]
+    names: ClassVar[tuple[str, ...]] = ()  # of its file in a run folder, where that is not called as it is saved
 
     def to_dict(self) -> dict[str, Any]:
         return {key: plain(value) for key, value in vars(self).items()}
@@ -41,7 +42,7 @@ class Saved:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file, or what a finished run left in its folder (of the traces of a walk the first)."""
-        found = files.inside(path, f"{cls.saved_as}.json", f"{cls.saved_as}-1.json")
+        found = files.inside(path, *(cls.names or [f"{cls.saved_as}.json"]))
         with files.reading(found):
             return cls.checked(files.load_json(found, cls.saved_as))
 
@@ -193,6 +194,7 @@ class Trace(Saved):
     """
 
     saved_as = "trace"
+    names = ("trace.json", "trace-1.json")
     lr: np.ndarray
     loss: np.ndarray
     distance: np.ndarray

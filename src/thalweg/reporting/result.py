@@ -38,6 +38,7 @@ class Result(Saved):
     """
 
     saved_as = "paper"
+    names = (FILE,)
     entry: str
     of: str
     rows: list[dict[str, Any]]

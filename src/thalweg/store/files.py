@@ -216,10 +216,17 @@ def inside(path: str | Path, *names: str) -> Path:
         return path
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
-        begun = any((path / name).is_file() for name in ("state.safetensors", "points.jsonl", "run.json"))
-        advice = "its run has not finished: resume it" if begun else "give a file, or the folder of a run that has finished"
-        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {advice}")
+        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {_instead(path / 'run.json')}")
     return found
+
+
+def _instead(record: Path) -> str:
+    """What to do about a folder without the result that is looked for."""
+    if not record.is_file():
+        return "give a file, or the folder of a run that has finished"
+    about = load_json(record, "run")
+    state = "has finished: give a file" if "finished" in about else "has not finished: resume it"
+    return f"its run of {about.get('command')} {state}, or give another folder"
 
 
 def existing(path: Path) -> Path:
