@@ -85,12 +85,14 @@ def own_loss(net, batch):
 def explodes(seed):
     return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).sum(1) * float("nan"))}
 
-def slow_file(seed):
-    import time
+def stopping(seed):
+    import os, signal
     def loss(net, batch):
-        with open("steps", "a") as file:
-            file.write(".")
-        time.sleep(0.004)
+        if "STOP" in os.environ:
+            with open("steps", "a") as file:
+                file.write(".")
+            if os.path.getsize("steps") == int(os.environ["STOP"]):
+                os.kill(os.getpid(), signal.SIGTERM)
         return tw.classification().loss(net, batch)
     return {**circle(seed), "task": tw.Task(loss, tw.classification().predict)}
 
@@ -522,26 +524,22 @@ def test_a_command_that_was_terminated_goes_on(kind, here):
         "scan": ("scan", "curve", "--points", "31"),
         "compare": ("compare", "--budget", "20", "--seeds", "1", "--cycle", "2"),
     }[kind]
-    command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:slow_file"]
-    process = subprocess.Popen([*command, "--out", f"{kind}-1"], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:stopping"]
     (here / "steps").unlink(missing_ok=True)
-    while not (here / "steps").exists() or (here / "steps").stat().st_size < 20:
-        time.sleep(0.01)
-        assert process.poll() is None
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert "stopped by SIGTERM after" in errors
-    refused = invoke(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1")
+    stopped = [*command, "--out", f"{kind}-1"]
+    done = subprocess.run(stopped, env={**os.environ, "STOP": "40"}, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "stopped by SIGTERM after" in done.stderr
+    refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
     assert refused.exit_code == 2
     assert "resume it (--resume;" in refused.output
-    ok(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1", "--resume")
-    ok(*flags, "--task", "mine:slow_file", "--out", f"{kind}-2")
+    ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
+    ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}
     name["compare"] = "comparison.json"
     one, two = (content(here / f"{kind}-{k}" / name[kind]) for k in (1, 2))
     assert one == two
-    changed = invoke(*flags, "--task", "mine:slow_file", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")
+    changed = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")
     assert changed.exit_code == 2
     assert "weight_decay was 0.0 and is 0.5" in changed.output
 

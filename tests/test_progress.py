@@ -56,8 +56,8 @@ def test_training_and_scans_print_lines_off_a_terminal(monkeypatch, capsys):
     batches = [(torch.randn(4, 2), torch.randint(2, (4,)))]
     net = nn.Linear(2, 2)
     weights = tw.fit(net, tw.classification(), batches, epochs=2, lr=0.1)
-    assert re.match(r"training 1/2, loss \d\.\d+, 0:00:00 elapsed, 0:00:00 left\n", capsys.readouterr().err)
+    assert re.match(r"training 1/2, loss \d\.\d+, 0:0\d:\d\d elapsed, 0:0\d:\d\d left\n", capsys.readouterr().err)
     tw.scan(net, [weights, weights], tw.classification(), {"train": batches})
-    assert "scanning Weights 2/2, 0:00:00 elapsed" in capsys.readouterr().err
+    assert re.search(r"scanning Weights 2/2, 0:0\d:\d\d elapsed", capsys.readouterr().err)
     tw.fit(net, tw.classification(), batches, epochs=2, lr=0.1, progress=False)
     assert capsys.readouterr().err == ""

@@ -131,8 +131,10 @@ def stopping(animal, seed, after):
             for batch in super().__iter__():
                 self.seen += 1
                 if self.seen == after:
+                    heard = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
                     os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(0.05)
+                    while heard is not None and heard.asked is None:  # by the main thread, when it comes to it
+                        time.sleep(0.001)
                 yield batch
 
     return Deadly(animal.batches())

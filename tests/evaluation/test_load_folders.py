@@ -53,7 +53,7 @@ def runs(tmp_path_factory):
         seen = []
 
         def stopping(net, batch, seen=seen):
-            seen.append([])
+            seen.append(1)
             if len(seen) == 12:
                 raise KeyboardInterrupt
             return tw.classification().loss(net, batch)

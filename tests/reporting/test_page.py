@@ -51,9 +51,9 @@ def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
 
 def test_a_big_page_is_small_and_made_at_once(tmp_path):
     whole(tmp_path)
-    start = time.perf_counter()
+    start = time.process_time()
     path = page.write(tmp_path / "page.html", [tmp_path])
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert path.stat().st_size < 7e6
 
 

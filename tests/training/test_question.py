@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from run_folders import edit_json
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -456,6 +457,7 @@ def test_resume_does_not_depend_on_rounding(tmp_path):
 def interrupted(folder, **settings):
     """A scan of five points that was killed after three."""
     scan(folder, **settings)
+    edit_json(folder / "run.json", "run", lambda record: record.pop("finished"))
     (folder / "scan.json").unlink()
     lines = (folder / "points.jsonl").read_text().splitlines(keepends=True)[:3]
     (folder / "points.jsonl").write_text("".join(lines))

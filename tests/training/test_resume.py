@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -352,6 +351,7 @@ def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
     """As timeout(1) sends it, to the process and to its group."""
     from thalweg.store import runs
 
+    monkeypatch.setattr(runs, "ONE_WISH", 3600.0)
     with runs.Interrupts() as interrupts:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -366,8 +366,7 @@ def test_a_second_ctrl_c_stops_at_once():
 
     before = signal.getsignal(signal.SIGINT)
     with Interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
         assert interrupts.asked == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

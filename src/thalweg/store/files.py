@@ -225,8 +225,8 @@ def _instead(record: Path) -> str:
     if not record.is_file():
         return "give a file, or the folder of a run that has finished"
     about = load_json(record, "run")
-    state = "has finished: give a file" if "finished" in about else "has not finished: resume it"
-    return f"its run of {about.get('command')} {state}, or give another folder"
+    advice = "has finished: give a file in it" if "finished" in about else "has not finished: resume it"
+    return f"its run of {about.get('command')} {advice}, or choose another folder"
 
 
 def existing(path: Path) -> Path:
