@@ -119,6 +119,8 @@ def _advice(folder: Path, name: str) -> str:
 
 def _move(model: nn.Module, device: str) -> None:
     try:
+        if torch.device(device).type == "meta":
+            raise RuntimeError("there is nothing to compute with")
         model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ThalwegError(f"the network cannot go to device '{device}': {str(error).splitlines()[0]}") from None

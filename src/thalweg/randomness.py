@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from .errors import ThalwegError
 from .hidden import ABSENT, generator_state, generators, numbered, put_back, seed_generator, set_generator, values, walk
 
 Snapshot = dict[str, Any]
@@ -23,6 +24,8 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
     ...     bool((torch.rand(2) == first).all())
     True
     """
+    if not -(2**63) <= seed < 2**63:
+        raise ThalwegError(f"a seed must fit into 64 bits; got {seed}")
     own, world = generators(*sources), World.present
     kept = [generator_state(generator) if world is None else world.before(generator) for generator in own]
     if world is not None:

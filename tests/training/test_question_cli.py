@@ -68,6 +68,41 @@ def test_resume_on_the_command_line_refuses_another_question(here, change, monke
         ok(here, *arguments, "--resume")
 
 
+def test_resume_finds_the_same_files_under_other_names(here, tmp_path):
+    ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
+    connect, scan = ["--epochs", "1", "--out", "curve"], ["--points", "3", "--no-line", "--out", "scan"]
+    ok(here, "connect", "ends/seed-0", "ends/seed-1", *connect)
+    ok(here, "scan", "curve", *scan)
+    file, _, factory = here.partition(":")
+    task = f"{tmp_path / file}.py:{factory}"
+    ok(task, "connect", tmp_path / "ends/seed-0", "ends/seed-1/weights.safetensors", *connect, "--resume")
+    ok(task, "scan", tmp_path / "curve", *scan, "--resume")
+    swapped = invoke(task, "connect", "ends/seed-1", "ends/seed-0", *connect, "--resume")
+    assert "the start of the curve has changed" in " ".join(swapped.output.split())
+
+
+def test_connect_with_one_network_says_what_a_folder_holds(here):
+    ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
+    for given, told in (("ends", "it holds seed-0, seed-1"), ("ends/seed-0", "a curve joins two networks; got ends/seed-0")):
+        refused = invoke(here, "connect", given, "--out", "curve")
+        assert refused.exit_code == 2
+        assert told in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--seed", "9" * 30], "a seed must fit into 64 bits"),
+        (["--device", "meta"], "the network cannot go to device 'meta'"),
+        (["--out", "n" * 300], "could not be written (File name too long)"),
+    ],
+)
+def test_options_out_of_range_are_named(here, wrong, told):
+    refused = invoke(here, "fit", "--epochs", "1", "--out", "net", *wrong)
+    assert refused.exit_code == 2
+    assert told in " ".join(refused.output.split())
+
+
 def test_fit_runs_trains_each_network_on_the_data_of_its_seed(here, monkeypatch):
     monkeypatch.setenv("CHANGE", "seeded")
     ok(here, "fit", "--epochs", "2", "--runs", "2", "--out", "both")

@@ -90,8 +90,7 @@ def fit(
 
 
 def connect(
-    start: options.Network,
-    end: options.Network,
+    ends: options.Networks,
     task: options.Task,
     out: options.Out,
     curve: Annotated[Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)] = "bezier",
@@ -131,10 +130,13 @@ def connect(
 
     inputs = load_inputs(task, seed, device)
     kind = tw.Bezier if curve == "bezier" else tw.PolyChain
-    a, b = (load_weights(path, inputs.model, key) for path in (start, end))
+    loaded = [load_weights(path, inputs.model, key) for path in ends]
+    if len(loaded) != 2:
+        raise ThalwegError(f"a curve joins two networks; got {' '.join(map(str, ends))}: give START and END")
+    a, b = loaded
     fresh = kind(a.to("cpu"), b.to("cpu"), bends) if stream else kind(a, b, bends)
     if a.distance(b) == 0:
-        raise ThalwegError(f"a curve joins two networks, and {start} and {end} are the same: give another end")
+        raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
     how = tw.Mode(precision, compile, graph, stream)

@@ -61,7 +61,10 @@ Graph = Annotated[
     bool | None,
     typer.Option("--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
 ]
-Network = Annotated[Path, typer.Argument(help="A folder of `thalweg fit`, or a checkpoint: .safetensors, .pt, .ckpt.")]
+Networks = Annotated[
+    list[Path],
+    typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
+]
 Key = Annotated[
     str | None,
     typer.Option(help="Which weights to take of a checkpoint that holds several, such as ema or state_dict.", show_default=False),

@@ -143,8 +143,8 @@ def _unpickled(path: Path, key: str | None) -> Any:
             ) from error
         if isinstance(error.__cause__, OSError):
             raise
-        said = (why.strip() or "it is empty").splitlines()[0][:200]
-        raise ThalwegError(f"{path} is not a whole checkpoint ({said}): it may be truncated") from error
+        said = (why.partition("WeightsUnpickler error: ")[2] or why).strip() or "it is empty"
+        raise ThalwegError(f"{path} is not a whole checkpoint ({said.splitlines()[0][:200]}): it may be truncated") from error
 
 
 def _check_archive(path: Path) -> None:

@@ -33,6 +33,7 @@ RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "po
 # a folder that holds its result is finished
 WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
 MEMBERS = "members"
+NAMES = ("task", "ends", "start", "what", "key")  # where a command finds things; what is found there is compared
 
 
 class Run:
@@ -124,7 +125,9 @@ class Run:
         result: the file that a finished run holds, which may then be read by many at once.
         """
         known = json.loads(json.dumps({**self.note, **settings}))
-        if result and (self.folder / result).is_file():
+        with files.writing(self.folder):  # a name may be too long to be asked about
+            finished = result and (self.folder / result).is_file()
+        if finished:
             self._check(command, known)
             self._tidy(command)
             yield self
@@ -163,7 +166,10 @@ class Run:
                 "be known whether this is the same: use another folder"
             )
         with files.reading(self.folder / RECORD):
-            changed = differences({**before["settings"], **before["facts"]}, settings)
+            known = {**before["settings"], **before["facts"]}
+            changed = differences(
+                *({key: value for key, value in each.items() if key not in NAMES} for each in (known, settings))
+            )
         if changed:
             why = ": the task, the model or the data has changed" if any("first batch" in clause for clause in changed) else ""
             raise ThalwegError(
