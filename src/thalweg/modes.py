@@ -66,5 +66,10 @@ class Mode:
             say_slower("steps are not recorded", f"that needs a CUDA card, and the network is on {device}")
 
 
+def check_mode(mode: object) -> None:
+    if not isinstance(mode, Mode):
+        raise ThalwegError(f"mode must be a Mode, such as Mode(precision='bf16'); got {mode!r}")
+
+
 def say_slower(what: str, reason: str) -> None:
     warnings.warn(f"{what}: {reason}", Slower, stacklevel=2)

@@ -1,5 +1,7 @@
 """Kinds that differ in how their parameters and buffers are kept: tied, frozen, odd shapes, shared memory, precision."""
 
+from collections.abc import Iterator
+
 import torch
 from differential.kind import Base, head, kind, shaped, tanh_mlp, tokens
 from torch import Tensor, nn
@@ -61,6 +63,12 @@ def one_moves() -> nn.Module:
 @kind("all_frozen", refused="frozen")
 def all_frozen() -> nn.Module:
     return tanh_mlp().requires_grad_(False)
+
+
+@kind("parameters_of_its_own", refused="parameters")
+class OwnParameters(Base):
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.last.parameters(recurse)
 
 
 @kind("no_parameters", refused="empty")

@@ -160,3 +160,10 @@ def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_p
     assert result.entries["SWA"]["title"] == "Stochastic weight averaging"
     ax = tw.figures.budget(result, ax=Figure().subplots())
     assert "Fast Geometric Ensembling" in [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize("make", [torch.nn.Linear(2, 2), lambda seed: None])
+def test_what_makes_no_networks_is_refused(make):
+    batches = [(torch.ones(2, 2), torch.ones(2, dtype=torch.long))]
+    with pytest.raises(tw.ThalwegError, match=r"compare makes its networks with a function, seed -> torch.nn.Module; got"):
+        tw.compare(make, tw.classification(), batches, batches, [tw.Ind], budget=2, multiples=[1], seeds=[0], lr=0.1)

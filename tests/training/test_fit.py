@@ -1,11 +1,14 @@
 """Plain training equals torch's own, step for step."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+
+ONES = [(torch.ones(2, 1), torch.ones(2, 1))]
 
 
 def plain_training(animal, module, epochs, lr, weight_decay, clip=None):
@@ -48,6 +51,32 @@ def test_same_seed_same_bits(name):
     runs = [tw.fit(animal.module(1), animal.task, loader, epochs=2, lr=0.1, seed=seed) for seed in (3, 3, 4)]
     assert torch.equal(runs[0].vector, runs[1].vector)
     assert not torch.equal(runs[0].vector, runs[2].vector)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    with pytest.raises(tw.ThalwegError, match="must take steps without a closure, and LBFGS needs one"):
+        tw.fit(nn.Linear(1, 1), tw.regression(), ONES, epochs=1, lr=0.1, optimizer=torch.optim.LBFGS)
+
+
+@pytest.mark.parametrize("scalar", [np.float32, torch.tensor])
+def test_a_schedule_may_give_any_kind_of_number(scalar, tmp_path):
+    def trained(kind, run):
+        torch.manual_seed(1)
+        return tw.fit(nn.Linear(1, 1), tw.regression(), ONES, epochs=2, schedule=lambda i: kind(0.5), run=run).vector
+
+    assert torch.equal(trained(scalar, tmp_path / "a"), trained(float, None))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"schedule": lambda i: None}, "the learning rate of iteration 1 must be a number; got None"),
+        ({"lr": 0.1, "mode": "bf16"}, "mode must be a Mode, such as Mode"),
+    ],
+)
+def test_settings_of_another_kind_are_named(wrong, told):
+    with pytest.raises(tw.ThalwegError, match=told):
+        tw.fit(nn.Linear(1, 1), tw.regression(), ONES, epochs=1, **wrong)
 
 
 def test_any_optimizer_by_factory():

@@ -43,6 +43,12 @@ def test_a_walk_is_plain_training_with_copies(name, method):
         assert all(torch.allclose(one.buffers[key], two.buffers[key]) for key in two.buffers)
 
 
+@pytest.mark.parametrize("start", [torch.nn.Linear(2, 2), "weights.safetensors", [1]])
+def test_a_start_of_another_kind_is_refused(start):
+    with pytest.raises(tw.ThalwegError, match=r"a walk starts at Weights, or at a kept epoch of a fit; got (Linear|str|int)"):
+        tw.walk(ZOO["mlp"].module(1), ZOO["mlp"].task, ZOO["mlp"].batches(), FGE, epochs=4, start=start)
+
+
 def test_a_kept_epoch_goes_on_with_its_momentum():
     """Training in one go equals training to a kept epoch and walking on from it."""
     animal = ZOO["channels_last"]

@@ -18,7 +18,7 @@ from ..batches import Batches, count, not_finite
 from ..crew import Crew
 from ..errors import ThalwegError
 from ..explaining import during
-from ..modes import Mode
+from ..modes import Mode, check_mode
 from ..progress import Progress
 from ..randomness import seeded, undisturbed
 from ..replay import aside
@@ -83,6 +83,7 @@ def scan(
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     mode = mode or Mode()
+    check_mode(mode)
     probe = Probe(module, None, mode)
     mode.check(probe.device)
     _check(probe, target, data, refresh)
@@ -311,7 +312,7 @@ def _question(
     points = target.points if isinstance(target, Curve | Plane) else target
     places = {f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where}
     return {
-        **{"of": where["name"], "data": sorted(data), "precision": mode.precision, "units": dict(task.units), **places},
+        **{"of": where["name"], "data": sorted(map(str, data)), "precision": mode.precision, "units": dict(task.units), **places},
         **(curve_question(target) if isinstance(target, Curve) else points_question(points, "plane" if "y" in where else "list")),
         **measured_question(module, points[0], task, data, mode),
         **refresh_question(refresh),

@@ -155,7 +155,11 @@ class _Runner:
 
     def fresh(self, make: Make, seed: int) -> nn.Module:
         with during(f"making the network of seed {seed}"), seeded(seed):
-            return make(seed)
+            made = None if isinstance(make, nn.Module) else make(seed)
+        if not isinstance(made, nn.Module):
+            got = type(make if made is None else made).__name__
+            raise ThalwegError(f"compare makes its networks with a function, seed -> torch.nn.Module; got {got}")
+        return made
 
     def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:
         """Find out before training, not after, that a method does not fit into the budget, and into which all would."""

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -313,6 +314,11 @@ def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: Optimize
         optimizer = factory(vectors)
     if not isinstance(optimizer, Optimizer):
         raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
+    try:
+        signature(optimizer.step).bind()
+    except TypeError:
+        kind = type(optimizer).__name__
+        raise ThalwegError(f"the optimizer must take steps without a closure, and {kind} needs one: use another") from None
     moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if sorted(moved) != sorted(map(id, vectors)):
         raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")

@@ -12,7 +12,7 @@ from ..batches import Batches, count, not_finite, source, tensors_in
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..explaining import explained
-from ..modes import Mode
+from ..modes import Mode, check_mode
 from ..progress import Progress
 from ..randomness import seeded
 from ..replay import aside
@@ -53,6 +53,7 @@ class Settings:
         for name in ("schedule", "optimizer"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ThalwegError(f"{name} must be a function (see help(thalweg.fit)); got {getattr(self, name)!r}")
+        check_mode(self.mode)
         if not 0 <= self.momentum < 1:
             raise ThalwegError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
         if self.schedule is not None and self.lr is not None:
@@ -68,7 +69,8 @@ class Settings:
 
     def rate(self, steps: int) -> Schedule:
         """The schedule, or the decay that stands for `lr`, with so many steps in an epoch."""
-        return self.schedule if self.schedule is not None else decay(self.lr or 0.0, self.epochs, steps)
+        schedule = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
+        return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
 
 
 def train(

@@ -76,7 +76,8 @@ def walk(
     watch: name -> batches, measured at the start, after each epoch and at each collected network.
     The other arguments are those of `fit`. Collected networks lie on the CPU.
     """
-    starts = [start] if start is None or isinstance(start, Weights | Checkpoint) else list(start)
+    single = start is None or isinstance(start, Weights | Checkpoint) or not isinstance(start, Sequence)
+    starts: list[Any] = [start] if single else list(start)  # type: ignore[arg-type]
     given = [(here.weights, here) if isinstance(here, Checkpoint) else (here, None) for here in starts]
     epochs, seed = whole(epochs, "epochs", least=1), whole(seed, "seed")
     _check(starts, method)
@@ -87,7 +88,11 @@ def walk(
     def question() -> Facts:
         point = given[0][0] or Weights.of(module)
         watched = measured_question(module, point, task, watch or {}, common.mode)
-        return {**walk_question(common, module, task, batches, method, plan, starts), "watch": sorted(watch or {}), **watched}
+        return {
+            **walk_question(common, module, task, batches, method, plan, starts),
+            "watch": sorted(map(str, watch or {})),
+            **watched,
+        }
 
     described, last = asked(run, question), f"trace-{len(given)}.json"
     with opened(run, "walk", described, last) as held:
@@ -123,6 +128,8 @@ def _save(module: nn.Module, found: Walk, folder: Path) -> None:
 def _check(starts: Sequence[Start | None], method: Method) -> None:
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
+    if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
+        raise ThalwegError(f"a walk starts at Weights, or at a kept epoch of a fit; got {type(odd[0]).__name__}")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
 

@@ -39,6 +39,7 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         parameters, aliases = named_parameters(module)
+        _check_complete(unwrapped(module))
         moving = {name: p for name, p in parameters.items() if p.requires_grad}
         _check_one_kind(moving)
         _check_apart(parameters, dict(unwrapped(module).named_buffers()))
@@ -87,6 +88,17 @@ class Layout:
         ):
             raise ValueError("a layout names every parameter once, with its shape")
         return found
+
+
+def _check_complete(network: nn.Module) -> None:
+    """A network may define `parameters` itself, and leave out what its optimizer should not see."""
+    known = set(map(id, network.parameters())) & {id(parameter) for _, parameter in network.named_parameters()}
+    for name, parameter in nn.Module.named_parameters(network):
+        if id(parameter) not in known:
+            raise ThalwegError(
+                f"the network's own parameters() leaves out '{name}', so it cannot be known whether that should move: freeze "
+                "what should stay with requires_grad_(False), and leave parameters() and named_parameters() to torch"
+            )
 
 
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
