@@ -406,7 +406,8 @@ def test_the_question_fetches_data_where_the_loader_does(tmp_path):
 def test_the_question_ends_where_a_sampler_does_not(tmp_path):
     class Endless(list):
         def __iter__(self):
-            return itertools.cycle(range(30))
+            yield from itertools.islice(itertools.cycle(range(30)), 1000)
+            raise AssertionError("it was asked for more and more")
 
     with pytest.raises(tw.ThalwegError, match="promised 5 batches and gave more"):
         fit(tmp_path / "r", data=loader(6, None, sampler=Endless(range(30))))

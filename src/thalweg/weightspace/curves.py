@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
-from ..explaining import during
+from ..explaining import WAS, note
 from ..store import files
 from ..values import number, whole
 from .layout import Layout
@@ -218,8 +218,11 @@ class Curve(ABC):
     def checked_coefficients(self, t: float) -> Tensor:
         """`coefficients(t)` as a tensor, after checking that they are what they must be."""
         t = check_t(t)
-        with during(f"asking for the coefficients of {type(self).__name__} at t = {t:.4g}"):
+        try:  # which costs a step nothing, where `during` would
             values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
+        except Exception as error:
+            note(error, f"{WAS} asking for the coefficients of {type(self).__name__} at t = {t:.4g}", WAS)
+            raise
         if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
             rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"
             raise ThalwegError(f"{rule}; {type(self).__name__} gave {values.tolist()} at t = {t}")
