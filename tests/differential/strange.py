@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import thalweg as tw
 
 PASSES = dict.fromkeys(("fit", "connect", "scan", "walk", "ensemble"), "outside")
-LATER = {"scan": "outside", "ensemble": "outside"}  # noticed by measuring the last point again by itself
 
 
-@kind("lru_cache_over_self", refused=LATER)
+@kind("lru_cache_over_self", refused=PASSES)
 class Remembering(Base):
     @lru_cache(maxsize=2)  # noqa: B019
     def scale(self, training: bool) -> float:

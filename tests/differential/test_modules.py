@@ -6,7 +6,7 @@ import pytest
 from differential.checks import agrees
 from differential.kind import KINDS
 
-for family in ("layers", "weights", "references", "stateful", "strange", "wrapped"):
+for family in ("layers", "weights", "references", "stateful", "strange", "outside", "wrapped"):
     importlib.import_module(f"differential.{family}")
 
 

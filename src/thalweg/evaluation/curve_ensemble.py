@@ -89,7 +89,7 @@ def curve_ensemble(
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
     with aside(probe.device), Progress("predicting along the curve", len(ts), progress if Crew.present.first else False) as bar:
-        prove_measuring(probe, task, test, mode)
+        proof = prove_measuring(probe, task, test, mode)
         for t in ts:
             where = f"the point at t = {t:.4g}"
             _stand(probe, curve, t, statistics, refresh)
@@ -102,10 +102,12 @@ def curve_ensemble(
                     _keep(held, _logits(probe, task, held_out, where), "held-out")
             probe.check()
             bar.advance()
+        proof.again()
         again = Probe(module, None, mode)
         _stand(again, curve, ts[-1], Statistics(again, task.loss, refresh, mode), refresh)
         with seeded(0, test):
             first, _ = _logits(again, task, First(test), where)
+        again.drop_caches()
     if not agree(again, first, tested[-1][0][: len(first)]):
         raise ThalwegError(
             f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task or the "

@@ -180,8 +180,7 @@ class Ensemble:
         crew = Crew.present
         count(batches)
         new = not any(task is known for known in self._proven)
-        if new:
-            prove_predicting(Probe(self.module), task, batches)
+        proof = prove_predicting(self._probe, task, batches) if new else None
         with Progress("predicting", len(self), progress if crew.first else False) as bar:
             rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
             # of the members of a round this process has one, or in the last round perhaps none
@@ -193,7 +192,8 @@ class Ensemble:
                     raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
                 first, total = targets, total + values
                 bar.advance()
-                if new and k == len(self):
+                if proof is not None and k == len(self):
+                    proof.again()
                     self._look_again(task, batches, values)
                 yield values, total / k, targets
 
@@ -207,7 +207,6 @@ class Ensemble:
                 "the last member predicts something else by itself than after the others: the network, the task or the data keep "
                 "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in every pass"
             )
-        prove_predicting(probe, task, batches, alike=False)
         self._proven.append(task)
 
 
@@ -224,6 +223,7 @@ def _predictions(
     with seeded(0, batches):
         found = predicted(probe.module, task, batches if some is None else some, probe.device, then)
     probe.check()
+    probe.drop_caches()
     return found
 
 

@@ -19,7 +19,7 @@ from ..replay import Replay, form_of
 from ..tasks import Task, are_labels
 from ..threads import few_threads
 from ..weightspace.probe import Probe
-from ..weightspace.proof import prove_on
+from ..weightspace.proof import Proof, prove_on
 from ..weightspace.state import Contents, kept
 from ..weightspace.weights import Weights
 from .metrics import rows
@@ -109,7 +109,7 @@ class First:
         yield next(iter(self.batches))
 
 
-def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> None:
+def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> Proof:
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
     def measured(batch: Any) -> Any:
@@ -117,12 +117,12 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> N
             values, _ = task.losses(probe.module, batch)
             return values, task.predictions(probe.module, batch)[0] if task.predict is not None else None
 
-    prove_on(probe, measured, batches)
+    return prove_on(probe, measured, batches)
 
 
-def prove_predicting(probe: Probe, task: Task, batches: Batches, alike: bool = True) -> None:
+def prove_predicting(probe: Probe, task: Task, batches: Batches) -> Proof:
     """The same for predictions alone."""
-    prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches, alike)
+    return prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches)
 
 
 def predicted(

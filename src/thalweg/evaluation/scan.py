@@ -31,7 +31,7 @@ from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
-from ..weightspace.proof import agree, prove_on
+from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
 from .question import Facts, asked, curve_question, measured_question, points_question, refresh_question
@@ -90,6 +90,8 @@ def scan(
     where, makers = _points_of(target, points, grid, margin)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
     crew = Crew.present
+    with aside(probe.device):  # before the question, which measures too, and may fill what the network keeps elsewhere
+        proof = prove_measuring(probe, task, next(iter(data.values())), mode)
     about = asked(run, lambda: _question(module, target, where, task, data, refresh, mode) | {"weight_decay": weight_decay})
     with opened(run, "scan", about, SCAN) as held:
         if crew.first_does(lambda: held is not None and (held.folder / SCAN).is_file()):
@@ -98,18 +100,18 @@ def scan(
         at = Measurer(probe, task, data, refresh, weight_decay, mode)
         title = f"scanning {where['name']}"
         with aside(probe.device), Progress(title, len(makers), progress if crew.first else False) as bar:
-            prove_measuring(probe, task, next(iter(data.values())), mode)
             measured = _measured(at, makers, _labels(where, len(makers)), held, bar)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
+            if last is not None:
+                proof.again()
         _look_for_nan(measured, data, refresh)
-        del at, probe  # before there is another
+        del at, probe, proof  # before there is another
         if last is not None:
             least = min(data, key=lambda name: len(data[name]))
             again = Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode)
             _look_again(again, last)
-            prove_on(again.probe, lambda batch: task.loss(again.probe.module, batch), data[least], alike=False)
         shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
         found = Scan(
             values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
@@ -221,6 +223,7 @@ class Measurer:
                 found = measure()
             values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
         self.probe.check()
+        self.probe.drop_caches()
         self.last = (weights, values)
         return values
 

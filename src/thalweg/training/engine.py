@@ -21,7 +21,7 @@ from ..store.files import below
 from ..tasks import Task
 from ..text import first_line
 from ..weightspace.batchnorm import counted_at_once
-from ..weightspace.proof import Watch, compare, watched
+from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
 from ..weightspace.state import kept
 from ..weightspace.weights import Checkpoint
 from .exchange import Exchange
@@ -86,7 +86,7 @@ class Engine:
         loss = self.replay(drawn)
         if self.watch is not None:
             with suppress(torch.OutOfMemoryError), self.motion.probe.kept():
-                compare(self.motion.probe, self.watch)
+                prove_copy(self.motion.probe, self.watch)
             self.watch = None
         return loss
 
@@ -100,6 +100,9 @@ class Engine:
         else:
             self.watched = True
             self.watch, loss = watched(probe, lambda: self._forward(compiled, drawn))
+            if self.watch is not None:
+                check_leaves(probe, loss)
+                self.watch.check()
         if probe.point.is_cuda and torch.cuda.is_current_stream_capturing():
             self._recorded_update(loss)
         else:

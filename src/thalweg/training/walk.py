@@ -13,7 +13,7 @@ from ..batches import Batches, count
 from ..crew import Crew
 from ..errors import Diverged, ThalwegError
 from ..evaluation.ensemble import Ensemble
-from ..evaluation.measure import Measurement
+from ..evaluation.measure import Measurement, prove_measuring
 from ..evaluation.question import Facts, asked, measured_question
 from ..evaluation.results import Trace
 from ..modes import Mode
@@ -153,6 +153,9 @@ class WalkObserver(Observer):
             for name, batches in self.watch.items()
         }
         self.origin = self.probe.point.clone()
+        if self.watch:
+            with self.probe.kept():
+                prove_measuring(self.probe, self.task, next(iter(self.watch.values())), engine.mode).again()
         self._look(0)
 
     def after_step(self, i: int, lr: float, loss: Tensor) -> None:
@@ -201,6 +204,7 @@ class WalkObserver(Observer):
             return
         self.watched_at.append(i)
         with self.probe.kept(), seeded(0, *self.watch.values()):
+            self.probe.drop_caches()
             self.probe.module.eval()
             for name, measure in self.measures.items():
                 for quantity, value in measure().items():

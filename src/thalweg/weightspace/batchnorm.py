@@ -43,11 +43,14 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     with aside(probe.device):
         if weights.layout.statistics:
             count(batches, "the refresh batches")
-            prove_on(probe, lambda batch: forward(probe.module, batch), batches)
+            proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
         with during("refreshing batch-norm statistics"), seeded(0, batches):
             Statistics(probe, forward, batches, Mode())()
-    return replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
+        found = replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
+        if weights.layout.statistics:
+            proof.again()
+    return found
 
 
 class Statistics:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,7 @@ class Probe:
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
         self._watchers = {name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)}
         self.state = ModuleState(self.module)
+        self._drops = _has_train(self.module)
         copied, _ = named_parameters(self.module)
         self._own: dict[str, Tensor] = {**{name: copied[name] for name in self.layout.frozen}, **dict(named_buffers(self.module))}
         if not self.views:
@@ -99,7 +100,7 @@ class Probe:
         given = {**weights.frozen, **weights.buffers}
         expected = {name: own for name, own in self._own.items() if name in given or name not in self.layout.statistics}
         check_state(given, expected, "the weights", "the network")
-        self.state.restore()
+        self._forget()
         self._write(self.point, weights.vector)
         self.moved()
         with torch.no_grad():
@@ -114,12 +115,21 @@ class Probe:
         """Where the caller's module stands now, with what it keeps besides."""
         parameters, _ = named_parameters(self.original)
         theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(self.original))}
-        self.state.restore()
+        self._forget()
         torch._foreach_copy_(self.slots(self.point), [parameters[name].detach() for name in self.layout.names])
         self.moved()
         with torch.no_grad():
             for name, own in self._own.items():
                 own.copy_(theirs[name])
+
+    def drop_caches(self) -> None:
+        """What this writes to weights and attributes, moving the probe undoes."""
+        if self._drops:
+            drop_caches(self.module)
+
+    def _forget(self) -> None:
+        self.drop_caches()
+        self.state.restore()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -274,6 +284,18 @@ class Probe:
         for name in [name for name in self._watchers if name not in self.unreached]:
             self._watchers.pop(name).remove()
         self.__dict__.pop("decayed", None)
+
+
+def drop_caches(module: nn.Module) -> None:
+    """Let a network with a `train()` of its own throw away what it keeps outside of itself, on its class or in a global, as it
+    would between two evaluations in training. Its weights, modes and attributes are the caller's to put back."""
+    if _has_train(module):
+        with suppress(Exception):  # some networks are for inference alone
+            module.train()
+
+
+def _has_train(module: nn.Module) -> bool:
+    return any(getattr(part.train, "__func__", None) is not nn.Module.train for part in module.modules())
 
 
 def _refuse_cached() -> None:

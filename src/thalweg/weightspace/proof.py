@@ -1,6 +1,7 @@
 """Proof that a probe computes with its own weights alone, and what the caller's module computes."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -19,7 +20,7 @@ from ..randomness import seeded
 from ..threads import few_threads
 from .layout import span
 from .modules import named_parameters
-from .probe import Probe
+from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value, on the CPU; everything else has few digits
@@ -30,7 +31,8 @@ Result = TypeVar("Result")
 class Watch(TorchDispatchMode):
     """Looks at every tensor that takes part in a pass of the copy, and at every module that is called.
 
-    used: the moving parameters that took part. asked: the arguments of the first call of the whole network.
+    uses: how often each moving parameter took part in each operation. asked: the arguments of the first call of the whole
+        network.
     """
 
     supports_higher_order_operators = True
@@ -45,17 +47,21 @@ class Watch(TorchDispatchMode):
         self.plain = _by_storage([(path, tensor) for path, tensor in kept if not tensor.requires_grad])
         self.spans = sorted((*span(p), name) for name, p in probe.moving.items() if p.numel())
         self.starts = [start for start, _, _ in self.spans]
-        self.used: set[str] = set()
+        self.uses: Counter[tuple[str, Any]] = Counter()
         self.seen: set[str] = set()
         self.asked: tuple[Any, Any] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
-                self._note(tensor)
+                self._note(tensor, function)
         return function(*args, **(kwargs or {}))
 
-    def _note(self, tensor: Tensor) -> None:
+    @property
+    def used(self) -> set[str]:
+        return {name for name, _ in self.uses}
+
+    def _note(self, tensor: Tensor, function: Any) -> None:
         storage = _storage(tensor)
         if storage is None:
             return
@@ -65,7 +71,7 @@ class Watch(TorchDispatchMode):
             self.seen.add(self.plain[storage])
         k = bisect_right(self.starts, tensor.data_ptr()) - 1
         if k >= 0 and tensor.data_ptr() < self.spans[k][1]:
-            self.used.add(self.spans[k][2])
+            self.uses[self.spans[k][2], function] += 1
 
     def call(self, part: nn.Module, args: Any) -> None:
         if id(part) in self.parts:
@@ -75,27 +81,12 @@ class Watch(TorchDispatchMode):
         if self.asked is None:
             self.asked = mapped(args, _twin), mapped(kwargs, _twin)
 
-    def check(self, values: Any) -> None:
-        """Raise, naming it, if what came out depends on a parameter that does not lie in the vector, or on a stale cache."""
-        own = set(map(id, self.probe.moving.values()))
-        strangers = [leaf for leaf in _leaves(tensors_in(values)) if id(leaf) not in own]
-        known = {id(tensor): path for path, tensor in Contents(self.probe.module).tensors.items()}
-        known |= {id(tensor): name for name, tensor in named_parameters(self.probe.module)[0].items()}
-        for leaf in strangers:
-            if isinstance(leaf, nn.Parameter) or id(leaf) in known:
-                name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"
-                raise ThalwegError(
-                    f"{name} takes part in the loss and does not move, since it is no parameter of the network that was given "
-                    "(a plain list of layers, a layer made in the first forward pass, a closure): register it before the call, "
-                    "or, if it should stay as it is, freeze it with requires_grad_(False)"
-                )
-        self._check_caches()
-
-    def _check_caches(self) -> None:
-        tensors = self.probe.state.contents.tensors
+    def check(self) -> None:
+        """Raise, naming both, if a stale cache takes part instead of a parameter."""
+        tensors, used = self.probe.state.contents.tensors, self.used
         for name, parameter in self.probe.moving.items():
             here = name.rpartition(".")[0]
-            for path in self.seen if name not in self.used else ():
+            for path in self.seen if name not in used else ():
                 beside = path.rpartition(".")[0] == here or parameter.ndim > 1
                 if beside and tensors[path].shape in (parameter.shape, parameter.T.shape if parameter.ndim == 2 else None):
                     raise ThalwegError(
@@ -122,46 +113,115 @@ def watched(probe: Probe, work: Callable[[], Result]) -> tuple[Watch | None, Res
     """What `work` gives, while every tensor in it is looked at; without a watch where the network cannot run under one."""
     try:
         with _watching(probe) as watch:
-            found = work()
+            return watch, work()
     except (ThalwegError, torch.OutOfMemoryError):
         raise
     except Exception:  # if it is the network's own error, it comes again
         return None, work()
-    watch.check(found)
-    return watch, found
 
 
-def prove(probe: Probe, work: Callable[[], Any], alike: bool = True) -> None:
-    """Raise unless `work`, a pass over a batch, uses the copy's weights alone, and the copy does what the caller's module does.
-    The probe is anywhere afterwards.
+class Proof:
+    """A pass over one batch that is watched when a call begins, and `again` when it ends.
 
-    alike: whether to compare it with the caller's module.
+    In both the copy stands where the caller's module does and sees the same batch in the same memory with the same seed, so that
+    it must compute the same; where less is computed from a parameter the second time, something made of it was kept outside of
+    the network, where nobody could put it back.
     """
-    probe.stand_at_original()
-    probe.module.eval()
-    try:
-        with torch.enable_grad(), seeded(0):
-            watch, _ = watched(probe, work)
-        probe.check()
-        if watch is not None:
-            if not watch.used:
-                raise ThalwegError(
-                    "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
-                    "or a task that does not use the network"
-                )
-            if alike:
-                compare(probe, watch)
-    except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
-        return
+
+    def __init__(self, probe: Probe, forward: Callable[[Any], Any], batch: Any):
+        self.probe, self.forward, self.batch = probe, forward, batch
+        self.twins: dict[int, Tensor] = {}
+        self.first = self._watched()
+
+    def check(self) -> None:
+        """Raise unless the pass uses the copy's weights alone, and the copy does what the caller's module does."""
+        if self.first is not None and not self.first.used:
+            raise ThalwegError(
+                "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
+                "or a task that does not use the network"
+            )
+        try:
+            self._stand()
+            with torch.enable_grad(), self._around():
+                check_leaves(self.probe, self.forward(self._drawn()))
+        except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
+            return
+        if self.first is not None:
+            self.first.check()
+            compare(self.probe, self.first)
+
+    def again(self) -> None:
+        """Raise, naming it, if a parameter takes part less often than before."""
+        last = self._watched()
+        self.probe.drop_caches()
+        if self.first is None or last is None:
+            return
+        for name, _ in self.first.uses - last.uses:
+            raise ThalwegError(
+                f"'{name}' takes part less often in the last pass than in the first, over the same batch at the same weights: "
+                "something made of it is kept outside of the network (on its class, in a global, a closure, functools.cache) "
+                "and would be the same at all points; keep it in an attribute, or clear it in train()"
+            )
+
+    def _watched(self) -> Watch | None:
+        self._stand()
+        try:
+            with torch.no_grad(), self._around():
+                watch, _ = watched(self.probe, lambda: self.forward(self._drawn()))
+        except torch.OutOfMemoryError:
+            return None
+        self.probe.check()
+        return watch
+
+    def _stand(self) -> None:
+        self.probe.stand_at_original()
+        self.probe.module.eval()
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """Nothing that the passes before have to do with, the optimizer of torch.jit included."""
+        network, plainly = self.probe.module, torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+        with seeded(0), explained(network, self.batch), few_threads(self.probe.device, network, self.batch), plainly:
+            yield
+
+    def _drawn(self) -> Any:
+        """The batch, each time in the same memory, which a cache may go by."""
+
+        def same(item: Any) -> Any:
+            twin = self.twins.get(id(item))
+            if twin is None or twin.shape != item.shape:
+                twin = _twin(item)
+                self.twins |= {id(item): twin} if isinstance(item, Tensor) and plain(item) else {}
+            else:
+                with torch.no_grad():
+                    twin.copy_(item)
+            return twin
+
+        return mapped(self.batch, same)
 
 
-def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches, alike: bool = True) -> None:
-    """`prove` with the first of the batches."""
+def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> Proof:
+    """Raise unless `forward` of the first batch uses the copy's weights alone, as the caller's module would. The probe is
+    anywhere afterwards."""
     passes, make = source(batches, probe.device)
     with during("trying the first batch"), seeded(0, batches):
         batch = make(next(iter(passes())))
-        with explained(probe.module, batch), few_threads(probe.device, probe.module, batch):
-            prove(probe, lambda: forward(mapped(batch, _twin)), alike)
+    proof = Proof(probe, forward, batch)
+    proof.check()
+    return proof
+
+
+def prove_copy(probe: Probe, watch: Watch) -> None:
+    """Raise unless the network that was watched in training does in evaluation mode what the caller's does, and goes on doing so;
+    where it cannot be asked by itself, there is nothing to compare. The probe is anywhere afterwards."""
+    if watch.asked is None:
+        return
+    try:
+        proof = Proof(probe, lambda asked: probe.module(*asked[0], **asked[1]), watch.asked)
+    except Exception:
+        return
+    compare(probe, watch)
+    proof.again()
 
 
 def compare(probe: Probe, watch: Watch) -> None:
@@ -192,6 +252,7 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
     try:
         return _answer(module, asked)
     finally:
+        drop_caches(module)
         state.restore()
         for parameter, place, notes in places:
             for odd in vars(parameter).keys() - notes.keys():  # torch.compile leaves notes of its own
@@ -220,6 +281,24 @@ def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
     finite = one[one.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(one, two, rtol=0.0, atol=digits * scale, equal_nan=True)
+
+
+def check_leaves(probe: Probe, values: Any) -> None:
+    """Raise, naming it, if what came out depends on a parameter that does not lie in the vector."""
+    own = set(map(id, probe.moving.values()))
+    strangers = [leaf for leaf in _leaves(tensors_in(values)) if id(leaf) not in own]
+    if not strangers:
+        return
+    known = {id(tensor): path for path, tensor in Contents(probe.module).tensors.items()}
+    known |= {id(tensor): name for name, tensor in named_parameters(probe.module)[0].items()}
+    for leaf in strangers:
+        if isinstance(leaf, nn.Parameter) or id(leaf) in known:
+            name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"
+            raise ThalwegError(
+                f"{name} takes part in the loss and does not move, since it is no parameter of the network that was given "
+                "(a plain list of layers, a layer made in the first forward pass, a closure): register it before the call, "
+                "or, if it should stay as it is, freeze it with requires_grad_(False)"
+            )
 
 
 def _refuse_original(name: str) -> None:
