@@ -1,10 +1,12 @@
-"""What proving costs: scans of 61 points with and without the first pass being watched and the last point measured again.
+"""What proving costs: the share of a scan of 61 points that is spent on it, and what it adds to a step of training.
 
-Run with `python benchmarks/trust.py`; both ways take turns, and the median of their times is shown.
+Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both belong to the
+same load of the machine: the passes that are watched, a second look at the last point, and what a network keeps besides its
+weights being captured and put back at every point. Steps are timed with the watch and without, in turns.
 """
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from unittest.mock import patch
 
@@ -14,39 +16,128 @@ from torch import nn
 import thalweg as tw
 from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
+from thalweg.models import preresnet164
+from thalweg.training import engine
+from thalweg.weightspace.proof import Proof
+from thalweg.weightspace.state import ModuleState
 
-ROUNDS, POINTS = 7, 61
+ROUNDS, POINTS = 5, 61
+PROVING = ((scanning, "prove_measuring"), (Proof, "again"), (scanning, "_look_again"), (scanning, "Probe"))
+KEEPING = ((ModuleState, "__init__"), (ModuleState, "renewed"), (ModuleState, "restore"))
 
 
-def timed(module, data, refresh, proven):
+@contextmanager
+def clocked(places, spent, outer=()):
+    """Note the processor time inside these functions, once where one calls another, and not where something `outer` does."""
+    inside = []
+
+    def timed(function):
+        def call(*args, **kwargs):
+            begun = time.process_time()
+            inside.append(function)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.pop()
+                if not inside and not outer:
+                    spent.append(time.process_time() - begun)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in places:
+            stack.enter_context(patch.object(owner, name, timed(getattr(owner, name))))
+        yield inside
+
+
+def scanned(module, data, refresh, points):
+    """Seconds of a scan without proving, seconds of proving, and of keeping in a point."""
     curve = tw.Segment(tw.Weights.of(module), tw.Weights.of(module))
-    with ExitStack() as without:
-        if not proven:
-            for name in ("prove_measuring", "_look_again", "prove_on"):
-                without.enter_context(patch.object(scanning, name, lambda *args, **kwargs: None))
-        begun = time.process_time()
-        tw.scan(module, curve, tw.classification(), data, points=POINTS, refresh=refresh)
-        return time.process_time() - begun
+    proving, keeping = [], []
+    begun = time.process_time()
+    with clocked(PROVING, proving) as inside, clocked(KEEPING, keeping, inside):
+        tw.scan(module, curve, tw.classification(), data, points=points, refresh=refresh)
+    first = proving.pop(0)  # the first copy of the network, which there would be anyway
+    total = time.process_time() - begun
+    plain = (total - sum(proving) - first) / points
+    return plain, sum(proving), sum(keeping) / points
+
+
+def trained(module, batches, steps, watched):
+    """Seconds of a step after the first."""
+    times = []
+
+    def note(step):
+        def call(self, *args, **kwargs):
+            begun = time.process_time()
+            loss = step(self, *args, **kwargs)
+            times.append(time.process_time() - begun)
+            return loss
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(engine.Engine, "step", note(engine.Engine.step)))
+        if not watched:
+            stack.enter_context(patch.object(engine, "watched", lambda probe, work: (None, work())))
+        tw.fit(module, tw.classification(), batches, epochs=-(-steps // len(batches)), lr=1e-3)
+    return times[1:]
 
 
 def batches(count, size, *shape):
     return [(torch.randn(size, *shape), torch.randint(10, (size,))) for _ in range(count)]
 
 
+def convolutions():
+    layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
 def cases():
-    demo = digits(0)
+    """Name, network, data, batches to refresh with, and how many points to measure; the others are multiplied."""
+    demo, images, large = digits(0), batches(8, 64, 3, 16, 16), batches(10, 8, 3, 32, 32)
     dense = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    yield "digits of the demo", demo["model"], demo["data"], demo.get("refresh")
-    yield "two layers, 10 batches", dense, {"test": batches(10, 128, 64)}, None
-    yield "two layers, 40 and 10 batches", dense, {"train": batches(40, 128, 64), "test": batches(10, 128, 64)}, None
+    yield "two layers, 10 batches of 128", dense, {"test": batches(10, 128, 64)}, None, POINTS
+    yield (
+        "two layers, 40 and 10 batches of 128",
+        dense,
+        {"train": batches(40, 128, 64), "test": batches(10, 128, 64)},
+        None,
+        POINTS,
+    )
+    yield "the demo's, refreshed", demo["model"], demo["data"], demo["refresh"], POINTS
+    yield "two convolutions with batch norm, 8 batches of 64, refreshed", convolutions(), {"test": images}, images, POINTS
+    yield "PreResNet-164, 10 batches of 8, refreshed", preresnet164(), {"test": large}, large, 4
+
+
+def show_scans():
+    for name, module, data, refresh, points in cases():
+        scanned(module, data, refresh, 2)
+        found = [scanned(module, data, refresh, points) for _ in range(ROUNDS if points == POINTS else 2)]
+        plain, proving, keeping = (median(column) for column in zip(*found, strict=True))
+        total = plain * POINTS
+        print(
+            f"{name}: {total:.2f} s, proving {1e3 * proving:.1f} ms a call, {100 * proving / total:.2f} %; "
+            f"keeping {1e3 * keeping:.2f} ms a point, {100 * keeping / plain:.2f} %",
+            flush=True,
+        )
+
+
+def show_steps():
+    dense = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    for name, module, data, steps in (
+        ("two layers, batch 128", dense, batches(10, 128, 64), 400),
+        ("two convolutions with batch norm, batch 64", convolutions(), batches(8, 64, 3, 16, 16), 48),
+    ):
+        times = {True: [], False: []}
+        for _ in range(2 * ROUNDS):
+            for watched, found in times.items():
+                found += trained(module, data, steps, watched)
+        with_it, without = (median(times[watched]) for watched in (True, False))
+        print(f"a step, {name}: {1e3 * without:.3f} ms, {1e3 * with_it:.3f} ms where the first was watched", flush=True)
 
 
 if __name__ == "__main__":
-    for name, module, data, refresh in cases():
-        times = {proven: [] for proven in (True, False)}
-        timed(module, data, refresh, True)
-        for _ in range(ROUNDS):
-            for proven, found in times.items():
-                found.append(timed(module, data, refresh, proven))
-        with_it, without = (median(times[proven]) for proven in (True, False))
-        print(f"{name}: {without:.3f} s, {with_it:.3f} s proven: {100 * (with_it / without - 1):+.1f} %")
+    torch.manual_seed(0)
+    show_scans()
+    show_steps()

@@ -32,9 +32,7 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
         world.generators += own
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_all(seed)
         for generator in own:
             seed_generator(generator, seed)
         try:
@@ -46,6 +44,16 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
                 set_generator(generator, state)
             if world is not None:
                 del world.generators[len(world.generators) - len(own) :]
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, numpy and random."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # the other notes where it was called from, for every device there is not
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 class World:

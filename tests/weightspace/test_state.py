@@ -361,3 +361,51 @@ def test_hooks_of_parameters_come_along(kind):
         optimizer.step()
     assert torch.allclose(trained.state_dict()["layer.bias"], plain.layer.bias, rtol=1e-12)
     assert Probe(module).module.layer.bias.note == "mine"
+
+
+def test_a_state_renewed_is_that_of_now():
+    class Keeps(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.register_buffer("seen", torch.zeros(2))
+            self.notes, self.array, self.rng = [1], np.zeros(2), random.Random(0)
+
+    module = Keeps().eval()
+    before = ModuleState(module)
+    module.seen += 1
+    module.array += 1
+    module.rng.random()
+    drawn = module.rng.getstate()
+    now = before.renewed()
+    assert now is before  # every container holds what it held
+    module.seen += 1
+    module.array += 1
+    module.rng.random()
+    module.train()
+    now.restore()
+    assert module.seen.tolist() == [1, 1]
+    assert module.array.tolist() == [1, 1]
+    assert module.rng.getstate() == drawn
+    assert not module.training
+
+
+@pytest.mark.parametrize("change", ["attribute", "item", "tensor", "size"])
+def test_a_state_renewed_finds_what_is_new(change):
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(2))
+    module.notes = [1]
+    before = ModuleState(module)
+    if change == "attribute":
+        module.more = {"a": 1}
+    elif change == "item":
+        module.notes.append(2)
+    elif change == "tensor":
+        module.seen = torch.ones(2)
+    else:
+        module.seen.data = torch.ones(3)
+    expected = {"more": dict(getattr(module, "more", {})), "notes": list(module.notes), "seen": module.seen.tolist()}
+    now = before.renewed()
+    module.more, module.notes, module.seen = {"b": 2}, [], torch.zeros(5)
+    now.restore()
+    found = {"more": getattr(module, "more", {}), "notes": module.notes, "seen": module.seen.tolist()}
+    assert found == expected

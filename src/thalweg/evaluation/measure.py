@@ -20,10 +20,11 @@ from ..tasks import Task, are_labels
 from ..threads import few_threads
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on
-from ..weightspace.state import Contents, kept
+from ..weightspace.state import Contents, ModuleState, kept
 from ..weightspace.weights import Weights
 from .metrics import rows
 
+SHARE = 8  # one in so many batches is measured again
 WIDE = 8192  # examples at once on a card to begin with
 _never = count(-1, -1)
 Call = tuple[tuple[Any, ...], Any, list[Any], list[Tensor]]  # the tensors, so that no other takes the place of one
@@ -33,17 +34,23 @@ class Measurement:
     """The means of loss and metrics over a data set, for a network that is measured at one point after another.
 
     Each call gives `data_loss` and the task's metrics over all examples, however they are batched.
+
+    early: the sum of the loss over the first batches of the last call, and how many examples they were.
     """
+
+    early: tuple[Tensor, int]
 
     def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, mode: Mode, pool: Any = None):
         self.module, self.task, self.batches, self.device, self.mode, self.pool = module, task, batches, device, mode, pool
         self.totals: dict[str, Tensor] = {}
+        self.state: ModuleState | None = None
         self._batched(WIDE if device.type == "cuda" else 0)
 
-    def __call__(self) -> dict[str, float]:
+    def __call__(self, first: bool = False) -> dict[str, float]:
+        """first: stop after the first batches."""
         while True:
             try:
-                return self._measured()
+                return self._measured(first)
             except torch.OutOfMemoryError:
                 if self.used is self.batches:
                     raise
@@ -52,22 +59,27 @@ class Measurement:
     def _batched(self, width: int) -> None:
         self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
         self.passes, self.make = source(self.used, self.device)
+        self.some = max(1, len(self.used) // SHARE)
         self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool, self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
         self.sizes: dict[str, dict[str, int]] = {}
 
-    def _measured(self) -> dict[str, float]:
+    def _measured(self, first: bool) -> dict[str, float]:
         for total in self.totals.values():
             total.zero_()
         counts: dict[str, int] = {}
-        with torch.no_grad(), kept(self.module):  # such as the state that a recurrent network carries
-            for drawn in self.passes():
+        with torch.no_grad(), kept(self.module, self.state) as self.state:  # such as the state that a recurrent network carries
+            for number, drawn in enumerate(self.passes(), start=1):
                 self.seen: dict[str, int] = {}
                 with explained(self.module, drawn):
                     self.replay(drawn)
                 form = form_of(drawn) if self.replay.active else ""
                 self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
+                if number == self.some:
+                    self.early = self.totals["data_loss"].clone(), counts["data_loss"]
+                    if first:
+                        break
         if counts.get("data_loss") == 0:
             raise ThalwegError("nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors")
         means = {name: float(self.totals[name]) / size if size else nan for name, size in counts.items()}
@@ -80,13 +92,10 @@ class Measurement:
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)
-        with self.mode.casting(self.device), _recorded(self.module) as calls:
-            values, size = self.task.losses(self.module, batch)
+        (values, size), predictions = _losses_and_predictions(self.module, self.task, batch, self.device, self.mode)
         self._count("data_loss", values * size if values.ndim == 0 else values, size)
-        if self.task.predict is not None:
-            with self.mode.casting(self.device), _recalled(self.module, calls):
-                outputs, targets = self.task.predictions(self.module, batch)
-            for name, metric in self.task.measure(outputs, targets).items():
+        if predictions is not None:
+            for name, metric in self.task.measure(*predictions).items():
                 self._count(name, metric, metric.numel())
 
     def _count(self, name: str, values: Tensor, size: int) -> None:
@@ -113,9 +122,8 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> P
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
     def measured(batch: Any) -> Any:
-        with mode.casting(probe.device):
-            values, _ = task.losses(probe.module, batch)
-            return values, task.predictions(probe.module, batch)[0] if task.predict is not None else None
+        (values, _), predictions = _losses_and_predictions(probe.module, task, batch, probe.device, mode)
+        return values, predictions and predictions[0]
 
     return prove_on(probe, measured, batches)
 
@@ -181,6 +189,18 @@ def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Bat
     """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
     alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
     return batches.widened(width) if alike and hasattr(batches, "widened") else batches
+
+
+def _losses_and_predictions(
+    module: nn.Module, task: Task, batch: Any, device: torch.device, mode: Mode
+) -> tuple[tuple[Tensor, int], tuple[Tensor, Tensor] | None]:
+    """Both by one pass where they ask the network the same; without predictions for a task that makes none."""
+    with mode.casting(device), _recorded(module) as calls:
+        losses = task.losses(module, batch)
+    if task.predict is None:
+        return losses, None
+    with mode.casting(device), _recalled(module, calls):
+        return losses, task.predictions(module, batch)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..batches import Batches, count, not_finite
 from ..crew import Crew
@@ -38,6 +38,7 @@ from .question import Facts, asked, curve_question, measured_question, points_qu
 from .results import Scan, Values, array, plain
 
 Target = Curve | Plane | Sequence[Weights]
+Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
 NEW = "start a new run in another folder"
 BREATH = 2.0  # seconds that each of several processes measures before they tell each other
 
@@ -110,8 +111,7 @@ def scan(
         del at, probe, proof  # before there is another
         if last is not None:
             least = min(data, key=lambda name: len(data[name]))
-            again = Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode)
-            _look_again(again, last)
+            _look_again(Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode), *last)
         shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
         found = Scan(
             values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
@@ -198,9 +198,9 @@ def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew)
 
 
 class Measurer:
-    """Everything measured at one point; called with point after point, of which it keeps the last."""
+    """Everything measured at one point; called with point after point, of which it keeps the last, with its early losses."""
 
-    last: tuple[Weights, dict[str, dict[str, float]]] | None = None
+    last: tuple[Weights, Early] | None = None
 
     def __init__(
         self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float, mode: Mode
@@ -210,7 +210,7 @@ class Measurer:
         self.statistics = None if refresh is None else Statistics(probe, task.loss, refresh, mode, pool)
         self.measures = {name: Measurement(probe.module, task, b, probe.device, mode, pool) for name, b in data.items()}
 
-    def __call__(self, weights: Weights, recomputed: bool = True) -> dict[str, dict[str, float]]:
+    def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:
         self.probe.load(weights)
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
         self.probe.module.eval()
@@ -220,11 +220,11 @@ class Measurer:
         values = {}
         for name, measure in self.measures.items():
             with undisturbed(self.data[name]), seeded(0, self.data[name]):
-                found = measure()
+                found = measure(first)
             values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
         self.probe.check()
         self.probe.drop_caches()
-        self.last = (weights, values)
+        self.last = (weights, {name: measure.early for name, measure in self.measures.items()})
         return values
 
     def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:
@@ -235,17 +235,21 @@ class Measurer:
         return {name: {key: [end[name][key] for end in pair] for key in entry} for name, entry in pair[0].items()}
 
 
-def _look_again(at: Measurer, last: tuple[Weights, dict[str, dict[str, float]]]) -> None:
-    """Measure a point by itself, with a copy of the network that was nowhere else: another result is no result."""
-    weights, before = last
+def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
+    """Measure the first batches of a point by itself, with a copy of the network that was nowhere else: another result is no
+    result."""
     with during("measuring the last point again"), aside(at.probe.device):
-        [(name, alone)] = at(weights).items()
-    if not agree(at.probe, *(torch.tensor([values["data_loss"]]).double() for values in (alone, before[name]))):
-        raise ThalwegError(
-            f"the last point measured gave a loss of {before[name]['data_loss']:.6g} on '{name}' after the others and "
-            f"{alone['data_loss']:.6g} by itself: the network, the task or the data keep something from one pass to the next "
-            "(a cache, a counter, random numbers of their own); reset it in every pass"
-        )
+        at(weights, first=True)
+    for name, measure in at.measures.items():
+        (alone, size), (after, as_many) = measure.early, early[name]
+        if size != as_many:  # no longer does as much fit on the card at once
+            continue
+        if not agree(at.probe, alone.reshape(1), after.reshape(1)):
+            raise ThalwegError(
+                f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' after the "
+                f"others and {float(alone) / size:.6g} by itself: the network, the task or the data keep something from one pass "
+                "to the next (a cache, a counter, random numbers of their own); reset it in every pass"
+            )
 
 
 def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> None:

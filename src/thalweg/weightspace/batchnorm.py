@@ -20,7 +20,7 @@ from ..tasks import Task, split
 from .modules import STATISTICS, batch_norms
 from .probe import Probe
 from .proof import prove_on
-from .state import Contents, kept
+from .state import Contents, ModuleState, kept
 from .weights import Weights
 
 Forward = Callable[[nn.Module, Any], object]
@@ -76,6 +76,7 @@ class Statistics:
         self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.counts: dict[tuple[int, ...], Tensor] = {}
         self.strange = {k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")}
+        self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
         self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool, settle=self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
@@ -85,7 +86,7 @@ class Statistics:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # momentum 1 would still let a NaN of another point through
-        with kept(self.probe.module), self._listening(), torch.no_grad():
+        with kept(self.probe.module, self.state) as self.state, self._listening(), torch.no_grad():
             for drawn in self.passes():
                 try:
                     with explained(self.probe.module, drawn):

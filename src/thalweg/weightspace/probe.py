@@ -1,7 +1,7 @@
 """The probe: a private copy of the caller's module that can stand at any point of weight space."""
 
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cached_property
@@ -103,6 +103,10 @@ class Probe:
         self._forget()
         self._write(self.point, weights.vector)
         self.moved()
+        self._fill(given)
+
+    def _fill(self, given: Mapping[str, Tensor]) -> None:
+        """Write frozen parameters and buffers, of whatever kind of tensor."""
         with torch.no_grad():
             for name, value in given.items():
                 self._own[name].copy_(value)
@@ -118,9 +122,7 @@ class Probe:
         self._forget()
         torch._foreach_copy_(self.slots(self.point), [parameters[name].detach() for name in self.layout.names])
         self.moved()
-        with torch.no_grad():
-            for name, own in self._own.items():
-                own.copy_(theirs[name])
+        self._fill({name: theirs[name] for name in self._own})
 
     def drop_caches(self) -> None:
         """What this writes to weights and attributes, moving the probe undoes."""
@@ -142,9 +144,7 @@ class Probe:
             finally:
                 self.point.copy_(point)
                 self.moved()
-                with torch.no_grad():
-                    for name, value in frozen.items():
-                        self._own[name].copy_(value)
+                self._fill(frozen)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
         """The point where the probe stands, copied, with its buffers, and a note on how it was made."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ..batches import Batches, mapped, source, tensors_in
 from ..errors import ThalwegError
 from ..explaining import during, explained
-from ..randomness import seeded
+from ..randomness import seed_all, seeded
 from ..threads import few_threads
 from .layout import span
 from .modules import named_parameters
@@ -31,15 +31,16 @@ Result = TypeVar("Result")
 class Watch(TorchDispatchMode):
     """Looks at every tensor that takes part in a pass of the copy, and at every module that is called.
 
-    uses: how often each moving parameter took part in each operation. asked: the arguments of the first call of the whole
-        network.
+    uses: how often each moving parameter took part in each operation. asked, casting, answered: the arguments of the first call
+        of the whole network, in what precision it was made, and what came out.
+    seed: for all random numbers from that call on, so that it can be made again; without one its answer is not kept.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, probe: Probe):
+    def __init__(self, probe: Probe, seed: int | None = None):
         super().__init__()
-        self.probe = probe
+        self.probe, self.seed, self.depth = probe, seed, 0
         self.theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
         self.parts = {id(part): name for name, part in probe.original.named_modules()}
         buffers = dict(probe.module.named_buffers())
@@ -50,6 +51,7 @@ class Watch(TorchDispatchMode):
         self.uses: Counter[tuple[str, Any]] = Counter()
         self.seen: set[str] = set()
         self.asked: tuple[Any, Any] | None = None
+        self.answered: list[Tensor] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
@@ -78,8 +80,18 @@ class Watch(TorchDispatchMode):
             _refuse_original(self.parts[id(part)])
 
     def ask(self, network: nn.Module, args: Any, kwargs: Any) -> None:
+        self.depth += 1  # it may call itself
         if self.asked is None:
+            kind = self.probe.device.type
+            self.casting = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             self.asked = mapped(args, _twin), mapped(kwargs, _twin)
+            if self.seed is not None:
+                seed_all(self.seed)
+
+    def answer(self, network: nn.Module, args: Any, output: Any) -> None:
+        self.depth -= 1
+        if self.seed is not None and self.answered is None and not self.depth:
+            self.answered = _numbers(output)
 
     def check(self) -> None:
         """Raise, naming both, if a stale cache takes part instead of a parameter."""
@@ -96,11 +108,12 @@ class Watch(TorchDispatchMode):
 
 
 @contextmanager
-def _watching(probe: Probe) -> Iterator[Watch]:
-    watch = Watch(probe)
+def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
+    watch = Watch(probe, seed)
     hooks = [register_module_forward_pre_hook(watch.call)]
     if not isinstance(probe.module, torch.jit.ScriptModule):
         hooks.append(probe.module.register_forward_pre_hook(watch.ask, with_kwargs=True, prepend=True))
+        hooks.append(probe.module.register_forward_hook(watch.answer))
     try:
         with watch:
             yield watch
@@ -109,10 +122,10 @@ def _watching(probe: Probe) -> Iterator[Watch]:
             hook.remove()
 
 
-def watched(probe: Probe, work: Callable[[], Result]) -> tuple[Watch | None, Result]:
+def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -> tuple[Watch | None, Result]:
     """What `work` gives, while every tensor in it is looked at; without a watch where the network cannot run under one."""
     try:
-        with _watching(probe) as watch:
+        with _watching(probe, seed) as watch:
             return watch, work()
     except (ThalwegError, torch.OutOfMemoryError):
         raise
@@ -167,7 +180,7 @@ class Proof:
         self._stand()
         try:
             with torch.no_grad(), self._around():
-                watch, _ = watched(self.probe, lambda: self.forward(self._drawn()))
+                watch, _ = watched(self.probe, lambda: self.forward(self._drawn()), seed=0)
         except torch.OutOfMemoryError:
             return None
         self.probe.check()
@@ -204,10 +217,11 @@ def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> P
     """Raise unless `forward` of the first batch uses the copy's weights alone, as the caller's module would. The probe is
     anywhere afterwards."""
     passes, make = source(batches, probe.device)
-    with during("trying the first batch"), seeded(0, batches):
-        batch = make(next(iter(passes())))
-    proof = Proof(probe, forward, batch)
-    proof.check()
+    with during("trying the first batch"):
+        with seeded(0, batches):
+            batch = make(next(iter(passes())))
+        proof = Proof(probe, forward, batch)
+        proof.check()
     return proof
 
 
@@ -220,23 +234,23 @@ def prove_copy(probe: Probe, watch: Watch) -> None:
         proof = Proof(probe, lambda asked: probe.module(*asked[0], **asked[1]), watch.asked)
     except Exception:
         return
-    compare(probe, watch)
+    if proof.first is not None:
+        compare(probe, proof.first)
     proof.again()
 
 
 def compare(probe: Probe, watch: Watch) -> None:
-    """Raise unless copy and original answer alike at the original's weights; where one cannot be asked by itself, there is
-    nothing to compare. The original is left as it was."""
-    if watch.asked is None:
+    """Raise unless the original answers what the copy was asked under the watch as the copy did; where it cannot be asked by
+    itself, there is nothing to compare. The original is left as it was."""
+    if watch.asked is None or watch.answered is None:
         return
     probe.stand_at_original()
     try:
-        with few_threads(probe.device, probe.module, watch.asked):
+        with few_threads(probe.device, probe.module, watch.asked), watch.casting:
             theirs = _original_answer(probe, watch.asked)
-            ours = _answer(probe.module, watch.asked)
     except Exception:
         return
-    probe.check()
+    ours = watch.answered
     if len(ours) != len(theirs) or not all(agree(probe, a, b) for a, b in zip(ours, theirs, strict=True)):
         raise ThalwegError(
             "a copy of the network computes something else than the network itself at the same weights: it keeps something that "
@@ -250,7 +264,9 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
     places = [(parameter, parameter.data, dict(vars(parameter))) for parameter in module.parameters()]
     own, _ = named_parameters(probe.module)
     try:
-        return _answer(module, asked)
+        module.eval()
+        with torch.no_grad(), seeded(0):
+            return _numbers(module(*asked[0], **asked[1]))
     finally:
         drop_caches(module)
         state.restore()
@@ -265,12 +281,9 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
                     parameter.copy_(own[name])
 
 
-def _answer(module: nn.Module, asked: tuple[Any, Any]) -> list[Tensor]:
-    args, kwargs = (mapped(part, _twin) for part in asked)
-    with torch.no_grad(), seeded(0):
-        module.eval()
-        found = [tensor.detach() for tensor in tensors_in(module(*args, **kwargs))]
-    return [tensor for tensor in found if plain(tensor) and tensor.is_floating_point()]
+def _numbers(output: Any) -> list[Tensor]:
+    """Copies of the tensors with which an answer is compared."""
+    return [tensor.detach().clone() for tensor in tensors_in(output) if plain(tensor) and tensor.is_floating_point()]
 
 
 def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:

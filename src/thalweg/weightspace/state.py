@@ -18,7 +18,8 @@ LONG = 10_000  # items from which on a container is taken for data
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 BUILTIN = (dict, list, tuple, set, deque)
 OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
-BOOKKEEPING = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules", "training"}  # hooks, mostly
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+BOOKKEEPING = frozenset(vars(nn.Module()))  # hooks, mostly; registries and modes are looked at by themselves
 
 
 class Contents:
@@ -37,6 +38,17 @@ class Contents:
         for name, part in module.named_modules():
             self._note(name, part, DEPTH)
 
+    def _part(self, value: nn.Module) -> Iterator[tuple[str, Any]]:
+        """There may be hundreds, most of which keep nothing but parameters, buffers and parts."""
+        own = vars(value)
+        self.held.append((own, dict(own)))
+        for registry in map(own.get, REGISTRIES):
+            if isinstance(registry, dict):
+                self._seen.add(id(registry))
+                self.held.append((registry, dict(registry)))
+                yield from [(key, item) for key, item in registry.items() if id(item) not in self._seen]
+        yield from [(key, item) for key, item in own.items() if key not in BOOKKEEPING]
+
     def _note(self, path: str, value: Any, depth: int) -> None:
         if id(value) in self._seen or not depth or isinstance(value, OPAQUE):
             return
@@ -51,14 +63,12 @@ class Contents:
             depth = DEPTH if isinstance(value, nn.Module) else depth - 1
             for key, item in self._inside(value):
                 if type(item) not in PLAIN:
-                    self._note(f"{path}.{key}" if path and key else path or key, item, depth)
+                    self._note(f"{path}.{key}" if path else key, item, depth)
 
     def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
         """What a container or an object holds, by name, after it was noted as it is."""
         if isinstance(value, nn.Module):
-            own = vars(value)
-            self.held.append((own, dict(own)))
-            yield from ((_shown(key), item) for key, item in [*own.items()] if key not in BOOKKEEPING)
+            yield from self._part(value)
         elif isinstance(value, dict | list | deque | tuple) and len(value) <= LONG:
             if not isinstance(value, tuple):
                 self.held.append((value, dict(value) if isinstance(value, dict) else list(value)))
@@ -85,16 +95,30 @@ class ModuleState:
     them back. What parameters hold is left to whoever moves them."""
 
     def __init__(self, module: nn.Module):
-        self.contents = Contents(module)
+        self.module, self.contents = module, Contents(module)
         self.modes = [(part, part.training) for part in module.modules()]  # of scripted parts they are no attribute
         self.fixed = [tensor for tensor in self.contents.tensors.values() if plain(tensor)]
         self.values = [tensor.detach().clone() for tensor in self.fixed]
         self.numbers = [array.copy() for array in self.contents.arrays]
         self.randomness = [_where(generator) for generator in self.contents.generators]
 
+    def renewed(self) -> "ModuleState":
+        """The state now, found faster where everything holds the very things that it held before."""
+        pairs = zip(self.fixed, self.values, strict=True)
+        resized = any(tensor.shape != value.shape or tensor.dtype != value.dtype for tensor, value in pairs)
+        if resized or not all(_unchanged(container, before) for container, before in self.contents.held):
+            return ModuleState(self.module)
+        self.modes = [(part, part.training) for part, _ in self.modes]
+        if self.fixed:
+            torch._foreach_copy_(self.values, [tensor.detach() for tensor in self.fixed])
+        self.numbers = [array.copy() for array in self.contents.arrays]
+        self.randomness = [_where(generator) for generator in self.contents.generators]
+        return self
+
     def restore(self) -> None:
         for container, before in self.contents.held:
-            _put_back(container, before)
+            if not _unchanged(container, before):
+                _put_back(container, before)
         for part, training in self.modes:
             if part.training != training:
                 part.training = training
@@ -111,18 +135,16 @@ class ModuleState:
 
 
 @contextmanager
-def kept(module: nn.Module) -> Iterator[None]:
-    """Whatever happens inside to what the module keeps besides the values of its parameters is undone."""
-    state = ModuleState(module)
+def kept(module: nn.Module, state: ModuleState | None = None) -> Iterator[ModuleState]:
+    """Whatever happens inside to what the module keeps besides the values of its parameters is undone.
+
+    state: of the same module, when it was kept before.
+    """
+    state = ModuleState(module) if state is None else state.renewed()
     try:
-        yield
+        yield state
     finally:
         state.restore()
-
-
-def _shown(key: str) -> str:
-    """Buffers go by the name of their part alone."""
-    return "" if key in ("_parameters", "_buffers", "_modules") else key
 
 
 def _slots(value: Any) -> dict[str, Any]:
@@ -132,19 +154,24 @@ def _slots(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
-def _put_back(container: Any, before: Any) -> None:
+def _unchanged(container: Any, before: Any) -> bool:
     if isinstance(container, dict):
-        if len(container) != len(before) or not all(map(is_, container.values(), before.values())) or [*container] != [*before]:
-            container.clear()
-            container.update(before)
+        same = len(container) == len(before) and all(map(is_, container.values(), before.values()))
+        return same and [*container] == [*before]
+    if isinstance(container, list | deque):
+        return len(container) == len(before) and all(map(is_, container, before))
+    if isinstance(container, set):
+        return container == before
+    return all(getattr(container, name, None) is item for name, item in before.items())
+
+
+def _put_back(container: Any, before: Any) -> None:
+    if isinstance(container, dict | set):
+        container.clear()
+        container.update(before)
     elif isinstance(container, list | deque):
-        if len(container) != len(before) or not all(map(is_, container, before)):
-            container.clear()
-            container.extend(before)
-    elif isinstance(container, set):
-        if container != before:
-            container.clear()
-            container.update(before)
+        container.clear()
+        container.extend(before)
     else:
         for name, item in before.items():
             if getattr(container, name, None) is not item:
