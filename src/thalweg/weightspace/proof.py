@@ -32,7 +32,8 @@ class Watch(TorchDispatchMode):
     """Looks at every tensor that takes part in a pass of the copy, and at every module that is called.
 
     uses: how often each moving parameter took part in each operation. asked, casting, answered: the arguments of the first call
-        of the whole network, in what precision it was made, and what came out.
+        of the whole network, in what precision it was made, and what came out. strange: whether anything else took part that
+        a gradient could flow into.
     seed: for all random numbers from that call on, so that it can be made again; without one its answer is not kept.
     """
 
@@ -48,6 +49,7 @@ class Watch(TorchDispatchMode):
         self.plain = _by_storage([(path, tensor) for path, tensor in kept if not tensor.requires_grad])
         self.spans = sorted((*span(p), name) for name, p in probe.moving.items() if p.numel())
         self.starts = [start for start, _, _ in self.spans]
+        self.strange = False
         self.uses: Counter[tuple[str, Any]] = Counter()
         self.seen: set[str] = set()
         self.asked: tuple[Any, Any] | None = None
@@ -66,6 +68,7 @@ class Watch(TorchDispatchMode):
     def _note(self, tensor: Tensor, function: Any) -> None:
         storage = _storage(tensor)
         if storage is None:
+            self.strange = self.strange or tensor.requires_grad
             return
         if storage in self.theirs:
             _refuse_original(self.theirs[storage])
@@ -74,6 +77,8 @@ class Watch(TorchDispatchMode):
         k = bisect_right(self.starts, tensor.data_ptr()) - 1
         if k >= 0 and tensor.data_ptr() < self.spans[k][1]:
             self.uses[self.spans[k][2], function] += 1
+        else:
+            self.strange = self.strange or tensor.requires_grad
 
     def call(self, part: nn.Module, args: Any) -> None:
         if id(part) in self.parts:
@@ -153,15 +158,20 @@ class Proof:
                 "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
                 "or a task that does not use the network"
             )
+        if self.first is None or self.first.strange:
+            self._check_leaves()
+        if self.first is not None:
+            self.first.check()
+            compare(self.probe, self.first)
+
+    def _check_leaves(self) -> None:
+        """With gradients, since a teacher that takes part without them may be anything."""
+        self._stand()
         try:
-            self._stand()
             with torch.enable_grad(), self._around():
                 check_leaves(self.probe, self.forward(self._drawn()))
         except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
             return
-        if self.first is not None:
-            self.first.check()
-            compare(self.probe, self.first)
 
     def again(self) -> None:
         """Raise, naming it, if a parameter takes part less often than before."""
