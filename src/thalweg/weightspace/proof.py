@@ -175,7 +175,8 @@ class Proof:
 
     def again(self) -> None:
         """Raise, naming it, if a parameter takes part less often than before."""
-        last = self._watched()
+        with during("trying the first batch again"):
+            last = self._watched()
         self.probe.drop_caches()
         if self.first is None or last is None:
             return
