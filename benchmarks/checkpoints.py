@@ -14,10 +14,14 @@ import time
 import torch
 
 import thalweg as tw
+from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.live import Accelerated
 from thalweg.store.runs import Run
-from thalweg.training.engine import Engine, make_optimizer
+from thalweg.training.checkpoint import Course
+from thalweg.training.loop import Observer
 from thalweg.training.motion import Network
-from thalweg.training.saver import Observer, Saver
+from thalweg.training.optimizers import make_optimizer
+from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
 
@@ -26,16 +30,17 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=9, help="how often to save")
     saves = parser.parse_args().saves
     motion = Network(Probe(tw.models.vgg16()))
-    engine = Engine(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
+    plain = Step(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4)
+    step = Accelerated(plain, Context(), Mode())
     batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     times = []
     with tempfile.TemporaryDirectory() as folder:
-        saver = Saver(Run(folder), engine, Observer(), [batch], lambda: iter([batch]))
-        for _ in saver.rest_of_epoch():
-            saver.count(engine.step(batch, 1e-3))
+        course = Course(Run(folder), plain, Observer(), [batch], lambda: iter([batch]), Context(), step.optimizer)
+        for _ in course.rest_of_epoch():
+            course.count(step(batch, 1e-3))
         for _ in range(saves):
             start = time.perf_counter()
-            saver._save()
+            course.save()
             times.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in Run(folder).folder.rglob("*"))
     seconds = statistics.median(times)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from thalweg import bench
 from thalweg.inputs import load_inputs
-from thalweg.modes import Mode
-from thalweg.replay import aside
+from thalweg.runtime.compute import Mode
+from thalweg.runtime.cuda_graphs import aside
 from thalweg.weightspace.weights import Weights
 
 

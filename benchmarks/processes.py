@@ -19,17 +19,17 @@ import thalweg as tw
 
 def scan_once() -> None:
     torch.set_num_threads(1)
-    with tw.crew.join() as crew:
+    with tw.distributed() as processes:
         task = tw.classification()
         batches = [(torch.rand(32, 3, 32, 32), torch.randint(10, (32,))) for _ in range(4)]
         a, b = (tw.Weights.of(tw.models.preresnet(20)) for _ in range(2))
-        a, b = crew.first_does(lambda: (a, b))
-        batches = crew.first_does(lambda: batches)
+        a, b = processes.once(lambda: (a, b))
+        batches = processes.once(lambda: batches)
         settings = {"points": 24, "refresh": batches, "progress": False}
         tw.scan(tw.models.preresnet(20), tw.Segment(a, b), task, {"test": batches}, **{**settings, "points": 2})
         began = time.perf_counter()
         tw.scan(tw.models.preresnet(20), tw.Segment(a, b), task, {"test": batches}, **settings)
-        if crew.first:
+        if processes.first:
             print(time.perf_counter() - began)
 
 

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.training.connect import Bends
-from thalweg.training.engine import Engine, make_optimizer
-from thalweg.training.motion import Motion, Network
+from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.live import Accelerated
+from thalweg.training.motion import Motion, Network, UniformBends
+from thalweg.training.optimizers import make_optimizer
+from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
 BATCH, WORDS, LENGTH = 128, 1000, 35
@@ -65,9 +67,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], tw.Task
 }
 
 
-def engine(motion: Motion, task: tw.Task) -> Engine:
+def step(motion: Motion, task: tw.Task) -> Accelerated:
     motion.probe.module.train()
-    return Engine(motion, task, make_optimizer(motion.vectors, 0.9, None), 5e-4, None)
+    plain = Step(motion, task, make_optimizer(motion.vectors, 0.9, None), 5e-4)
+    return Accelerated(plain, Context(), Mode())
 
 
 def timed(step: Callable[[], object]) -> float:
@@ -82,12 +85,12 @@ def compare(
     """Median seconds of a plain and of a curve step, and the ratio of each pair."""
     module = make()
     curve = tw.Bezier(tw.Weights.of(module), tw.Weights.of(make()))
-    plain, bent = engine(Network(Probe(module)), task), engine(Bends(Probe(module, curve.start), curve), task)
+    plain, bent = step(Network(Probe(module)), task), step(UniformBends(Probe(module, curve.start), curve), task)
     batch = draw()
     times = []
     for pair in range(pairs + 2):
         steps = [("plain", plain), ("curve", bent)]
-        found = {name: timed(lambda e=e: e.step(batch, 1e-3)) for name, e in (steps if pair % 2 else steps[::-1])}
+        found = {name: timed(lambda own=own: own(batch, 1e-3)) for name, own in (steps if pair % 2 else steps[::-1])}
         times.append((found["plain"], found["curve"]))
     times = times[2:]
     return (*(statistics.median(column) for column in zip(*times, strict=True)), [b / a for a, b in times])

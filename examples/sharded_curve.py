@@ -94,16 +94,16 @@ def train_sharded(curve, draws):
 
 def train_whole(curve):
     """The same by thalweg, and the t it draws."""
-    from thalweg.training.connect import Bends
+    from thalweg.training.motion import UniformBends
 
-    draws, before = [], Bends.draw
+    draws, before = [], UniformBends.draw
 
     def noted(self):
         numbers = before(self)
         draws.append(self.t)
         return numbers
 
-    Bends.draw = noted
+    UniformBends.draw = noted
     began = time.perf_counter()
     settings = {"epochs": STEPS // 10, "schedule": lambda i: LR, "weight_decay": DECAY, "seed": SEED, "progress": False}
     found = tw.connect(make(0), curve, tw.classification(), batches(), same_t=True, **settings)
@@ -113,13 +113,13 @@ def train_whole(curve):
 def main():
     torch.set_num_threads(1)
     a, b = (tw.Weights.of(make(seed)) for seed in (1, 2))
-    with tw.crew.join() as crew:
+    with tw.distributed() as processes:
         found, draws, whole_time = train_whole(tw.Bezier(a, b))
         sharded, time_of_step = train_sharded(tw.Bezier(a, b), draws)
         off = float((sharded.whole() - found.bends[0].vector).norm() / found.bends[0].vector.norm())
         own = sum(shard.numel() for shards in (sharded.start, sharded.bend, sharded.end, sharded.momenta) for shard in shards)
-        if crew.first:
-            print(f"{crew.size} processes, {STEPS} steps: the bend is off by {off:.1e} from that of connect")
+        if processes.first:
+            print(f"{processes.size} processes, {STEPS} steps: the bend is off by {off:.1e} from that of connect")
             print(f"numbers kept per process for the curve: {own:,}, {own / (4 * a.vector.numel()):.2f} of four whole vectors")
             print(f"a step takes {1e3 * time_of_step:.1f} ms in shards, {1e3 * whole_time:.1f} ms with whole networks")
 

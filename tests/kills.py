@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import safetensors.torch
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader
 
 import thalweg as tw
 from thalweg import cli, demo
-from thalweg.store import files, runs
+from thalweg.store import runs
 
 EPOCHS = ["--checkpoint-every", "0m", "--quiet"]
 RARE = ["--cycle", "1", "--checkpoint-every", "2", "--quiet"]
@@ -125,7 +126,7 @@ class Aimed:
         self.wrap(os, "fsync", half=cut_short)
         self.wrap(Path, "unlink")
         self.wrap(Path, "write_text", half=half_a_text)
-        self.wrap(files, "save_file", half=half_a_file)
+        self.wrap(safetensors.torch, "save_file", half=half_a_file)
 
 
 def cut_short(real, descriptor):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import thalweg as tw
-from thalweg.evaluation.ensemble import Report
+from thalweg.results import Report
 from thalweg.store import files
 
 CORNERS = [(0.0, 0.0), (10.0, 0.0), (4.0, 6.0)]

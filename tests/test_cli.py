@@ -474,7 +474,7 @@ def test_kept_epochs_start_a_walk_with_their_momentum(here):
        "--start", str(kept), "--out", "warm")  # fmt: skip
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     warm = tw.Ensemble.load("warm/members", module).members
-    from thalweg.weightspace.weights import Checkpoint
+    from thalweg.weightspace.checkpoint import Checkpoint
 
     assert Checkpoint.load(kept).optimizer["momentum_buffer"].abs().sum() > 0
     assert len(warm) == 2

@@ -1,20 +1,48 @@
-"""The demo as a user runs it: a barrier on the straight line, none on the trained curves."""
+"""The demo as a user runs it, from a wheel in an environment of its own: a barrier on the straight line, none on the curves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 import thalweg as tw
+from thalweg import demo as demo_module
 from thalweg.cli import app
 from thalweg.reporting.contents import content
 from thalweg.reporting.folders import find
 
+ROOT = Path(__file__).parents[1]
+
+
+def command(*words):
+    """What a command prints; without what would lead it to the sources instead of the wheel."""
+    plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run([*map(str, words)], env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def installed(tmp_path_factory):
+    """The command `thalweg` of a wheel that was built and installed into an empty environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT)
+    [wheel] = folder.glob("thalweg-*.whl")
+    command(sys.executable, "-m", "venv", folder / "venv")
+    binaries = folder / "venv" / "bin"
+    quietly = ("--quiet", "--disable-pip-version-check", "--constraint", ROOT / "constraints.txt")
+    command(binaries / "pip", "install", *quietly, wheel)
+    return binaries / "thalweg"
+
+
+@pytest.fixture(scope="module")
+def demo(installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "out"
-    result = CliRunner().invoke(app, ["demo", "--out", str(folder)])
-    assert result.exit_code == 0, result.output
-    return folder, result.output
+    return folder, command(installed, "demo", "--out", folder)
 
 
 def test_the_segment_has_a_barrier_and_the_curves_have_none(demo):
@@ -59,7 +87,34 @@ def test_its_page_has_every_part(demo):
     assert (report["data"], len(report["members"]), comparison["budget"]) == ("test", 3, 40)
 
 
-def test_it_may_run_again_but_not_over_something_else(demo, tmp_path):
+@pytest.fixture
+def small(monkeypatch):
+    """All lines of the demo on a few images, in a second or two."""
+    digits = tw.data.digits
+
+    def coarse(module, target, *rest, points=None, **settings):
+        where = {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        return tw.scan(module, target, *rest, **where, **settings)
+
+    few = SimpleNamespace(**{**vars(tw.data), "digits": lambda: tuple((x[:60], y[:60]) for x, y in digits())})
+    names = {name: getattr(tw, name) for name in tw.__all__}
+    monkeypatch.setattr(demo_module, "tw", SimpleNamespace(**{**names, "scan": coarse, "data": few}))
+    monkeypatch.setattr(demo_module, "BUDGET", 16)
+    for settings in (demo_module.FIT, demo_module.CONNECT):
+        monkeypatch.setitem(settings, "epochs", 1)
+
+
+def test_it_runs_again_over_an_earlier_demo(small, tmp_path):
+    outputs = []
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--quiet"])
+        assert result.exit_code == 0, result.output
+        outputs.append((tw.Scan.load(tmp_path / "out" / "bezier.json").table(), sorted(os.listdir(tmp_path / "out"))))
+        (tmp_path / "out" / "bezier.json").write_text("spoilt")
+    assert outputs[0] == outputs[1]
+
+
+def test_it_does_not_write_over_anything_else(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 2

@@ -162,7 +162,7 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
 
 
 def test_two_processes_on_one_card_do_what_one_does(tmp_path):
-    worker = str(Path(__file__).parent / "crew_worker.py")
+    worker = str(Path(__file__).parent / "rank_worker.py")
     for start in ([sys.executable], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
         done = subprocess.run([*start, worker, "card", str(tmp_path)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]

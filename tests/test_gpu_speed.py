@@ -10,11 +10,13 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.modes import Mode
-from thalweg.replay import _Form, aside
-from thalweg.training.connect import ArclengthBends, Bends
-from thalweg.training.engine import Engine, make_optimizer
-from thalweg.training.motion import Network
+from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.cuda_graphs import _Form, aside
+from thalweg.runtime.live import Accelerated
+from thalweg.training.arclength import ArclengthBends
+from thalweg.training.motion import Network, UniformBends
+from thalweg.training.optimizers import make_optimizer
+from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
@@ -71,7 +73,12 @@ def motion(kind, name, mode):
     if kind == "plain":
         return Network(Probe(module, None, mode))
     a, b = (tw.Weights.of(network(name, seed=seed)).bare() for seed in (0, 1))
-    return (Bends if kind == "curve" else ArclengthBends)(Probe(module, a, mode), tw.Bezier(a, b), 3)
+    return (UniformBends if kind == "curve" else ArclengthBends)(Probe(module, a, mode), tw.Bezier(a, b), 3)
+
+
+def accelerated(moving, mode, decay, make=lambda drawn: drawn):
+    optimizer = make_optimizer(moving.vectors, 0.9, None)
+    return Accelerated(Step(moving, tw.classification(), optimizer, decay, None, make), Context(), mode)
 
 
 def gradient(kind, name, mode):
@@ -79,18 +86,19 @@ def gradient(kind, name, mode):
     one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any precision."""
     moving = motion(kind, name, mode)
     moving.probe.module.train()
-    engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 5e-4, None, mode)
+    step = accelerated(moving, mode, 5e-4)
     batches = [(x.cuda(), torch.ones_like(y).cuda()) for x, y in patterns(5)]
     with aside(CUDA):
         for k, batch in enumerate(batches):
             if k == 4:
-                for state in engine.optimizer.state.values():
+                for state in step.plain.optimizer.state.values():
                     state["momentum_buffer"].zero_()
-            engine.step(batch, 0.0)
-    assert engine.replay.active == mode.graph
-    assert not mode.graph or all(form.graph is not None for form in engine.replay.forms.values())
-    assert (engine.compiled is not None) == mode.compile
-    memory = [moving.probe.canonical(engine.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
+            step(batch, 0.0)
+    assert (step.captured is not None) == mode.graph
+    assert not mode.graph or step.captured.replay.active
+    assert not mode.graph or all(form.graph is not None for form in step.captured.replay.forms.values())
+    assert (step.compiled is not None and step.compiled.function is not None) == mode.compile
+    memory = [moving.probe.canonical(step.plain.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
     return torch.stack(memory)
 
 
@@ -121,10 +129,10 @@ def test_training_goes_the_same_way(name, strength, lr, way):
     for mode in (EAGER, MODES[way]):
         trace, moving = [], Network(Probe(network(name), None, mode))
         moving.probe.module.train()
-        engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 5e-4, None, mode)
+        step = accelerated(moving, mode, 5e-4)
         with aside(CUDA):
-            for step in range(200):
-                trace.append(engine.step(tuple(t.cuda() for t in batches[step % 25]), lr))
+            for k in range(200):
+                trace.append(step(tuple(t.cuda() for t in batches[k % 25]), lr))
         found.append(float(torch.stack(trace[150:]).mean()))
     assert 0.1 < found[0] < 2.2  # of 2.3 at the start
     print(f"{name} {way}: mean loss of steps 150 to 200: {found[0]:.4f} and {found[1]:.4f}")
@@ -137,11 +145,11 @@ def test_dropout_draws_a_new_mask_in_every_replay(compiled):
     module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10)).cuda()
     moving = Network(Probe(module, None, mode))
     moving.probe.module.train()
-    engine = Engine(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 0.0, None, mode)
+    step = accelerated(moving, mode, 0.0)
     batch = torch.randn(32, 64, device="cuda"), torch.randint(10, (32,), device="cuda")
     with aside(CUDA):
-        losses = [float(engine.step(batch, 0.0)) for _ in range(12)]
-    assert engine.replay.active
+        losses = [float(step(batch, 0.0)) for _ in range(12)]
+    assert step.captured.replay.active
     assert len(set(losses[3:])) == 9
 
 
@@ -154,17 +162,16 @@ def test_nothing_waits_for_the_card_in_the_steady_state():
         motion("arclength", "preresnet", mode),
     ):
         moving.probe.module.train()
-        optimizer = make_optimizer(moving.vectors, 0.9, None)
-        engine = Engine(moving, tw.classification(), optimizer, 5e-4, None, mode, 0, train.make)
+        step = accelerated(moving, mode, 5e-4, train.make)
         with aside(CUDA):
             for drawn in train.draws():
-                engine.step(drawn, 0.01)
+                step(drawn, 0.01)
             torch.cuda.set_sync_debug_mode("error")
             try:
-                losses = [engine.step(drawn, 0.01) for drawn in train.draws()]
+                losses = [step(drawn, 0.01) for drawn in train.draws()]
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        assert engine.replay.active
+        assert step.captured.replay.active
         assert torch.stack(losses).isfinite().all()
 
 
@@ -227,7 +234,7 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
         raise RuntimeError("no such compiler\nand more")
 
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr("thalweg.training.engine._compiled", lambda: torch.compile())
+    monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: torch.compile())
     animal = ZOO["mlp"]
     with pytest.warns(tw.Slower, match="not compiled: RuntimeError: no such compiler"):
         tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, mode=Mode(compile=True))

@@ -8,26 +8,11 @@ from pathlib import Path
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
-BASE = {
-    "errors",
-    "text",
-    "progress",
-    "hidden",
-    "randomness",
-    "batches",
-    "tasks",
-    "modes",
-    "replay",
-    "turns",
-    "crew",
-    "store",
-    "explaining",
-    "threads",
-    "values",
-}
+BASE = {"errors", "text", "hidden", "batches", "tasks", "store", "explaining", "values", "runtime"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
-    "data": {"errors", "progress", "data"},
+    "runtime": BASE | {"weightspace", "training", "evaluation"},
+    "data": {"errors", "runtime", "data"},
     "models": {"models"},
     "weightspace": BASE | {"weightspace"},
     "training": BASE | {"weightspace", "evaluation", "training"},

@@ -12,10 +12,11 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg import replay
 from thalweg.batches import source
 from thalweg.errors import Stopped
-from thalweg.training import engine
+from thalweg.runtime import compiled as compiled_step
+from thalweg.runtime import cuda_graphs
+from thalweg.training.step import mean_loss
 from thalweg.weightspace.batchnorm import counted_at_once
 from thalweg.weightspace.probe import Probe
 
@@ -62,9 +63,9 @@ def test_compiled_steps_give_the_same_result(name, monkeypatch):
 
     def compiled():
         called.append(1)
-        return torch.compile(engine._mean_loss, backend="eager", dynamic=False)
+        return torch.compile(mean_loss, backend="eager", dynamic=False)
 
-    monkeypatch.setattr(engine, "_compiled", compiled)
+    monkeypatch.setattr(compiled_step, "_compiled", compiled)
     animal, (a, b) = ZOO[name], ZOO[name].ends()
     for mode in (tw.Mode(compile=True), tw.Mode()):
         trained = tw.fit(animal.module(1), animal.task, animal.batches(), mode=mode, **SETTINGS)
@@ -81,7 +82,7 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
     def broken():
         raise RuntimeError("no such compiler\nand much more")
 
-    monkeypatch.setattr(engine, "_compiled", broken)
+    monkeypatch.setattr(compiled_step, "_compiled", broken)
     animal = ZOO["mlp"]
     with pytest.warns(tw.Slower, match="the network is not compiled: RuntimeError: no such compiler$") as heard:
         found = tw.fit(animal.module(1), animal.task, animal.batches(), mode=tw.Mode(compile=True), **SETTINGS)
@@ -160,7 +161,7 @@ def test_nothing_remains_of_trying_to_compile(works, monkeypatch):
 
     def compiled():
         def run(*args):
-            loss = engine._mean_loss(*args)
+            loss = mean_loss(*args)
             random.random()
             if not works and len(called) == 0:
                 called.append(1)
@@ -170,7 +171,7 @@ def test_nothing_remains_of_trying_to_compile(works, monkeypatch):
         return run
 
     called: list[int] = []
-    monkeypatch.setattr(engine, "_compiled", compiled)
+    monkeypatch.setattr(compiled_step, "_compiled", compiled)
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     batches = ZOO["mlp"].batches()
     plain = tw.fit(module, tw.classification(), batches, **SETTINGS)
@@ -263,9 +264,9 @@ class Restless(nn.Module):
 @pytest.mark.parametrize("what", ["count", "last", "shape", "seen", "random", "torch", "draws", "numbers", "cell", "nothing"])
 def test_what_a_recording_would_freeze_is_seen(what):
     module = nn.Sequential(Restless())
-    before = replay._host_state(module)
+    before = cuda_graphs._host_state(module)
     module(what)
-    found = replay._difference(before, replay._host_state(module))
+    found = cuda_graphs._difference(before, cuda_graphs._host_state(module))
     if what == "nothing":
         assert found is None
     else:
@@ -285,9 +286,9 @@ def test_functions_and_optimizers_are_watched_too():
         return counted["calls"] + anneal.weight
 
     def changed(change):
-        before = replay._host_state(module, (optimizer, loss))
+        before = cuda_graphs._host_state(module, (optimizer, loss))
         change()
-        return replay._difference(before, replay._host_state(module, (optimizer, loss)))
+        return cuda_graphs._difference(before, cuda_graphs._host_state(module, (optimizer, loss)))
 
     assert changed(lambda: None) is None
     assert "of loss: anneal.weight" in changed(lambda: setattr(anneal, "weight", 0.5))
@@ -298,7 +299,7 @@ def test_functions_and_optimizers_are_watched_too():
 def test_one_recording_serves_batches_of_one_form():
     x = torch.zeros(4, 3)
     forms = [x, x + 1, x[:2], x.double(), (x,), [x], {"a": x}, {"b": x}, x.T.contiguous().T, (x, "label"), (x, "other")]
-    keys = [replay.form_of(batch) for batch in forms]
+    keys = [cuda_graphs.form_of(batch) for batch in forms]
     assert keys[0] == keys[1]
     assert len(set(keys)) == len(forms) - 1
 
@@ -306,5 +307,5 @@ def test_one_recording_serves_batches_of_one_form():
 def test_without_a_card_work_is_simply_called():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        work = replay.Replay(lambda batch: batch + 1, nn.Identity(), torch.device("cpu"), wanted=False)
+        work = cuda_graphs.Replay(lambda batch: batch + 1, nn.Identity(), torch.device("cpu"), wanted=False)
         assert [work(k) for k in range(4)] == [1, 2, 3, 4]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg import progress
-from thalweg.progress import Progress
+from thalweg.runtime import progress
+from thalweg.runtime.progress import Progress
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 from thalweg.hidden import moved
-from thalweg.randomness import capture, seeded, undisturbed
+from thalweg.runtime.rng import capture, seeded, undisturbed
 
 
 def draw():

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg import threads
 from thalweg.data import DeviceBatches
+from thalweg.runtime import threads
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
+from thalweg.runtime.interleave import STRIDE, at_once
 from thalweg.store.runs import LOG, Run
-from thalweg.turns import STRIDE, at_once
 
 METHOD = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 

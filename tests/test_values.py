@@ -8,7 +8,7 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.values import number, several, whole
+from thalweg.errors import number, several, whole
 
 ANIMAL = ZOO["mlp"]
 WHOLE = [np.int64, np.int32, np.uint8, np.array, torch.tensor]

@@ -14,14 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import crew, data, models
+    from . import data, models
     from .errors import Diverged, ThalwegError
-    from .evaluation.curve_ensemble import CurveEnsemble, curve_ensemble
-    from .evaluation.ensemble import Ensemble, Report
-    from .evaluation.results import Comparison, Scan, Trace
+    from .evaluation.curve_ensemble import curve_ensemble
+    from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
-    from .modes import Mode, Slower
     from .reporting import figures
+    from .results import Comparison, CurveEnsemble, Report, Scan, Trace
+    from .runtime.compute import Mode, Slower
+    from .runtime.distributed import distributed
+    from .runtime.interleave import together
     from .tasks import Task, classification, language_modelling, regression
     from .training.compare import Ind, compare
     from .training.connect import connect
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from .training.methods import FGE, SWA, Iterations, Snapshot
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
-    from .turns import together
     from .weightspace.batchnorm import refresh
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.planes import Plane
@@ -39,12 +40,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
-    "evaluation.curve_ensemble": ("CurveEnsemble", "curve_ensemble"),
-    "evaluation.ensemble": ("Ensemble", "Report"),
-    "evaluation.results": ("Comparison", "Scan", "Trace"),
+    "evaluation.curve_ensemble": ("curve_ensemble",),
+    "evaluation.ensemble": ("Ensemble",),
+    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace"),
     "evaluation.scan": ("scan",),
-    "modes": ("Mode", "Slower"),
-    "turns": ("together",),
+    "runtime.compute": ("Mode", "Slower"),
+    "runtime.distributed": ("distributed",),
+    "runtime.interleave": ("together",),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
     "training.compare": ("Ind", "compare"),
     "training.connect": ("connect",),
@@ -57,14 +59,14 @@ _HOMES = {
     "weightspace.planes": ("Plane",),
     "weightspace.weights": ("Weights", "average"),
 }
-_MODULES = {"crew": "crew", "data": "data", "figures": "reporting.figures", "models": "models"}
+_MODULES = {"data": "data", "figures": "reporting.figures", "models": "models"}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bezier", "Collector", "Comparison", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE", "Ind", "Iterations", "Mode",
     "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "Slower", "Snapshot", "Task", "ThalwegError", "Trace",
-    "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "crew", "curve_ensemble", "data", "figures",
-    "fit", "language_modelling", "models", "refresh", "regression", "scan", "together", "walk",
+    "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed",
+    "figures", "fit", "language_modelling", "models", "refresh", "regression", "scan", "together", "walk",
 ]  # fmt: skip
 
 

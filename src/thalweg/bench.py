@@ -19,20 +19,21 @@ from .batches import count, source
 from .data import DeviceBatches
 from .evaluation.scan import Measurer
 from .inputs import Inputs
-from .modes import LONG, Mode
-from .replay import Replay, aside
+from .runtime.compute import LONG, Call, Context, Mode, present
+from .runtime.cuda_graphs import Replay, aside
+from .runtime.interleave import together
+from .runtime.live import Accelerated
 from .store.runs import Run, versions
 from .tasks import Task, classification
-from .training.connect import Bends
-from .training.engine import Engine, make_optimizer
-from .training.loop import Settings, train
+from .training.checkpoint import state_of
+from .training.loop import Observer, Settings, train
 from .training.methods import Plan
-from .training.motion import Motion, Network
-from .training.saver import Observer
+from .training.motion import Motion, Network, UniformBends
+from .training.optimizers import make_optimizer
+from .training.step import Step
 from .training.walk import WalkObserver
-from .turns import together, turn
 from .weightspace.curves import Bezier
-from .weightspace.modules import batch_norms
+from .weightspace.layout import batch_norms
 from .weightspace.probe import Probe
 from .weightspace.weights import Weights
 
@@ -104,24 +105,24 @@ class Bench:
         times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
         return {name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()}
 
-    def engine(self, motion: Motion) -> Engine:
+    def step(self, motion: Motion) -> Accelerated:
         motion.probe.module.train()
-        optimizer = make_optimizer(motion.vectors, MOMENTUM, None)
-        return Engine(motion, self.inputs.task, optimizer, DECAY, None, self.mode)
+        step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM, None), DECAY)
+        return Accelerated(step, Context(), self.mode)
 
     def plain(self) -> Callable[[], object]:
-        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
-        return lambda: engine.step(self.batch, RATE)
+        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
+        return lambda: step(self.batch, RATE)
 
     def bent(self) -> Callable[[], object]:
-        engine = self.engine(Bends(Probe(self.inputs.model, self.curve.start, self.mode), self.curve))
-        return lambda: engine.step(self.batch, RATE)
+        step = self.step(UniformBends(Probe(self.inputs.model, self.curve.start, self.mode), self.curve))
+        return lambda: step(self.batch, RATE)
 
     def walked(self) -> Callable[[], object]:
-        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
-        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None)
-        observer.begin(engine, 1)
-        return lambda: observer.after_step(1, RATE, engine.step(self.batch, RATE))
+        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
+        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.mode))
+        observer.begin(step, 1)
+        return lambda: observer.after_step(1, RATE, step(self.batch, RATE))
 
     def pipeline(self) -> Timing:
         """One pass over the training data, per batch."""
@@ -138,9 +139,9 @@ class Bench:
             def after_epoch(self, epoch: int) -> None:
                 ends.append(time.perf_counter())
 
-        settings = Settings(epochs, RATE, MOMENTUM, DECAY, None, None, None, 0, self.mode, False)
+        settings = Settings(epochs, RATE, MOMENTUM, DECAY, None, None, None, 0)
         motion = Network(Probe(self.inputs.model, None, self.mode))
-        train(motion, self.inputs.task, self.inputs.train, settings, "bench", Clock())
+        train(motion, self.inputs.task, self.inputs.train, settings, Call(self.mode, False), "bench", Clock())
         steps = count(self.inputs.train)
         return Timing([(b - a) / steps for a, b in pairwise(ends[1:])], self.size)
 
@@ -172,18 +173,22 @@ class Bench:
         return {name: Timing([t / steps / number for t in seconds], self.size) for name, seconds in times.items()}
 
     def _turns(self, step: Callable[[], object], times: int) -> None:
-        with aside(self.device):
+        slot, stream = present.get().slot, present.get().stream
+        with aside(self.device, stream):
             for _ in range(times):
                 step()
-                turn()
+                if slot is not None:
+                    slot.pass_on()
 
     def checkpoint(self) -> Timing:
-        """Saving all that a plain training needs to go on."""
-        engine = self.engine(Network(Probe(self.inputs.model, None, self.mode)))
-        engine.step(self.batch, RATE)
+        """Saving all that plain training needs to be resumed."""
+        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
+        step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
-            return Timing(self.alternate({"save": lambda: run.save(engine.state(), {})}, rounds=min(self.rounds, 7))["save"])
+            return Timing(
+                self.alternate({"save": lambda: run.save(state_of(step.plain), {})}, rounds=min(self.rounds, 7))["save"]
+            )
 
     def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
         """Seconds of each, in turn, in both orders; the first round does not count, and none is begun after half a minute."""

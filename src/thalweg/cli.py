@@ -106,10 +106,10 @@ def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
 
 def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None:
     """As one of the processes that torchrun started; all but the first write nothing that stays, and only one complains."""
-    from .crew import join
+    from .runtime.distributed import distributed
 
-    with join() as crew, ExitStack() as stack:
-        if not crew.first:
+    with distributed() as processes, ExitStack() as stack:
+        if not processes.first:
             settings |= {"out": Path(stack.enter_context(TemporaryDirectory())), "quiet": True}
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             stack.enter_context(warnings.catch_warnings())
@@ -119,7 +119,7 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
                 raise ThalwegError(f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone")
             _perform(command, settings)
         except (KeyboardInterrupt, ThalwegError, OSError) as error:
-            if crew.first if isinstance(error, Stopped | Diverged) else crew.tells():
+            if processes.first if isinstance(error, Stopped | Diverged) else processes.reports():
                 raise
             raise typer.Exit(2) from error
 

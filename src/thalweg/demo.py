@@ -9,8 +9,8 @@ from torch import nn
 
 import thalweg as tw
 
-from .randomness import seeded
 from .reporting import page, tables
+from .runtime.rng import seeded
 
 WEIGHT_DECAY = 1e-3
 FIT: dict[str, Any] = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ThalwegError
-from .text import first_line
+from .errors import GAVE, WAS, first_line, note, notes_of
 
-GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on an error begin
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
@@ -42,30 +40,6 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def during(what: str) -> Iterator[None]:
-    """Add to an error from inside code of the user's own what it was needed for.
-
-    >>> try:
-    ...     with during("training (3 of 8 done)"), during("making the optimizer"):
-    ...         raise LookupError("theirs")
-    ... except LookupError as error:
-    ...     print(error.__notes__)
-    ['thalweg was making the optimizer']
-    """
-    try:
-        yield
-    except Exception as error:
-        note(error, f"{WAS} {what}", WAS)
-        raise
-
-
-def note(error: BaseException, text: str, mark: str) -> None:
-    """Add a note that begins with `mark` to an error that is not our own, unless it has one."""
-    if isinstance(error, Exception) and not isinstance(error, ThalwegError) and not _notes(error, mark):
-        error.add_note(text)
-
-
 def in_a_sentence(error: Exception) -> str:
     """The error, the line of the user's own where it happened, and what the network was given, as far as these are known."""
     where = users_line(error)
@@ -73,7 +47,7 @@ def in_a_sentence(error: Exception) -> str:
         return str(error)
     worker = WORKER.search(str(error))
     said = worker[1] if worker else f"{type(error).__name__}: {first_line(error)}"
-    return "; ".join([f"{said}{where}", *_notes(error, GAVE, WAS), "the traceback is shown by thalweg --debug ..."])
+    return "; ".join([f"{said}{where}", *notes_of(error, GAVE, WAS), "the traceback is shown by thalweg --debug ..."])
 
 
 def users_line(error: BaseException) -> str:
@@ -88,10 +62,6 @@ def users_line(error: BaseException) -> str:
     foreign = [frame for frame in frames if frame[0][:1] != "<" and not any(map(Path(frame[0]).is_relative_to, OURS))]
     own = [frame for frame in foreign if not any(map(Path(frame[0]).is_relative_to, INSTALLED))] or foreign
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
-
-
-def _notes(error: BaseException, *marks: str) -> list[str]:
-    return [text for text in getattr(error, "__notes__", []) if text.startswith(marks)]
 
 
 def _weights(module: nn.Module) -> str:

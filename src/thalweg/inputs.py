@@ -14,13 +14,15 @@ from .batches import Batches, count
 from .errors import ThalwegError
 from .evaluation.ensemble import MANIFEST, Ensemble
 from .explaining import in_a_sentence
-from .randomness import seeded
+from .runtime.rng import seeded
 from .store import files
 from .store.checkpoints import find_curve
-from .store.runs import CURVE, STATE, WEIGHTS
+from .store.files import CURVE, WEIGHTS
+from .store.runs import STATE
 from .tasks import Task
+from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
-from .weightspace.weights import Checkpoint, Weights
+from .weightspace.weights import Weights
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 

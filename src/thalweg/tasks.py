@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .errors import ThalwegError
-from .values import number
+from .errors import ThalwegError, number
 
 Net = Callable[..., Any]
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")

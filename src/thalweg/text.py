@@ -13,14 +13,6 @@ def number(value: float, percent: bool = False) -> str:
     return f"{100 * value:.2f}" if percent else f"{value:.3f}"
 
 
-def first_line(error: BaseException) -> str:
-    """
-    >>> first_line(ValueError("no\\nmore")), first_line(AssertionError())
-    ('no', 'AssertionError')
-    """
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     >>> print(grid(["curve", "max"], [["Segment", "2.5"], ["Bezier", "0.04"]]))

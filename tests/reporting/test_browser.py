@@ -12,9 +12,9 @@ from browser import CHROMIUM, Browser, Tab
 from run_folders import CORNERS, RECORD, bezier, curve, plane, report, whole
 
 import thalweg as tw
-from thalweg.evaluation.ensemble import Report
 from thalweg.reporting import page
 from thalweg.reporting.result import Claim, Result
+from thalweg.results import Report
 from thalweg.store import files
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open pages with")

@@ -35,13 +35,12 @@ import thalweg as tw
 from thalweg.data import cifar, fetch, idx
 from thalweg.data.pickles import read_pickle
 from thalweg.data.sources import SETS
-from thalweg.evaluation.curve_ensemble import CurveEnsemble
-from thalweg.evaluation.ensemble import Report
 from thalweg.reporting import page
 from thalweg.reporting.result import Claim, Result
+from thalweg.results import CurveEnsemble, Report
 from thalweg.store import files
 from thalweg.store.runs import Run
-from thalweg.weightspace.weights import Checkpoint
+from thalweg.weightspace.checkpoint import Checkpoint
 
 MEMORY, SECONDS = 6 * 2**30, 20  # of address space, and for one mutation
 ANIMAL = ZOO["conv_bn"]

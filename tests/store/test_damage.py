@@ -9,9 +9,9 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.evaluation.ensemble import Report
+from thalweg.results import Report
 from thalweg.store.runs import Run
-from thalweg.weightspace.weights import Checkpoint
+from thalweg.weightspace.checkpoint import Checkpoint
 
 CASES = 110  # for each of the kinds below
 

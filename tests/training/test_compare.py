@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.training import compare as module_under_test
-from thalweg.training.schedules import decay
+from thalweg.training.optimizers import decay
 
 METHODS = [
     tw.Ind(),

@@ -9,8 +9,10 @@ from torch.func import functional_call
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
-from thalweg.training.connect import ArclengthBends, Bends, StreamedBends
-from thalweg.training.engine import Engine
+from thalweg.runtime.streamed import StreamedBends
+from thalweg.training.arclength import ArclengthBends
+from thalweg.training.motion import UniformBends
+from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
 DECAY = 0.03
@@ -34,15 +36,15 @@ def naive_loss(animal, module, curve, bends, t, batch, decay=DECAY):
 
 
 def our_gradient(animal, motion, place, batch, clip=None):
-    engine = Engine(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, clip)
+    step = Step(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, clip)
     motion.place = lambda _: place()
     torch.manual_seed(0)
-    engine.step(batch, 0.0)
-    return torch.stack([motion.probe.canonical(grad) for grad in motion.grads])
+    step(batch, 0.0)
+    return torch.stack([motion.probe.canonical(grad) for grad in motion.gradients])
 
 
 def stand(motion, t):
-    Bends.place(motion, motion.curve.checked_coefficients(t))
+    motion.stand(motion.curve.checked_coefficients(t))
 
 
 def make(animal, kind, motion):
@@ -59,7 +61,7 @@ def make(animal, kind, motion):
 @pytest.mark.parametrize("name", ZOO)
 def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
     animal = ZOO[name]
-    curve, module, motion, leaves = make(animal, kind, Bends)
+    curve, module, motion, leaves = make(animal, kind, UniformBends)
     for t, batch in zip([0.15, 0.5, 0.9], animal.batches(), strict=True):
         ours = our_gradient(animal, motion, lambda t=t: stand(motion, t), batch)
         theirs = torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch), leaves))
@@ -71,7 +73,7 @@ def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_clipping_acts_on_the_gradient_of_the_bends_before_weight_decay(name, streamed):
     animal, t = ZOO[name], 0.3
-    motion = partial(StreamedBends, seed=0, device=torch.device("cpu")) if streamed else Bends
+    motion = partial(StreamedBends, seed=0, where=torch.device("cpu")) if streamed else UniformBends
     curve, module, motion, leaves = make(animal, tw.Bezier, motion)
     batch = animal.batches()[0]
     data, whole = (

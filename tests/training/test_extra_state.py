@@ -21,7 +21,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.store.runs import Run
 from thalweg.training.extra import NotExact
-from thalweg.weightspace.weights import Checkpoint
+from thalweg.weightspace.checkpoint import Checkpoint
 
 BATCHES = [(x.float(), y) for x, y in ZOO["mlp"].batches()]
 WIDTH, CLASSES = BATCHES[0][0].shape[1], 1 + max(int(y.max()) for _, y in BATCHES)

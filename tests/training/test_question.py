@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import thalweg as tw
-from thalweg.randomness import seeded
+from thalweg.runtime.rng import seeded
 from thalweg.store import files
 from thalweg.store.runs import Run
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch.utils.data import DataLoader
 from zoo import ZOO
@@ -312,9 +313,7 @@ def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
     """The third time the state is saved, the disk is full in the middle of the file."""
     import errno
 
-    from thalweg.store import files
-
-    animal, original, saves = ZOO["conv_bn"], files.save_file, []
+    animal, original, saves = ZOO["conv_bn"], safetensors.torch.save_file, []
 
     def full(tensors, path, metadata=None):
         saves.append(1)
@@ -326,7 +325,7 @@ def test_a_full_disk_leaves_the_previous_state(tmp_path, monkeypatch):
     def go(run):
         return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, run=run)
 
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(tw.ThalwegError, match=r"state\.safetensors could not be written \(No space left"):
         go(Run(tmp_path / "r", every="0m"))
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thalweg as tw
-from thalweg.training.schedules import decay
+from thalweg.training.optimizers import decay
 
 
 @pytest.mark.parametrize("epochs", [2, 10, 150, 200])

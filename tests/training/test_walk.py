@@ -69,7 +69,7 @@ def test_adam_keeps_its_state_too_and_another_optimizer_is_refused():
     walk = {"epochs": 2, "start": whole.kept[2]}
     walked = tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), optimizer=torch.optim.Adam, **walk)
     assert torch.allclose(walked[-1].vector, whole.vector, rtol=1e-12)
-    with pytest.raises(tw.ThalwegError, match="kept with the state of Adam, and cannot be gone on from with SGD"):
+    with pytest.raises(tw.ThalwegError, match="kept with the state of Adam, and cannot be resumed with SGD"):
         tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), **walk)
 
 

@@ -70,8 +70,8 @@ def fit(
     """
     given, settings = {**locals()}, plain(locals())
     from ..inputs import load_inputs
+    from ..runtime.interleave import at_once
     from ..store.runs import Run
-    from ..turns import at_once
 
     each, mode = [load_inputs(task, seed + k, device) for k in range(runs)], tw.Mode(precision, compile, graph)
     common: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
@@ -257,8 +257,8 @@ def _after_fit(given: dict[str, Any]) -> str:
 
 def _other_network(out: Path, task: str, seed: int) -> Path | None:
     """A network beside this one that was trained on the same task from another seed."""
-    from ..store.files import load_json
-    from ..store.runs import RECORD, WEIGHTS
+    from ..store.files import WEIGHTS, load_json
+    from ..store.runs import RECORD
 
     for record in sorted(out.parent.glob(f"*/{RECORD}")):
         with suppress(ThalwegError):

@@ -59,10 +59,10 @@ def run(
     """
     import torch
 
-    from ..modes import Mode
     from ..paper.entries import ENTRIES, find_entry, open_shop
     from ..paper.pricing import price
     from ..paper.workshop import Workshop
+    from ..runtime.compute import Mode
 
     entries = [find_entry(name) for name in (ENTRIES if names == ["all"] else names)]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")

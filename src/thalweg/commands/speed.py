@@ -26,7 +26,7 @@ def bench(
     settings = plain(locals())
     from ..bench import Bench, machine, ratios, table
     from ..inputs import load_inputs
-    from ..modes import Mode
+    from ..runtime.compute import Mode
     from ..store.files import save_json
     from ..store.runs import Run, start_run
 

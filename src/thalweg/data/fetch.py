@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 from ..errors import ThalwegError
-from ..progress import Progress
+from ..runtime.progress import Progress
 from .sources import SETS, Form
 
 MB = 1_000_000

@@ -1,17 +1,15 @@
 """Ensembles of points on one curve, before and after temperature scaling."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
-from ..crew import Crew
 from ..errors import ThalwegError
-from ..modes import Mode
-from ..progress import Progress
-from ..randomness import seeded
-from ..replay import aside
+from ..results import CurveEnsemble
+from ..runtime.compute import Mode, present
+from ..runtime.cuda_graphs import aside
+from ..runtime.progress import Progress
+from ..runtime.rng import seeded
 from ..tasks import Task, are_labels, check_task, one_hot, softmax
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
@@ -20,37 +18,10 @@ from ..weightspace.proof import agree
 from . import metrics
 from .calibration import fit_scale, fit_temperature
 from .measure import First, Measurement, check_finite, predicted, prove_measuring
-from .results import Saved
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
 Predicted = list[tuple[Tensor, Tensor]]  # logits and labels, of one point after another
-
-
-@dataclass(frozen=True, eq=False)
-class CurveEnsemble(Saved):
-    """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
-
-    t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
-    temperatures: scaling -> one per point (the mean of both halves where they were cross-fitted).
-    nll: scaling -> the test NLL of each point. scores: scaling -> the scores of the ensemble of all points.
-    reliability: scaling -> for each bin of the ensemble's confidence its share of the data, accuracy and mean confidence.
-    fitted_on: what the temperatures were fitted on.
-
-    The scalings: "none"; "one" temperature for all; "train loss", proportional to it; "inverse train loss", the other
-    way round; "per point".
-    """
-
-    saved_as = "curve-ensemble"
-    t: list[float]
-    train_loss: list[float]
-    error: list[float]
-    pair_error: list[float]
-    temperatures: dict[str, list[float]]
-    nll: dict[str, list[float]]
-    scores: dict[str, dict[str, float]]
-    reliability: dict[str, list[list[float]]]
-    fitted_on: str
 
 
 def curve_ensemble(
@@ -88,7 +59,9 @@ def curve_ensemble(
     held: Predicted = []
     statistics = Statistics(probe, task.loss, refresh, mode)
     measure = Measurement(probe.module, task, refresh, probe.device, mode)
-    with aside(probe.device), Progress("predicting along the curve", len(ts), progress if Crew.present.first else False) as bar:
+    context = present.get()
+    show = progress if context.processes.first else False
+    with aside(probe.device, context.stream), Progress("predicting along the curve", len(ts), show) as bar:
         proof = prove_measuring(probe, task, test, mode)
         for t in ts:
             where = f"the point at t = {t:.4g}"

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,64 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import text
 from ..batches import Batches, count
-from ..crew import Crew
 from ..errors import ThalwegError
-from ..progress import Progress
-from ..randomness import seeded
+from ..results import Report
+from ..runtime.compute import present
+from ..runtime.progress import Progress
+from ..runtime.rng import seeded
 from ..store import files
 from ..tasks import Task, check_task, identity
-from ..weightspace.base import base_name
+from ..weightspace.frozen import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
 from . import metrics
 from .measure import First, check_finite, predicted, prove_predicting
-from .results import Saved, shown, titled
 
 MANIFEST = "ensemble.json"
-
-
-@dataclass(frozen=True, eq=False)
-class Report(Saved):
-    """Everything about an ensemble on one data set; all shares, no percentages.
-
-    growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
-    members: the scores of each member alone.
-    pairs: for each pair of members, the share of the data on which they disagree.
-    distances: between consecutive members, in weight space.
-    reliability: for each bin of the ensemble's confidence its share of the data, its accuracy, its mean confidence.
-    epochs: how many had been trained when each member was there, where that is known.
-    """
-
-    saved_as = "report"
-    growth: list[dict[str, float]]
-    members: list[dict[str, float]]
-    pairs: list[list[float]]
-    distances: list[float]
-    reliability: list[list[float]] = field(default_factory=list)
-    epochs: list[float] | None = None
-
-    def check(self) -> None:
-        super().check()
-        self.table()
-
-    @property
-    def scores(self) -> dict[str, float]:
-        return self.growth[-1]
-
-    def table(self) -> str:
-        """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
-        names = list(self.scores)
-        alone = names[0]
-        header = ["members", f"own {titled(alone)}", *map(titled, names)]
-        rows = [
-            [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
-            for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
-        ]
-        return text.grid(header, rows)
 
 
 class Ensemble:
@@ -177,15 +135,15 @@ class Ensemble:
         """Member after member: what it predicts, what all up to it predict together, and the targets."""
         check_task(task)
         total, first = torch.zeros(()), None
-        crew = Crew.present
+        processes = present.get().processes
         count(batches)
         new = not any(task is known for known in self._proven)
         proof = prove_predicting(self._probe, task, batches) if new else None
-        with Progress("predicting", len(self), progress if crew.first else False) as bar:
-            rounds = (self.members[start : start + crew.size] for start in range(0, len(self), crew.size))
+        with Progress("predicting", len(self), progress if processes.first else False) as bar:
+            rounds = (self.members[start : start + processes.size] for start in range(0, len(self), processes.size))
             # of the members of a round this process has one, or in the last round perhaps none
-            own = ([_predictions(self._probe, w, task, batches) for w in members[crew.rank :][:1]] for members in rounds)
-            found = (pair for everybody in map(crew.all, own) for pairs in everybody for pair in pairs)
+            own = ([_predictions(self._probe, w, task, batches) for w in members[processes.rank :][:1]] for members in rounds)
+            found = (pair for everybody in map(processes.gather, own) for pairs in everybody for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
                 check_finite(values, f"member {k}", self.members[k - 1], batches)
                 if first is not None and not torch.equal(first, targets):

@@ -13,11 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..batches import Batches, moved, not_finite, source
 from ..errors import ThalwegError
 from ..explaining import explained
-from ..modes import Mode
-from ..randomness import seeded
-from ..replay import Replay, form_of
+from ..runtime.compute import Mode
+from ..runtime.cuda_graphs import Replay, form_of
+from ..runtime.rng import seeded
+from ..runtime.threads import few_threads
 from ..tasks import Task, are_labels
-from ..threads import few_threads
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on
 from ..weightspace.state import Contents, ModuleState, kept

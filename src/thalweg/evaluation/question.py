@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, home, tensors_in, to_device
-from ..crew import Crew
-from ..explaining import during
+from ..errors import during
 from ..hidden import modules_in
-from ..modes import Mode
-from ..randomness import seeded, undisturbed
+from ..runtime.compute import Mode, Processes
+from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import Content, digest_of
 from ..store.runs import versions
 from ..tasks import Task
 from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
-from ..weightspace.modules import batch_norms
+from ..weightspace.layout import batch_norms
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 
@@ -35,14 +34,13 @@ ROUNDING, COARSE = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-3  # between m
 PROJECTED = 1 << 20  # numbers of one quantity that a projection takes in
 
 
-def asked(run: object | None, describe: Callable[[], Facts]) -> Facts:
-    """The question of a call that keeps a run folder, or that several ranks make together, who must agree on it."""
-    crew = Crew.present
-    if run is None and crew.size == 1:
+def asked(run: object | None, describe: Callable[[], Facts], processes: Processes) -> Facts:
+    """The question of a call that keeps a run folder, or that several processes make together, which must agree on it."""
+    if run is None and processes.size == 1:
         return {}
     with during("recording what the run would compute"):
         question = describe()
-    crew.agree({**versions(), **question})
+    processes.agree({**versions(), **question})
     return question
 
 

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count, not_finite
-from ..crew import Crew
-from ..errors import ThalwegError
-from ..explaining import during
-from ..modes import Mode, check_mode
-from ..progress import Progress
-from ..randomness import seeded, undisturbed
-from ..replay import aside
+from ..errors import ThalwegError, during, number, several, whole
+from ..results import Scan, Values, array, plain
+from ..runtime.compute import Context, Mode, Processes, check_mode, present
+from ..runtime.cuda_graphs import aside
+from ..runtime.progress import Progress
+from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
-from ..store.runs import POINTS, SCAN, Interrupts, Run, opened
+from ..store.files import SCAN
+from ..store.runs import POINTS, Interrupts, Run, opened
 from ..tasks import Task, check_task
-from ..values import number, several, whole
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
@@ -35,7 +34,6 @@ from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
 from .question import Facts, asked, curve_question, measured_question, points_question, refresh_question
-from .results import Scan, Values, array, plain
 
 Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
@@ -90,18 +88,21 @@ def scan(
     _check(probe, target, data, refresh)
     where, makers = _points_of(target, points, grid, margin)
     drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
-    crew = Crew.present
-    with aside(probe.device):  # before the question, which measures too, and may fill what the network keeps elsewhere
+    context = present.get()
+    processes, own = context.processes, {"weight_decay": weight_decay}
+    with aside(
+        probe.device, context.stream
+    ):  # before the question, which measures too, and may fill what the network keeps elsewhere
         proof = prove_measuring(probe, task, next(iter(data.values())), mode)
-    about = asked(run, lambda: _question(module, target, where, task, data, refresh, mode) | {"weight_decay": weight_decay})
-    with opened(run, "scan", about, SCAN) as held:
-        if crew.first_does(lambda: held is not None and (held.folder / SCAN).is_file()):
-            kept = crew.first_does(lambda: Scan.load(held.folder / SCAN))  # type: ignore[union-attr]
+    about = asked(run, lambda: _question(module, target, where, task, data, refresh, mode) | own, processes)
+    with opened(run, "scan", about, SCAN, processes) as held:
+        if processes.once(lambda: held is not None and (held.folder / SCAN).is_file()):
+            kept = processes.once(lambda: Scan.load(held.folder / SCAN))  # type: ignore[union-attr]
             return replace(kept, **drawn)
         at = Measurer(probe, task, data, refresh, weight_decay, mode)
         title = f"scanning {where['name']}"
-        with aside(probe.device), Progress(title, len(makers), progress if crew.first else False) as bar:
-            measured = _measured(at, makers, _labels(where, len(makers)), held, bar)
+        with aside(probe.device, context.stream), Progress(title, len(makers), progress if processes.first else False) as bar:
+            measured = _measured(at, makers, _labels(where, len(makers)), held, bar, context)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
@@ -156,19 +157,20 @@ def _measured(
     labels: Sequence[dict[str, float]],
     held: Run | None,
     bar: Progress,
+    context: Context,
 ) -> list[Any]:
     """Every point, of which those that a run kept are not measured again; stops between two of them if it is asked to."""
-    crew = Crew.present
-    with Interrupts(crew.first_does(lambda: held is not None)) as interrupts:
-        measured: list[Any] = crew.first_does(lambda: _kept(held, labels) if held is not None else [])
+    processes = context.processes
+    with Interrupts(processes.once(lambda: held is not None), context.slot) as interrupts:
+        measured: list[Any] = processes.once(lambda: _kept(held, labels) if held is not None else [])
         bar.done = len(measured)
-        for found in _rounds(at, makers[len(measured) :], crew):
+        for found in _rounds(at, makers[len(measured) :], processes):
             for point in found:
                 if held is not None:
                     held.append(POINTS, {**labels[len(measured)], "measured": point})
                 measured.append(point)
                 bar.advance()
-            if crew.any(interrupts.asked is not None)[0] and interrupts.wanted:
+            if any(processes.gather(interrupts.asked is not None)) and interrupts.wanted:
                 interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
     return measured
 
@@ -186,15 +188,15 @@ def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]], data: Mapping
             warnings.warn(f"{text}: {advice}", stacklevel=3)
 
 
-def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], crew: Crew) -> Iterator[list[Any]]:
+def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes) -> Iterator[list[Any]]:
     """Points in their order, a few at a time: one, or with several processes as many as keep each busy for a while."""
     each = 1
     while makers:
-        here, makers, begun = makers[: each * crew.size], makers[each * crew.size :], time.monotonic()
-        own = [at(make()) for make in here[crew.rank :: crew.size]]
-        found, seconds = zip(*crew.all((own, time.monotonic() - begun)), strict=True)
-        yield [found[k % crew.size][k // crew.size] for k in range(len(here))]
-        each = max(1, int(each * BREATH / max(1e-3, *seconds))) if crew.size > 1 else 1
+        here, makers, begun = makers[: each * processes.size], makers[each * processes.size :], time.monotonic()
+        own = [at(make()) for make in here[processes.rank :: processes.size]]
+        found, seconds = zip(*processes.gather((own, time.monotonic() - begun)), strict=True)
+        yield [found[k % processes.size][k // processes.size] for k in range(len(here))]
+        each = max(1, int(each * BREATH / max(1e-3, *seconds))) if processes.size > 1 else 1
 
 
 class Measurer:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from ..evaluation.curve_ensemble import CurveEnsemble
-from ..evaluation.results import Trace
 from ..reporting.result import CODE, PAPER, Claim
+from ..results import CurveEnsemble, Trace
 from .published import figure
 
 TWENTIETH = 0.05

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..evaluation.curve_ensemble import CurveEnsemble
-from ..evaluation.ensemble import Report
-from ..evaluation.results import Scan, Trace
 from ..reporting import figures
 from ..reporting.result import FILE, Result
+from ..results import CurveEnsemble, Report, Scan, Trace
 
 CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # how files and figures call them
 PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from ..bench import Bench
-from ..evaluation.results import Scan, titled
 from ..inputs import Inputs
-from ..replay import aside
 from ..reporting.axes import factor
 from ..reporting.result import Claim
+from ..results import Scan, titled
+from ..runtime.cuda_graphs import aside
 from ..weightspace.curves import Segment
 from ..weightspace.origin import OriginPath
 from ..weightspace.planes import Plane

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..bench import Bench, Timing
 from ..inputs import Inputs
-from ..replay import aside
+from ..runtime.cuda_graphs import aside
 from .entries import Entry
 from .workshop import Wanted, Workshop, missing
 

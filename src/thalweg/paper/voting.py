@@ -7,11 +7,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.curve_ensemble import CurveEnsemble
 from ..evaluation.curve_ensemble import curve_ensemble as measure
-from ..evaluation.ensemble import Ensemble, Report
-from ..evaluation.results import Scan
+from ..evaluation.ensemble import Ensemble
 from ..reporting.result import Claim
+from ..results import CurveEnsemble, Report, Scan
 from ..training.walk import Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights

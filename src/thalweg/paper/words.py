@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..data import TokenBatches, find_data, ptb
-from ..evaluation.results import Scan
 from ..evaluation.scan import scan
 from ..models import Lstm, lstm
-from ..randomness import seeded
 from ..reporting.result import Claim
+from ..results import Scan
+from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
 from ..tasks import language_modelling
-from ..training.schedules import Schedule
+from ..training.optimizers import Schedule
 from ..weightspace.curves import Curve, Segment
 from .claims import TWENTIETH
 from .paths import NETWORKS, Found, keep

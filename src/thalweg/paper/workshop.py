@@ -14,19 +14,19 @@ from .. import data as sets
 from .. import models
 from ..data import DeviceBatches
 from ..errors import ThalwegError
-from ..evaluation.results import Scan
 from ..evaluation.scan import scan
-from ..modes import Mode
-from ..randomness import seeded
+from ..results import Scan
+from ..runtime.compute import Mode
+from ..runtime.interleave import at_once
+from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
 from ..tasks import Task, classification
 from ..training.connect import connect
 from ..training.fit import fit
 from ..training.methods import FGE, Snapshot
 from ..training.walk import Walk, walk
-from ..turns import at_once
 from ..weightspace.curves import Bezier, Curve, PolyChain
-from ..weightspace.modules import batch_norms
+from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights
 from .recipes import Recipe, Scale
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.results import SHARES
+from ..results import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

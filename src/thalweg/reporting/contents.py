@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.ensemble import Report
-from ..evaluation.results import SHARES, Comparison, Scan, Trace
+from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store.files import reading
-from ..store.runs import check_record
+from ..store.record import check_record
 from .axes import factor, places
 from .folders import Found
 from .result import Result

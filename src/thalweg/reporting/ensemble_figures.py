@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..evaluation.curve_ensemble import CurveEnsemble
-from ..evaluation.ensemble import Report
-from ..evaluation.results import Comparison, Trace, titled
+from ..results import Comparison, CurveEnsemble, Report, Trace, titled
 from .axes import STYLES, factor, finish, one, places, several, styled
 
 if TYPE_CHECKING:

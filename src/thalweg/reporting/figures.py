@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..evaluation.results import Scan, titled
+from ..results import Scan, titled
 from ..store.files import write
 from .axes import STYLES, factor, finish, one, several, styled
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from .. import text
-from ..evaluation.results import Saved
+from ..results import Saved
 
 FILE = "result.json"
 PAPER, CODE = " (paper)", " [code]"  # behind the name of a column of ours: the paper's numbers, and its reference code's

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import nan
 
 from .. import text
-from ..evaluation.results import Scan, shown
+from ..results import Scan, shown
 
 COLUMNS = (("loss", ("min", "int", "mean", "max")), ("error", ("min", "int", "max")))
 

@@ -8,18 +8,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from ..errors import ThalwegError
-from ..text import first_line
+from ..errors import ThalwegError, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 1
 PART = ".thalweg-part"  # of a folder in which a file is being written
+# a run folder that holds its result is finished
+WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
 MARKS = ("thalweg", "sha256", "about")  # what only files of ours say of themselves
 
 
@@ -69,7 +71,7 @@ def reading(path: Path) -> Iterator[None]:
         raise ThalwegError(f"{what}: restore it from a copy, or make it again") from error
 
 
-def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def save_tensors(path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any]) -> None:
     """One safetensors file; `about` is JSON that says what the tensors are."""
     try:
         text = json.dumps(about)
@@ -80,8 +82,10 @@ def save_tensors(path: Path, kind: str, tensors: Mapping[str, Tensor], about: Ma
     write(path, lambda temporary: _save_in_order(flat, temporary, metadata))
 
 
-def _save_in_order(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str, str]) -> None:
     """Equal content gives equal bytes, though safetensors writes metadata in an order that changes every time."""
+    from safetensors.torch import save_file
+
     try:
         save_file(tensors, path, metadata=metadata)
     except KeyError as error:
@@ -96,7 +100,7 @@ def _save_in_order(tensors: dict[str, Tensor], path: Path, metadata: dict[str, s
             file.write(text.ljust(size))
 
 
-def load_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """What `save_tensors` wrote, after checking that it is that, of a known format, and undamaged."""
     tensors, metadata = read_safetensors(path)
     found = _own_kind(path, metadata)
@@ -148,7 +152,7 @@ def _discard(folder: Path) -> None:
         folder.rmdir()
 
 
-def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(tensors: "Mapping[str, Tensor]", prefix: str) -> "dict[str, Tensor]":
     """Those whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -236,7 +240,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
     return _open(path, lambda file: ({name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}))  # noqa: SIM118
 
 
@@ -272,7 +276,9 @@ def _parse(path: Path) -> Any:
         raise ThalwegError(f"{path} is not a whole JSON file ({why}): it may be truncated") from error
 
 
-def digest(kind: str, tensors: Mapping[str, Tensor], about: str) -> str:
+def digest(kind: str, tensors: "Mapping[str, Tensor]", about: str) -> str:
+    import torch
+
     sha = hashlib.sha256(f"{kind}\n{about}\n".encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
@@ -297,3 +303,32 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def check_fields(found: object) -> None:
+    """Raise a TypeError that names the first field of a dataclass that is not of its declared type.
+
+    >>> from dataclasses import make_dataclass
+    >>> check_fields(make_dataclass("Record", [("values", list[float])])(["one"]))
+    Traceback (most recent call last):
+    TypeError: 'values' is not a list[float]
+    """
+    for name, hint in get_type_hints(type(found)).items():
+        if get_origin(hint) is not ClassVar and not _fits(getattr(found, name), hint):
+            raise TypeError(f"'{name}' is not a {hint.__name__ if isinstance(hint, type) else hint}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inside)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(k, inside[0]) and _fits(v, inside[1]) for k, v in value.items())
+    if kind is list or (kind is tuple and inside[-1] is Ellipsis):
+        return isinstance(value, kind) and all(_fits(item, inside[0]) for item in value)
+    if kind is tuple:
+        return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
+    numbers: dict[Any, Any] = {float: (int, float), int: int}
+    return isinstance(value, numbers.get(hint, hint)) and (hint is bool or not isinstance(value, bool))

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,17 +20,14 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from ..crew import Crew
 from ..errors import Stopped, ThalwegError
-from ..replay import place
+from ..runtime.compute import Processes, Slot
 from . import files
 from .facts import differences, is_fact
-from .schema import check_fields
+from .record import check_record
 
 ONE_WISH = 1.0  # seconds within which a second SIGTERM is the first again: timeout(1) sends it to the process and to its group
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
-# a folder that holds its result is finished
-WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
 MEMBERS = "members"
 NAMES = ("task", "ends", "start", "what", "key")  # where a command finds things; what is found there is compared
 
@@ -178,7 +174,9 @@ class Run:
 
 
 @contextmanager
-def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str = "") -> Iterator[Run | None]:
+def opened(
+    run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str, processes: Processes
+) -> Iterator[Run | None]:
     """The run a call was given, held open; None without one, and in all but the first of several processes."""
     if run is None:
         yield None
@@ -186,27 +184,27 @@ def opened(run: "Run | str | Path | None", command: str, settings: Mapping[str, 
     held: list[Run] = []
     with ExitStack() as stack:
         folder = run if isinstance(run, Run) else Run(run)
-        Crew.present.first_does(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))
+        processes.once(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))
         yield held[0] if held else None
 
 
 class Interrupts:
     """Turns the first Ctrl-C or SIGTERM into a wish to stop, to be granted after the step; a second of the kind stops at once."""
 
-    def __init__(self, wanted: bool = True) -> None:
-        self.wanted = wanted
-        self.above: Interrupts | None = getattr(place, "interrupts", None)
+    def __init__(self, wanted: bool = True, slot: Slot | None = None) -> None:
+        self.wanted, self.slot = wanted, slot
         self._asked: int | None = None
         self._heard = 0.0  # when
 
     @property
     def asked(self) -> int | None:
-        """The signal that came, to this run or to all of those that take turns."""
-        return self._asked if self.above is None else self.above.asked
+        """The signal that came, to this run or to all of those that are interleaved."""
+        return self._asked if self.slot is None else self.slot.interrupts.asked
 
     def __enter__(self) -> "Interrupts":
         self._before: dict[int, Any] = {}
-        place.resumable = self.wanted
+        if self.slot is not None:
+            self.slot.resumable = self.wanted
         if self.wanted and threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
@@ -247,21 +245,6 @@ def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
     known = {"settings": plain, "facts": {key: value for key, value in settings.items() if is_fact(value)}}
     about = {"command": command, **known, "versions": versions(), "code": _code(), "started": _now()}
     files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
-
-
-@dataclass(frozen=True)
-class _Record:
-    command: str
-    settings: dict[str, Any]
-    versions: dict[str, Any]
-    code: dict[str, Any] | None
-    started: str
-    argv: list[str]
-
-
-def check_record(record: Mapping[str, Any]) -> None:
-    """Raise unless `run.json` held what we write there."""
-    check_fields(_Record(**{one.name: record[one.name] for one in fields(_Record)}))
 
 
 def versions() -> dict[str, str]:

@@ -11,26 +11,24 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ..batches import Batches, count
-from ..crew import Crew
-from ..errors import ThalwegError
+from ..errors import ThalwegError, during, number, several, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.question import Facts, asked, data_question, first_pass, measured_question, refresh_question
-from ..evaluation.results import Comparison
-from ..explaining import during
-from ..modes import Mode
-from ..randomness import seeded
+from ..results import Comparison
+from ..runtime.compute import Call, Mode
+from ..runtime.interleave import at_once
+from ..runtime.rng import seeded
 from ..store import facts
-from ..store.runs import COMPARISON, Run, opened
+from ..store.files import COMPARISON
+from ..store.runs import Run, opened
 from ..tasks import Task
-from ..turns import at_once
-from ..values import number, several, whole
 from ..weightspace.batchnorm import refresh as add_statistics
-from ..weightspace.modules import batch_norms
+from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights, average
 from .fit import fit
 from .methods import FGE, SWA, Method, Snapshot
+from .optimizers import decay
 from .question import method_table
-from .schedules import decay
 from .walk import walk
 
 
@@ -99,9 +97,10 @@ def compare(
         tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.mode)
         return {**own, **runner.question(make, contenders, seeds), **tested}
 
-    with opened(run, "compare", asked(run, question), COMPARISON) as held:
-        if Crew.present.first_does(lambda: held is not None and (held.folder / COMPARISON).is_file()):
-            return Crew.present.first_does(lambda: Comparison.load(held.folder / COMPARISON))  # type: ignore[union-attr]
+    processes = Call(runner.mode).processes
+    with opened(run, "compare", asked(run, question, processes), COMPARISON, processes) as held:
+        if processes.once(lambda: held is not None and (held.folder / COMPARISON).is_file()):
+            return processes.once(lambda: Comparison.load(held.folder / COMPARISON))  # type: ignore[union-attr]
         jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
         found = at_once(jobs, next(module.parameters()).device)
         entries: dict[str, dict[str, Any]] = {}

@@ -3,27 +3,27 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..batches import Batches
-from ..crew import Crew
-from ..errors import ThalwegError
-from ..evaluation.question import Facts, asked
-from ..modes import Mode
-from ..store import facts, files
-from ..store.runs import WEIGHTS, Run, opened
+from ..errors import ThalwegError, several, whole
+from ..runtime.compute import Call, Mode, StoredResult
+from ..store import files
+from ..store.files import WEIGHTS
 from ..tasks import Task
-from ..values import several, whole
+from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
-from ..weightspace.weights import Checkpoint, Weights
-from .engine import Engine, OptimizerFactory
-from .loop import Settings, train
+from ..weightspace.weights import Weights
+from .loop import Observer, Settings, train
 from .motion import Network
-from .question import training_question
-from .saver import Observer
-from .schedules import Schedule
+from .optimizers import OptimizerFactory, Schedule
+
+if TYPE_CHECKING:
+    from ..runtime.compute import Processes
+    from ..runtime.live import Accelerated
+    from ..store.runs import Run
 
 
 def fit(
@@ -41,7 +41,7 @@ def fit(
     seed: int = 0,
     keep: Collection[int] = (),
     mode: Mode | None = None,
-    run: Run | str | Path | None = None,
+    run: "Run | str | Path | None" = None,
     progress: bool | None = None,
 ) -> Weights:
     """Train a network from where it stands and give its weights; the module itself is left as it was.
@@ -65,54 +65,51 @@ def fit(
     run: a folder that keeps the state of the run, from which the same call goes on if it was stopped or killed.
     progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
     """
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, mode or Mode(), progress)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
+    call = Call(mode or Mode(), progress)
     keep, epochs = several(keep, "keep", whole), settings.epochs
     odd = [epoch for epoch in keep if not 1 <= epoch <= epochs]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
-    def question() -> Facts:
-        start = Weights.of(module)
-        own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
-        return own | training_question(settings, module, start, task, batches)
+    def trained(held: "Run | None") -> Weights:
+        keeper, motion = _Keeper(keep, held, call.processes), Network(Probe(module, None, call.mode))
+        train(motion, task, batches, settings, call, "training", keeper, run=held)
+        found = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed})
+        return replace(found, kept=keeper.kept)
 
-    about = asked(run, question)  # before the training probe is made, so that two never lie in memory at once
-    motion = Network(Probe(module, None, settings.mode))
-    with opened(run, "fit", about, WEIGHTS) as held:
-        keeper, crew = _Keeper(keep, held), Crew.present
-        if crew.first_does(lambda: held is not None and (held.folder / WEIGHTS).is_file()):
-            found = crew.first_does(lambda: Weights.load(held.folder / WEIGHTS))  # type: ignore[union-attr]
-            return replace(found.to(motion.probe.device), kept=keeper.read(keep))
-        train(motion, task, batches, settings, "training", keeper, run=held)
-        trained = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed})
-        if held is not None:
-            held.finish(lambda folder: trained.save(folder / WEIGHTS))
-    return replace(trained, kept=keeper.kept)
+    def load(folder: Path) -> Weights:
+        kept = {epoch: Checkpoint.load(_kept_file(folder, epoch)) for epoch in sorted(keep)}
+        return replace(Weights.load(folder / WEIGHTS), kept=kept)
+
+    arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "keep": keep, "mode": call.mode}
+    file = StoredResult(WEIGHTS, load, lambda made, folder: made.save(folder / WEIGHTS))
+    return call.resumed(run, "fit", arguments, file, trained).to(next(module.parameters()).device)
 
 
 class _Keeper(Observer):
-    def __init__(self, epochs: Collection[int], run: Run | None):
-        self.epochs, self.run = epochs, run
+    """Keeps the epochs that were asked for, with the optimizer's state."""
+
+    def __init__(self, epochs: Collection[int], run: "Run | None", processes: "Processes"):
+        self.epochs, self.run, self.processes = epochs, run, processes
         self.kept: dict[int, Checkpoint] = {}
 
-    def begin(self, engine: Engine, steps: int) -> None:
-        self.engine = engine
+    def begin(self, step: "Accelerated", steps: int) -> None:
+        self.step = step
 
     def after_epoch(self, epoch: int) -> None:
         if epoch in self.epochs:
-            self.kept[epoch] = self.engine.checkpoint(epoch)
+            self.kept[epoch] = self.step.checkpoint(epoch)
             if self.run is not None:
-                self.kept[epoch].save(self._file(epoch), apart=True)
+                self.kept[epoch].save(_kept_file(self.run.folder, epoch), apart=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {}, {"kept": sorted(self.kept)}
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        self.kept = self.read(about["kept"])
+        folder = self.run.folder if self.run is not None else Path()
+        self.kept = self.processes.once(lambda: {e: Checkpoint.load(_kept_file(folder, e)) for e in sorted(about["kept"])})
 
-    def read(self, epochs: Collection[int]) -> dict[int, Checkpoint]:
-        return Crew.present.first_does(lambda: {epoch: Checkpoint.load(self._file(epoch)) for epoch in sorted(epochs)})
 
-    def _file(self, epoch: int) -> Path:
-        assert self.run is not None
-        return files.no_link(self.run.folder / f"kept-{epoch:d}.safetensors")
+def _kept_file(folder: Path, epoch: int) -> Path:
+    return files.no_link(folder / f"kept-{epoch:d}.safetensors")

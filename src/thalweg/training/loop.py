@@ -1,37 +1,51 @@
-"""The one training loop: epochs, learning rate, seed, progress, and what happens when the loss is not finite."""
+"""The one training loop: epochs, learning rate, and what happens when the loss is not finite."""
 
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..batches import Batches, count, not_finite, source, tensors_in
-from ..crew import Crew
-from ..errors import Diverged, ThalwegError
-from ..explaining import explained
-from ..modes import Mode, check_mode
-from ..progress import Progress
-from ..randomness import seeded
-from ..replay import aside
-from ..store.files import digest
-from ..store.runs import Interrupts, Run
+from ..batches import Batches, count, not_finite, source
+from ..errors import Diverged, ThalwegError, number, whole
+from ..runtime.compute import Call
 from ..tasks import Task, check_task
-from ..turns import turn
-from ..values import number, whole
-from ..weightspace.modules import batch_norms
-from ..weightspace.weights import Checkpoint
-from .engine import Engine, OptimizerFactory, make_optimizer
+from ..weightspace.layout import batch_norms
 from .motion import Motion
-from .saver import Observer, Saver
-from .schedules import Schedule, decay
+from .optimizers import OptimizerFactory, Schedule, decay, make_optimizer
+from .step import Step
+
+if TYPE_CHECKING:
+    from ..runtime.live import Accelerated
+    from ..store.runs import Run
+    from ..weightspace.checkpoint import Checkpoint
+
+
+class Observer:
+    """Called after everything the loop does; does nothing by itself."""
+
+    def begin(self, step: "Accelerated", steps: int) -> None:
+        """Before the first step, with `steps` to come in each epoch."""
+
+    def after_step(self, i: int, lr: float, loss: Tensor) -> None:
+        """After the update of iteration i."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """After an epoch, counted from 1, once it is known to be in order."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What it needs to be resumed: tensors, and what JSON can hold."""
+        return {}, {}
+
+    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Resume from there."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how hard to train; what `fit` and `connect` share."""
+    """How long and how hard to train; what `fit`, `connect` and `walk` share."""
 
     epochs: int
     lr: float | None
@@ -41,8 +55,6 @@ class Settings:
     optimizer: OptimizerFactory | None
     clip: float | None
     seed: int
-    mode: Mode
-    progress: bool | None
 
     def __post_init__(self) -> None:
         for name in ("lr", "momentum", "weight_decay", "clip"):
@@ -53,7 +65,6 @@ class Settings:
         for name in ("schedule", "optimizer"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ThalwegError(f"{name} must be a function (see help(thalweg.fit)); got {getattr(self, name)!r}")
-        check_mode(self.mode)
         if not 0 <= self.momentum < 1:
             raise ThalwegError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
         if self.schedule is not None and self.lr is not None:
@@ -68,7 +79,7 @@ class Settings:
             raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
 
     def rate(self, steps: int) -> Schedule:
-        """The schedule, or the decay that stands for `lr`, with so many steps in an epoch."""
+        """The schedule, or the decay that stands for `lr`, given the steps of an epoch."""
         schedule = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
         return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
 
@@ -78,73 +89,43 @@ def train(
     task: Task,
     batches: Batches,
     settings: Settings,
-    description: str,
+    call: Call,
+    label: str,
     observer: Observer | None = None,
-    start: Checkpoint | None = None,
-    run: Run | None = None,
+    start: "Checkpoint | None" = None,
+    run: "Run | None" = None,
 ) -> None:
     """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one.
 
-    run: where to save the state, and from where to go on if there is one already.
+    run: where to save the state, and from where to resume if there is one already.
     """
     check_task(task)
-    settings.mode.check(motion.probe.device)
-    steps, crew = count(batches), Crew.present
+    steps = count(batches)
     schedule = settings.rate(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = source(batches, motion.probe.device)
-    total = steps * settings.epochs
-    engine = Engine(motion, task, optimizer, settings.weight_decay, settings.clip, settings.mode, total, make)
-    if start is not None:
-        engine.restore(start)
-    motion.probe.module.train()
+    step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
     observer = observer or Observer()
-    with (
-        seeded(settings.seed, batches),
-        aside(motion.probe.device),
-        closing(engine.replay),
-        Progress(description, total, settings.progress if crew.first else False) as bar,
-        Interrupts(crew.first_does(lambda: run is not None)) as interrupts,
-    ):
-        observer.begin(engine, steps)
-        saver = Saver(run, engine, observer, batches, passes)
-        bar.done = saver.done
-        lr = schedule(saver.done) if saver.done else 0.0
-        while saver.epoch <= settings.epochs:
+    with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:
+        if start is not None:
+            live.step.restore(start)
+        motion.probe.module.train()
+        observer.begin(live.step, steps)
+        course = live.resume(batches, passes, observer)
+        lr = schedule(course.done) if course.done else 0.0
+        while course.epoch <= settings.epochs:
             watch = _Watch(motion)
-            for batch in saver.rest_of_epoch():
-                lr = schedule(saver.done + 1)
-                part, counts = crew.share(batch)
-                _check_part(part, motion)
-                saver.before_step(interrupts)
-                with crew.apart(settings.seed, saver.done), explained(motion.probe.module, part):
-                    loss = engine.step(part, lr, counts)
-                saver.count(loss)
-                watch.see(saver.done, loss, lr, part)
-                observer.after_step(saver.done, lr, loss)
-                bar.advance(f"loss {float(loss):.4f}" if bar.due() else "")
-                saver.after_step(interrupts)
-                turn()
-            watch.end(saver.done, lr)
-            observer.after_epoch(saver.epoch)
-            saver.after_epoch(lr)
-
-
-def _check_part(part: Any, motion: Motion) -> None:
-    if Crew.present.size == 1 or not any(batch_norms(motion.probe.module)):
-        return
-    if max(len(tensor) for tensor in tensors_in(part) if tensor.ndim) == 1:
-        raise ThalwegError(
-            f"batch norm cannot learn from the single example that process {Crew.present.rank} has of a batch: use larger "
-            "batches, and leave out a short last one (drop_last=True)"
-        )
-
-
-def _check_buffers(motion: Motion) -> None:
-    """What several processes average are the statistics of batch norm; all else must be the same by itself."""
-    if Crew.present.size > 1:
-        found = {name: digest("buffer", {name: b}, "")[:8] for name, b in motion.probe.weights().bare().buffers.items()}
-        Crew.present.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
+            for batch in course.rest_of_epoch():
+                lr = schedule(course.done + 1)
+                loss = live.take_step(batch, lr)
+                course.count(loss)
+                watch.see(course.done, loss, lr, batch)
+                observer.after_step(course.done, lr, loss)
+                live.after_step(loss)
+            watch.end(course.done, lr)
+            live.after_epoch()
+            observer.after_epoch(course.epoch)
+            course.after_epoch(lr)
 
 
 class _Watch:
@@ -176,7 +157,6 @@ class _Watch:
             what = "the weights or their batch-norm statistics are no longer finite"
             self._stop(f"{what} after step {step} with learning rate {lr:.4g}", step, None, lr)
         self.motion.probe.check()
-        _check_buffers(self.motion)
 
     def _stop(self, what: str, step: int, t: float | None, lr: float, batch: Any = ()) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"

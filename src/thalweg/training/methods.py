@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-from ..errors import ThalwegError
-from ..values import number, several, whole
-from .schedules import Schedule, cosine, triangle
+from ..errors import ThalwegError, number, several, whole
+from .optimizers import Schedule, cosine, triangle
 
 
 @dataclass(frozen=True)

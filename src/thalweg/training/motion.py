@@ -1,32 +1,35 @@
-"""What a training step moves: the network itself here, the bends of a curve in `connect`."""
+"""What a training step moves: the network itself, or the bends of a curve."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
+from ..weightspace.weights import BLOCK
 
 
 class Motion(ABC):
-    """What moves: flat vectors, from which a step places the probe and to which it hands the gradient.
+    """What is trained: flat vectors, from which a step places the network and to which the chain rule leads its gradient.
 
-    What a step needs from the host comes as a few numbers, its controls, so that the rest can be recorded.
+    What a step decides anew, such as t, it gives as a few numbers, its controls; all else of a step is the same every time.
     """
 
     probe: Probe
     block: Tensor  # (count, size), the vectors that move
     gradient: Tensor  # of the same shape
     controls = 0  # how many numbers a step needs from the host
-    recordable = True  # whether all of a step happens on the probe's device
-    fusible = True  # whether the gradient of vector i is that of the probe times control i + 1
-    shared = True  # whether all processes of a run stand at the same point
+    on_device = True  # whether all of a step happens on the probe's device
+    linear = True  # whether the gradient of vector i is that of the probe times control i + 1
+    same_t = True  # whether all processes of a run stand at the same point
     averaged: Sequence[Tensor] = ()  # what else of it all processes must have in common
     t: float | Tensor | None = None
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
-        self.block, self.gradient, self.vectors, self.grads = block, gradient, list(block), list(gradient)
+        self.block, self.gradient, self.vectors, self.gradients = block, gradient, list(block), list(gradient)
 
     def draw(self) -> Sequence[float]:
         """The controls of the next step."""
@@ -37,23 +40,23 @@ class Motion(ABC):
         """Put the probe where the next gradient is wanted."""
 
     @abstractmethod
-    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
-        """Turn the probe's gradient into the vectors' gradients."""
+    def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
+        """Turn the probe's gradient into those of the vectors."""
 
     @abstractmethod
     def decay(self, weight_decay: float) -> None:
-        """Add the part of weight decay to the vectors' gradients, where the probe's did not have it."""
+        """Add that of weight decay to the gradients of the vectors, where the probe's did not have it."""
 
     @abstractmethod
     def snapshot(self) -> Any:
         """The result as it stands, copied."""
 
     def state(self) -> dict[str, Tensor]:
-        """What else a run needs to go on."""
+        """What else is needed to resume."""
         return {}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Go on from there; most motions have nothing more."""
+        """Resume from there; most motions have nothing more."""
 
 
 class Network(Motion):
@@ -66,7 +69,7 @@ class Network(Motion):
     def place(self, controls: Tensor) -> None:
         self.probe.moved()
 
-    def hand_on(self, loss: Tensor, weight_decay: float) -> None:
+    def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         pass
 
     def decay(self, weight_decay: float) -> None:
@@ -74,3 +77,75 @@ class Network(Motion):
 
     def snapshot(self) -> Any:
         return self.probe.weights()
+
+
+OTHER_STREAM = 0x7E41  # t must not be what a task draws from torch's own generator under the same seed
+
+
+class Bends(Motion):
+    """The control points of a curve in one block of memory, of which the bends move. A kind of its own says how t is drawn
+    (`draw`) and where the network is placed (`place`)."""
+
+    def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
+        self.probe, self.curve, self.controls = probe, curve, len(curve.points)
+        self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
+        self.load_points()
+
+    def load_points(self) -> None:
+        size = self.probe.layout.size
+        aligned = torch.zeros(self.controls, -(-size // 64) * 64, dtype=self.probe.point.dtype, device=self.probe.device)
+        self.points = aligned[:, :size]  # rows that begin at multiples of 64 are read faster
+        for row, point in zip(self.points, self.curve.points, strict=True):
+            row.copy_(self.probe.native(point.vector))
+        self.hold(self.points[1:-1], torch.zeros_like(self.points[1:-1]))
+
+    def uniform(self) -> float:
+        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+
+    @abstractmethod
+    def draw(self) -> Sequence[float]:
+        """The numbers that decide where the next step stands."""
+
+    def stand(self, coefficients: Tensor) -> None:
+        """Write phi(t) into the probe in one pass over the control points."""
+        self.coefficients = coefficients
+        self.combine(self.points, coefficients, self.probe.point)
+        self.probe.moved()
+
+    @staticmethod
+    def combine(points: Tensor, coefficients: Tensor, out: Tensor) -> None:
+        torch.mv(points.T, coefficients.to(points.dtype), out=out)
+
+    def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
+        torch.outer(self.coefficients[1:-1].to(self.points.dtype), self.probe.grad, out=self.gradient)
+
+    def decay(self, weight_decay: float) -> None:
+        rates = weight_decay * self.coefficients[1:-1].to(self.gradient.dtype)
+        for stretch in self.probe.decayed:
+            for piece in pieces(stretch):
+                self.gradient[:, piece].addr_(rates, self.probe.point[piece].to(self.gradient))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def set_state(self, state: Mapping[str, Tensor]) -> None:
+        self.generator.set_state(state["generator"])
+
+    def snapshot(self) -> Curve:
+        return self.curve.with_bends([self.probe.canonical(vector).to(self.curve.start.vector) for vector in self.vectors])
+
+
+class UniformBends(Bends):
+    """Loss (2) of the paper: one t per step, drawn from U(0, 1)."""
+
+    def draw(self) -> Sequence[float]:
+        self.t = self.uniform()
+        return self.curve.checked_coefficients(self.t).tolist()
+
+    def place(self, controls: Tensor) -> None:
+        self.stand(controls)
+
+
+def pieces(stretch: slice) -> Iterator[slice]:
+    """Of at most BLOCK entries each, so that a copy of one is small."""
+    return (slice(start, min(start + BLOCK, stretch.stop)) for start in range(stretch.start, stretch.stop, BLOCK))

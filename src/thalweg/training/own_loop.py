@@ -7,8 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import ThalwegError
-from ..values import whole
+from ..errors import ThalwegError, whole
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .methods import Method

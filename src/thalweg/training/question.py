@@ -1,6 +1,6 @@
 """What training would compute, as facts that must be the same when it is resumed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,17 +9,19 @@ from torch.optim import Optimizer
 from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches, count
-from ..crew import Crew
 from ..errors import ThalwegError
-from ..evaluation.question import Facts, data_question, first_pass, rounding, summary
-from ..randomness import seeded, undisturbed
+from ..evaluation.question import Facts, curve_question, data_question, first_pass, measured_question, rounding, summary
+from ..runtime.compute import Mode, Processes
+from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..tasks import Task
-from ..weightspace.weights import Checkpoint, Weights
-from .engine import make_optimizer
+from ..weightspace.checkpoint import Checkpoint
+from ..weightspace.curves import Curve
+from ..weightspace.weights import Weights
 from .loop import Settings
 from .methods import Method, Plan
+from .optimizers import make_optimizer
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
@@ -29,35 +31,66 @@ OWN = ("param_groups", "defaults", "state")
 
 
 def training_question(
-    settings: Settings, module: nn.Module, start: Weights, task: Task, batches: Batches, vectors: Sequence[Tensor] = ()
+    settings: Settings,
+    module: nn.Module,
+    start: Weights,
+    task: Task,
+    batches: Batches,
+    mode: Mode,
+    processes: Processes,
+    vectors: Sequence[Tensor] = (),
 ) -> Facts:
     """vectors: what moves, if it is not the network itself."""
-    if Crew.present.size > 1:
+    if processes.size > 1:
         _check_whole(batches)
     data, first = data_question(batches, "the training data")
     return {
         **{name: getattr(settings, name) for name in PLAIN},
-        "precision": settings.mode.precision,
+        "precision": mode.precision,
         **data,
-        **first_pass(module, start, task, first, settings.mode, "the first batch", trains=True),
+        **first_pass(module, start, task, first, mode, "the first batch", trains=True),
         "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
         **_optimizer_question(settings, [v.detach() for v in vectors or [start.vector]]),
     }
 
 
+def fit_question(module: nn.Module, keep: Collection[int], **common: Any) -> Facts:
+    start = Weights.of(module)
+    own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
+    return own | training_question(module=module, start=start, **common)
+
+
+def connect_question(curve: Curve, loss: str, same_t: bool, **common: Any) -> Facts:
+    moving = [bend.vector for bend in curve.bends]
+    trained = training_question(start=curve.start, vectors=moving, **common)
+    return {**trained, **curve_question(curve), "loss": loss, "same_t": same_t}
+
+
 def walk_question(
-    settings: Settings, module: nn.Module, task: Task, batches: Batches, method: Method, plan: Plan, starts: Sequence[Any]
+    module: nn.Module,
+    task: Task,
+    method: Method,
+    plan: Plan,
+    starts: Sequence[Any],
+    watch: Mapping[str, Batches],
+    mode: Mode,
+    **common: Any,
 ) -> Facts:
     """starts: weights, checkpoints, or None for the module's own weights."""
     points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
     names = [f"start {k}" for k in range(1, len(starts) + 1)]
     states = {f"the optimizer state of {name}": _state(here) for name, here in zip(names, starts, strict=True)}
     return {
-        **training_question(settings, module, points[0], task, batches),
+        **training_question(module=module, task=task, mode=mode, start=points[0], **common),
         "the method's": method_table(method, plan),
         "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", names),
         **states,
+        "watch": sorted(map(str, watch)),
+        **measured_question(module, points[0], task, watch, mode),
     }
+
+
+QUESTIONS: dict[str, Callable[..., Facts]] = {"fit": fit_question, "connect": connect_question, "walk": walk_question}
 
 
 def method_table(method: Method, plan: Plan) -> facts.Fact:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
-from ..crew import Crew
-from ..errors import Diverged, ThalwegError
+from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
-from ..evaluation.question import Facts, asked, measured_question
-from ..evaluation.results import Trace
-from ..modes import Mode
-from ..randomness import seeded
+from ..evaluation.question import asked
+from ..results import Trace
+from ..runtime.compute import Call, Mode
+from ..runtime.live import Accelerated
+from ..runtime.rng import seeded
 from ..store import files
-from ..store.runs import MEMBERS, TRACE, Run, opened
+from ..store.files import TRACE
+from ..store.runs import MEMBERS, Run, opened
 from ..tasks import Task
-from ..values import whole
+from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
-from ..weightspace.weights import Checkpoint, Weights
-from .engine import Engine, OptimizerFactory
-from .loop import Settings, train
+from ..weightspace.weights import Weights
+from .loop import Observer, Settings, train
 from .methods import Method, Plan
 from .motion import Network
+from .optimizers import OptimizerFactory
 from .question import walk_question
-from .saver import Observer
 
 Start = Weights | Checkpoint
 APART = 1_000_003  # between the seeds of several starts, which should not see the same order of data
@@ -82,34 +83,27 @@ def walk(
     epochs, seed = whole(epochs, "epochs", least=1), whole(seed, "seed")
     _check(starts, method)
     plan = method.plan(count(batches), epochs)
-    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, mode or Mode(), progress)
-    pooled = Walk()
-
-    def question() -> Facts:
-        point = given[0][0] or Weights.of(module)
-        watched = measured_question(module, point, task, watch or {}, common.mode)
-        return {
-            **walk_question(common, module, task, batches, method, plan, starts),
-            "watch": sorted(map(str, watch or {})),
-            **watched,
-        }
-
-    described, last = asked(run, question), f"trace-{len(given)}.json"
-    with opened(run, "walk", described, last) as held:
+    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
+    call, pooled = Call(mode or Mode(), progress), Walk()
+    once = call.processes.once
+    asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.mode)
+    question = asked(run, lambda: asking(settings=common, batches=batches, processes=call.processes), call.processes)
+    last = f"trace-{len(given)}.json"
+    with opened(run, "walk", question, last, call.processes) as held:
         for number, (weights, state) in enumerate(given):
             label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
             made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
             settings = replace(common, seed=seed + number * APART)
-            with opened(held and held.child(f"start-{number + 1}"), "walk", described, TRACE) as folder:
-                observer = WalkObserver(plan, task, watch or {}, made, folder)
-                if Crew.present.first_does(lambda: folder is None or not (folder.folder / TRACE).is_file()):
-                    motion = Network(Probe(module, weights, common.mode))
+            with opened(held and held.child(f"start-{number + 1}"), "walk", question, TRACE, call.processes) as folder:
+                observer = WalkObserver(plan, task, watch or {}, made, folder, call)
+                if once(lambda: folder is None or not (folder.folder / TRACE).is_file()):
+                    motion = Network(Probe(module, weights, call.mode))
                     try:
-                        train(motion, task, batches, settings, label, observer, state, folder)
+                        train(motion, task, batches, settings, call, label, observer, state, folder)
                     except Diverged as error:
                         error.members = [*pooled, *observer.members]
                         raise
-                members, trace = Crew.present.first_does(observer.end)
+                members, trace = once(observer.end)
             pooled.extend(members)
             pooled.traces.append(trace)
         if held is not None and not (held.folder / last).is_file():
@@ -137,8 +131,8 @@ def _check(starts: Sequence[Start | None], method: Method) -> None:
 class WalkObserver(Observer):
     """Keeps every network the plan asks for, and the story of every iteration."""
 
-    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None):
-        self.plan, self.task, self.watch, self.made, self.run = plan, task, watch, made, run
+    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None, call: Call):
+        self.plan, self.task, self.watch, self.made, self.run, self.call = plan, task, watch, made, run, call
         self.members: list[Weights] = []
         self.collected: list[int] = []
         self.lr: list[float] = []
@@ -146,16 +140,16 @@ class WalkObserver(Observer):
         self.watched_at: list[int] = []
         self.watched: dict[str, dict[str, list[float]]] = {name: {} for name in watch}
 
-    def begin(self, engine: Engine, steps: int) -> None:
-        self.probe, self.steps = engine.motion.probe, steps
+    def begin(self, step: Accelerated, steps: int) -> None:
+        self.probe, self.steps = step.plain.probe, steps
         self.measures = {
-            name: Measurement(self.probe.module, self.task, batches, self.probe.device, engine.mode, engine.replay.pool)
+            name: Measurement(self.probe.module, self.task, batches, self.probe.device, self.call.mode, step.pool)
             for name, batches in self.watch.items()
         }
         self.origin = self.probe.point.clone()
         if self.watch:
             with self.probe.kept():
-                prove_measuring(self.probe, self.task, next(iter(self.watch.values())), engine.mode).again()
+                prove_measuring(self.probe, self.task, next(iter(self.watch.values())), self.call.mode).again()
         self._look(0)
 
     def after_step(self, i: int, lr: float, loss: Tensor) -> None:
@@ -188,7 +182,7 @@ class WalkObserver(Observer):
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
         for key in ("collected", "lr", "watched_at", "watched"):
             setattr(self, key, about[key])
-        self.members = Crew.present.first_does(lambda: [Weights.load(self._file(i)) for i in self.collected])
+        self.members = self.call.processes.once(lambda: [Weights.load(self._file(i)) for i in self.collected])
 
     def _file(self, i: int) -> Path:
         assert self.run is not None

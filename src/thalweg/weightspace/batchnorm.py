@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count, home, source
-from ..errors import ThalwegError
-from ..explaining import during, explained
-from ..modes import Mode
-from ..randomness import seeded
-from ..replay import Replay, aside
+from ..errors import ThalwegError, during
+from ..explaining import explained
+from ..runtime.compute import Mode, present
+from ..runtime.cuda_graphs import Replay, aside
+from ..runtime.rng import seeded
 from ..tasks import Task, split
-from .modules import STATISTICS, batch_norms
+from .layout import STATISTICS, batch_norms
 from .probe import Probe
 from .proof import prove_on
 from .state import Contents, ModuleState, kept
@@ -40,7 +40,7 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     """
     probe = Probe(module, weights)
     forward = task.loss if task else _plain_forward
-    with aside(probe.device):
+    with aside(probe.device, present.get().stream):
         if weights.layout.statistics:
             count(batches, "the refresh batches")
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)

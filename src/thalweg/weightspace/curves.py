@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ThalwegError
-from ..explaining import WAS, note
+from ..errors import WAS, ThalwegError, note, number, whole
 from ..store import files
-from ..values import number, whole
 from .layout import Layout
 from .weights import Weights, check_agreement, combine, inner_products
 
@@ -143,8 +141,11 @@ class Curve(ABC):
         return inner_products([point.vector for point in self.points]).cpu()
 
     def to(self, device: torch.device | str) -> "Curve":
+        points = tuple(point.to(device) for point in self.points)
+        if all(there is here for there, here in zip(points, self.points, strict=True)):
+            return self
         other = copy(self)
-        other.points = tuple(point.to(device) for point in self.points)
+        other.points = points
         return other
 
     def with_bends(self, vectors: Sequence[Tensor]) -> "Curve":

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..errors import ThalwegError
-from ..values import number
-from .modules import named_parameters
+from ..errors import ThalwegError, number
+from .layout import named_parameters
 from .weights import Weights, check_agreement
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -4,8 +4,7 @@ from math import hypot
 
 import torch
 
-from ..errors import ThalwegError
-from ..values import number
+from ..errors import ThalwegError, number
 from .curves import Curve
 from .layout import Layout
 from .weights import Weights, check_agreement, check_weights, combine, inner_products

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..errors import ThalwegError
-from ..modes import Mode
-from ..randomness import undisturbed
-from ..text import first_line
-from .base import held_once
-from .layout import Layout, overlap, span
-from .modules import compiled, named_buffers, named_parameters, unwrapped
-from .state import Contents, ModuleState, kept, plain
+from ..errors import ThalwegError, first_line
+from ..runtime.compute import Mode
+from .frozen import held_once
+from .layout import Layout, compiled, named_buffers, named_parameters, overlap, span, unwrapped
+from .state import Contents, ModuleState, kept, plain, same_randomness
 from .weights import Weights, check_state
 
 
@@ -239,7 +236,7 @@ class Probe:
         """The copy and its moving parameters; a network that does not take ours (scripted, or with a `__deepcopy__` of its own
         that makes new ones) is written to tensor by tensor."""
         memo = self._viewing(originals) if self.views else {}
-        with undisturbed():
+        with same_randomness():
             copy = _private_copy(self.original, memo)
         named, _ = named_parameters(copy)
         found = [named.get(name) for name in self.layout.names]

@@ -14,12 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..batches import Batches, mapped, source, tensors_in
-from ..errors import ThalwegError
-from ..explaining import during, explained
-from ..randomness import seed_all, seeded
-from ..threads import few_threads
-from .layout import span
-from .modules import named_parameters
+from ..errors import ThalwegError, during
+from ..explaining import explained
+from ..runtime.rng import seed_all, seeded
+from ..runtime.threads import few_threads
+from .layout import named_parameters, span
 from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
 

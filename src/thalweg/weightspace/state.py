@@ -199,3 +199,15 @@ def _go_to(generator: Any, state: Any) -> None:
         generator.setstate(state)
     else:
         generator.bit_generator.state = state
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Whatever is drawn inside from the global generators, such as by a network's own `__deepcopy__`, is undone."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ..errors import ThalwegError
 from ..store import files
 from ..store.checkpoints import find_state
-from ..store.packing import packed, unpacked
-from ..store.schema import check_fields
-from .base import held_once, read_stored, store_once
-from .layout import Layout
-from .modules import named_buffers, named_parameters
+from .frozen import held_once, read_stored, store_once
+from .layout import Layout, named_buffers, named_parameters
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
 
 BLOCK = 1 << 22  # entries turned to float64 at a time
 
@@ -120,6 +120,9 @@ class Weights:
         return float(inner_products([self.vector, other.vector])[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
+        """The same point on another device; itself if it is there."""
+        if all(tensor.device == torch.device(device) for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())):
+            return self
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
         frozen = {name: held_once(name, value.to(device), copy=False) for name, value in self.frozen.items()}
         return replace(self, vector=self.vector.to(device), buffers=buffers, frozen=frozen)
@@ -189,41 +192,6 @@ class Weights:
         with files.reading(path):
             base = read_stored(path, about["base"]) if "base" in about else {}
             return cls.from_tensors(Layout.from_dict(about["layout"]), {**tensors, **base}, about["made"])
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A moment of plain training: weights, and the state of the optimizer that moves them.
-
-    optimizer: the state by name, vectors in the order of the weights. kind: the optimizer's class. epoch: when it was.
-    extra: what the optimizer keeps elsewhere, such as values of its groups that it changes.
-    """
-
-    weights: Weights
-    optimizer: dict[str, Tensor]
-    kind: str
-    epoch: int
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def save(self, path: str | Path, apart: bool = False) -> None:
-        """Write one safetensors file; `apart` as in `Weights.save`."""
-        own, about = self.weights._parts(Path(path), apart)
-        tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
-        beside, extra = packed(self.extra)
-        tensors |= {f"extra/{name}": tensor for name, tensor in beside.items()}
-        story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
-        files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Checkpoint":
-        tensors, about = files.load_tensors(Path(path), "checkpoint")
-        weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
-        with files.reading(Path(path)):
-            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
-            found = cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
-            check_fields(found)
-        return found
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:

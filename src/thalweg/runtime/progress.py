@@ -5,7 +5,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .explaining import WAS, note
+from ..errors import WAS, note
+from .compute import present
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -24,6 +25,7 @@ class Progress:
         self.started = self.looked = time.monotonic()
         self.before: int | None = None  # how much of it an earlier process had done, which says nothing about the pace
         self.bar: RichProgress | None = None
+        self.bars = present.get().bars
 
     def __enter__(self) -> "Progress":
         return self
@@ -44,7 +46,9 @@ class Progress:
             print(self._line(note), file=sys.stderr, flush=True)
             return
         if self.bar is None:
-            self.bar = _shared()
+            self.bar = self.bars[0] if self.bars else _bar()
+            self.bar.start()
+            self.bars.append(self.bar)
             self.row = self.bar.add_task(self.description, total=self.total, note=note)
         self.bar.update(self.row, completed=self.done, note=note)
 
@@ -60,7 +64,9 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
             self.bar.stop_task(self.row)
-            _release()
+            self.bars.pop()
+            if not self.bars:
+                self.bar.stop()
 
 
 def _clock(seconds: float) -> str:
@@ -69,23 +75,6 @@ def _clock(seconds: float) -> str:
     ('0:01:01', '1:00:00')
     """
     return str(timedelta(seconds=max(0, round(seconds))))
-
-
-_open: "list[RichProgress]" = []  # the one on the screen, once for each row in use
-
-
-def _shared() -> "RichProgress":
-    """Runs that take turns have one row each."""
-    bar = _open[0] if _open else _bar()
-    bar.start()
-    _open.append(bar)
-    return bar
-
-
-def _release() -> None:
-    bar = _open.pop()
-    if not _open:
-        bar.stop()
 
 
 def _bar() -> "RichProgress":

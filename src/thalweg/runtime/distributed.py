@@ -1,11 +1,11 @@
-"""Several processes that do one run together, started by torchrun: which one this is, its share, and what all exchange."""
+"""Several processes that do one run together, started by torchrun: which rank this is, its share, and what all exchange."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,15 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from .batches import mapped, tensors_in
-from .errors import ThalwegError
-from .randomness import seeded
-from .store.facts import differences, is_fact
+from ..batches import mapped, tensors_in
+from ..errors import ThalwegError
+from ..store.facts import differences, is_fact
+from .compute import Processes, present
+from .rng import seeded
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # for a process that neither answers nor ends; one point of a scan may take long
 APART = 1_000_003  # between the random numbers of two steps, and of two processes
-TOLD = "thalweg has told what went wrong"
+REPORTED = "thalweg has reported what went wrong"
 
 
 class Parted(ThalwegError):
@@ -29,23 +30,20 @@ class Parted(ThalwegError):
 
 
 @dataclass(frozen=True)
-class Crew:
+class Ranks:
     """The processes of a run: `rank` is this one's number, from 0, and `size` how many there are."""
 
-    rank: int = 0
-    size: int = 1
+    rank: int
+    size: int
     store: Any = None
-    present: ClassVar["Crew"]
 
     @property
     def first(self) -> bool:
-        """The one that reads and writes run folders, and speaks."""
+        """Whether this is rank 0, which reads and writes run folders, and reports."""
         return self.rank == 0
 
     def share(self, batch: Any) -> tuple[Any, bool]:
-        """This process's part of a batch; where there are too few examples, one of them, and False: it does not count."""
-        if self.size == 1:
-            return batch, True
+        """This rank's part of a batch; where there are too few examples, one of them, and False: it does not count."""
         length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
         if not length:
             raise ThalwegError(
@@ -57,10 +55,8 @@ class Crew:
         some = slice(low, high) if high > low else slice(0, 1)
         return mapped(batch, lambda item: _cut(item, length, some)), high > low
 
-    def first_does(self, work: Callable[[], T]) -> T:
-        """Done by the first process; what comes of it is everybody's, an error too."""
-        if self.size == 1:
-            return work()
+    def once(self, work: Callable[[], T]) -> T:
+        """Done by rank 0, and broadcast: a result as well as an error."""
         box: list[Any] = [_tried(work) if self.first else None]
         _meeting(lambda: dist.broadcast_object_list(box, src=0))
         found, error = box[0]
@@ -68,25 +64,19 @@ class Crew:
             raise error
         return found
 
-    def all(self, item: T) -> list[T]:
-        """Everybody's, in the order of ranks."""
-        if self.size == 1:
-            return [item]
+    def gather(self, item: T) -> list[T]:
+        """Those of all, in the order of ranks."""
         found: list[Any] = [None] * self.size
         _meeting(lambda: dist.all_gather_object(found, item))
         return found
 
-    def add(self, message: Tensor) -> None:
-        """In place, everybody's together."""
+    def all_reduce(self, message: Tensor) -> None:
+        """The sum over all ranks, in place."""
         _meeting(lambda: dist.all_reduce(message))
-
-    def any(self, *flags: bool) -> list[bool]:
-        """For each flag, whether somebody raised it."""
-        return [any(column) for column in zip(*self.all(flags), strict=True)]
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """All must have the same; what differs is named."""
-        first, *others = self.all(dict(facts))
+        first, *others = self.gather(dict(facts))
         for rank, other in enumerate(others, start=1):
             for name in (name for name in first if differences({name: first[name]}, {name: other.get(name)})):
                 odd = f"{name} is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
@@ -94,41 +84,40 @@ class Crew:
                 raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
-        """For a step: random numbers of this process alone, whichever came before."""
-        return nullcontext() if self.size == 1 else seeded(((seed * APART + step) * APART + self.rank + 1) % 2**63)
+        """For a step: random numbers of this rank alone, whichever came before."""
+        return seeded(((seed * APART + step) * APART + self.rank + 1) % 2**63)
 
-    def tells(self) -> bool:
-        """Whether this process is the one to say what went wrong: the first that asks."""
+    def reports(self) -> bool:
+        """Whether this rank is the one to say what went wrong: the first that asks."""
         try:
-            return self.store is None or self.store.add(TOLD, 1) == 1
+            return self.store is None or self.store.add(REPORTED, 1) == 1
         except RuntimeError:  # the store went with the process that kept it
             return True
 
 
-Crew.present = Crew()
-
-
 @contextmanager
-def join() -> Iterator[Crew]:
-    """Take part in the run that torchrun started; every call inside is made by all its processes. Alone it changes nothing.
+def distributed() -> Iterator[Processes]:
+    """Take part in the run that torchrun started; every call inside is made by all its ranks. Alone it changes nothing.
 
-    >>> with join() as crew:
-    ...     crew.rank, crew.size
+    >>> with distributed() as processes:
+    ...     processes.rank, processes.size
     (0, 1)
 
-    Batches given to `fit`, `connect` and `walk` are everybody's: each process takes its part of every batch. Points of a scan
-    and members of an ensemble are divided. Only the first process keeps a run folder.
+    All ranks are given the same batches in `fit`, `connect` and `walk`, and each takes its part of every batch. Points of a scan
+    and members of an ensemble are divided. Only rank 0 keeps a run folder.
     """
+    above = present.get()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
-        yield Crew.present
+        yield above.processes
         return
     own = not dist.is_initialized()
     store = _begin() if own else None
-    above, Crew.present = Crew.present, Crew(dist.get_rank(), dist.get_world_size(), store)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), store)
+    before = present.set(replace(above, processes=ranks))
     try:
-        yield Crew.present
+        yield ranks
     finally:
-        Crew.present = above
+        present.reset(before)
         if own:
             dist.destroy_process_group()
 

@@ -3,19 +3,19 @@
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from .errors import ThalwegError
-from .hidden import ABSENT, generator_state, generators, numbered, put_back, seed_generator, set_generator, values, walk
+from ..errors import ThalwegError
+from ..hidden import ABSENT, generator_state, generators, numbered, put_back, seed_generator, set_generator, values, walk
 
 Snapshot = dict[str, Any]
 
 
 @contextmanager
-def seeded(seed: int, *sources: Any) -> Iterator[None]:
+def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[None]:
     """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), for the length of a block.
 
     >>> with seeded(0):
@@ -23,10 +23,12 @@ def seeded(seed: int, *sources: Any) -> Iterator[None]:
     >>> with seeded(0):
     ...     bool((torch.rand(2) == first).all())
     True
+
+    world: of the interleaved run that lets others run inside the block.
     """
     if not -(2**63) <= seed < 2**63:
         raise ThalwegError(f"a seed must fit into 64 bits; got {seed}")
-    own, world = generators(*sources), World.present
+    own = generators(*sources)
     kept = [generator_state(generator) if world is None else world.before(generator) for generator in own]
     if world is not None:
         world.generators += own
@@ -57,14 +59,12 @@ def seed_all(seed: int) -> None:
 
 
 class World:
-    """All random states as one of several runs that take turns knows them, the generators that it was seeded with included.
+    """All random states as one of several interleaved runs knows them, the generators that it was seeded with included.
 
     seed: where it begins, None for where things stand. On CUDA cards it then has states of its own, since a recorded graph keeps
         the one it was recorded with.
     shared: in what state the first of the runs found each generator that they share.
     """
-
-    present: ClassVar["World | None"] = None
 
     def __init__(self, seed: int | None = None, shared: dict[int, tuple[Any, Any]] | None = None) -> None:
         self.generators: list[Any] = []
@@ -72,6 +72,7 @@ class World:
         defaults = torch.cuda.default_generators
         self.kept: tuple[torch.Tensor, Any, Any, list[torch.Tensor]]
         self.cuda = [g.graphsafe_get_state() if seed is None else g.clone_state() for g in defaults]
+        self.inside = False
         self.leave()
         if seed is not None:
             for own in self.cuda:
@@ -87,11 +88,12 @@ class World:
     def leave(self) -> None:
         own = [generator_state(generator) for generator in self.generators]
         self.kept = torch.get_rng_state(), random.getstate(), np.random.get_state(), own
-        if World.present is self:  # a recording that failed may have put another in its place
+        if self.inside:  # a capture that failed may have put another in its place
             self.cuda = [generator.graphsafe_get_state() for generator in torch.cuda.default_generators]
+        self.inside = False
 
     def enter(self) -> None:
-        World.present = self
+        self.inside = True
         cpu, python, numpy, own = self.kept
         torch.set_rng_state(cpu)
         random.setstate(python)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .batches import tensors_in
+from ..batches import tensors_in
 
 SMALL = 4e8  # parameters times numbers in a batch: a step of 20 ms or less, measured on two cores
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from .. import text
-from ..store import files
-from ..store.schema import check_fields
+from . import text
+from .store import files
+from .store.files import check_fields
 
 Values = dict[str, dict[str, np.ndarray]]
 SHARES = {
@@ -275,6 +275,72 @@ class Comparison(Saved):
     def _cell(self, method: str, multiple: int, name: str) -> str:
         value, spread = self.score(method, multiple, name)
         return shown(name, value) if isnan(spread) else f"{shown(name, value)} ± {shown(name, spread)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Saved):
+    """Everything about an ensemble on one data set; all shares, no percentages.
+
+    growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
+    members: the scores of each member alone.
+    pairs: for each pair of members, the share of the data on which they disagree.
+    distances: between consecutive members, in weight space.
+    reliability: for each bin of the ensemble's confidence its share of the data, its accuracy, its mean confidence.
+    epochs: how many had been trained when each member was there, where that is known.
+    """
+
+    saved_as = "report"
+    growth: list[dict[str, float]]
+    members: list[dict[str, float]]
+    pairs: list[list[float]]
+    distances: list[float]
+    reliability: list[list[float]] = field(default_factory=list)
+    epochs: list[float] | None = None
+
+    def check(self) -> None:
+        super().check()
+        self.table()
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return self.growth[-1]
+
+    def table(self) -> str:
+        """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
+        names = list(self.scores)
+        alone = names[0]
+        header = ["members", f"own {titled(alone)}", *map(titled, names)]
+        rows = [
+            [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
+            for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
+        ]
+        return text.grid(header, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class CurveEnsemble(Saved):
+    """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
+
+    t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
+    temperatures: scaling -> one per point (the mean of both halves where they were cross-fitted).
+    nll: scaling -> the test NLL of each point. scores: scaling -> the scores of the ensemble of all points.
+    reliability: scaling -> for each bin of the ensemble's confidence its share of the data, accuracy and mean confidence.
+    fitted_on: what the temperatures were fitted on.
+
+    The scalings: "none"; "one" temperature for all; "train loss", proportional to it; "inverse train loss", the other
+    way round; "per point".
+    """
+
+    saved_as = "curve-ensemble"
+    t: list[float]
+    train_loss: list[float]
+    error: list[float]
+    pair_error: list[float]
+    temperatures: dict[str, list[float]]
+    nll: dict[str, list[float]]
+    scores: dict[str, dict[str, float]]
+    reliability: dict[str, list[list[float]]]
+    fitted_on: str
 
 
 def ratio_text(scan: Scan) -> str:

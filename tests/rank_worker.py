@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.store.runs import LOG, Run
-from thalweg.training.connect import Bends
+from thalweg.training.motion import UniformBends
 
 NAMES = ["mlp", "transformer_dict", "tied_lstm", "frozen", "two_inputs"]
 
@@ -18,7 +18,7 @@ def settings(animal, **more):
     return {"epochs": -(-50 // len(animal.batches())), "lr": 0.05, "weight_decay": 0.01, "progress": False, **more}
 
 
-def together(crew):
+def together(processes):
     """What must not depend on the number of processes."""
     found = {}
     for name in NAMES:
@@ -34,16 +34,16 @@ def together(crew):
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False)
     found["walk"] = torch.stack([member.vector for member in members])
-    run = Run(Path(sys.argv[2]) / f"run-{crew.size}")
+    run = Run(Path(sys.argv[2]) / f"run-{processes.size}")
     tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))
-    told = crew.first_does(lambda: [entry["loss"] for entry in run.lines(LOG)])
+    told = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
     found["losses"] = torch.tensor(told, dtype=torch.float64)
     scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     return found
 
 
-def apart(crew):
+def apart(processes):
     """What belongs to one process, and what all must share nevertheless."""
     normal, dropping = ZOO["conv_bn"], ZOO["dropout"]
     even = normal.batches()[:2]  # batch norm cannot learn from the single example that half of the last one may be
@@ -60,7 +60,7 @@ def apart(crew):
     own = {"loss": "arclength", **settings(normal)}
     curve = tw.connect(Masked(), tw.Bezier(a, b), tw.classification(), odd_batches(), **own)
     found["arclength"] = curve.bends[0].vector
-    return found | one_step(crew)
+    return found | one_step(processes)
 
 
 class Masked(torch.nn.Module):
@@ -87,24 +87,24 @@ def odd_batches():
     return [(torch.rand(n, 4, generator=g).double(), torch.randint(3, (n,), generator=g)) for n in (8, 8, 1)]
 
 
-def one_step(crew):
+def one_step(processes):
     """A step along a curve with one t for each process, and where each of them stood."""
     animal, stood = ZOO["mlp"], []
-    before = Bends.draw
+    before = UniformBends.draw
 
     def noted(self):
         numbers = before(self)
         stood.append(self.t)
         return numbers
 
-    Bends.draw = noted
+    UniformBends.draw = noted
     batch = animal.batches()[:1]
     a, b = animal.ends()
     curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0)
     return {"t": torch.tensor(stood, dtype=torch.float64), "bend": curve.bends[0].vector}
 
 
-def disagreements(crew):
+def disagreements(processes):
     """Messages of runs that the processes started differently."""
     animal, said = ZOO["mlp"], {}
     version = tw.__version__
@@ -115,7 +115,7 @@ def disagreements(crew):
         )
 
     def other_version():
-        tw.__version__ = version if crew.first else "0.0.0"
+        tw.__version__ = version if processes.first else "0.0.0"
         try:
             return fit()
         finally:
@@ -124,17 +124,17 @@ def disagreements(crew):
     x, y = animal.batches()[0]
     normal = ZOO["conv_bn"]
     taken = Path(sys.argv[2]) / "taken"
-    if crew.first:
+    if processes.first:
         taken.mkdir()
         (taken / "something").touch()
     cases = {
-        "settings": lambda: fit(weight_decay=0.01 * (1 + crew.rank)),
-        "data": lambda: fit(batches=[(x + crew.rank, y)]),
-        "start": lambda: fit(module=animal.module(crew.rank)),
+        "settings": lambda: fit(weight_decay=0.01 * (1 + processes.rank)),
+        "data": lambda: fit(batches=[(x + processes.rank, y)]),
+        "start": lambda: fit(module=animal.module(processes.rank)),
         "version": other_version,
-        "scan": lambda: tw.scan(animal.module(1), list(animal.ends()), animal.task, {"x": [(x + crew.rank, y)]}),
-        "nothing": lambda: crew.first_does(lambda: 1),
-        "first": lambda: crew.first_does(lambda: 1 / 0),
+        "scan": lambda: tw.scan(animal.module(1), list(animal.ends()), animal.task, {"x": [(x + processes.rank, y)]}),
+        "nothing": lambda: processes.once(lambda: 1),
+        "first": lambda: processes.once(lambda: 1 / 0),
         "folder": lambda: fit(run=taken),
         "single": lambda: tw.fit(
             normal.module(1), normal.task, [tuple(t[:3] for t in normal.batches()[0])] * 2, epochs=1, lr=0.1
@@ -148,7 +148,7 @@ def disagreements(crew):
     return said
 
 
-def card(crew):
+def card(processes):
     """The same on a CUDA card, which all processes use."""
     found = {}
     for name in ("mlp", "conv_bn", "transformer_dict"):
@@ -168,9 +168,9 @@ def main():
     what, folder = sys.argv[1], Path(sys.argv[2])
     if what == "card" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")  # the user's own, since NCCL wants a card for each process
-    with tw.crew.join() as crew:
-        found = {"together": together, "apart": apart, "card": card, "disagreements": disagreements}[what](crew)
-        torch.save(found, folder / f"{what}-{crew.size}-{crew.rank}.pt")
+    with tw.distributed() as processes:
+        found = {"together": together, "apart": apart, "card": card, "disagreements": disagreements}[what](processes)
+        torch.save(found, folder / f"{what}-{processes.size}-{processes.rank}.pt")
         os._exit(0)  # the last of the disagreements leaves processes apart, and gloo's threads may abort one that ends
 
 

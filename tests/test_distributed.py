@@ -14,7 +14,7 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.crew import Crew, _own_card
+from thalweg.runtime.distributed import Ranks, _own_card
 from thalweg.training.question import _check_whole
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def torchrun(number, *arguments):
 
 def found(what, number, folder):
     """What the processes wrote, in the order of their ranks."""
-    command = torchrun(number, str(HERE / "crew_worker.py"), what, str(folder))
+    command = torchrun(number, str(HERE / "rank_worker.py"), what, str(folder))
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"{what}-{number}-{rank}.pt") for rank in range(number)]
@@ -181,15 +181,14 @@ def test_what_fails_in_all_processes_is_told_once(tmp_path):
 
 def test_batches_are_divided_along_their_first_dimension():
     batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "name": "a"}
-    parts = [Crew(rank, 3).share(batch) for rank in range(3)]
+    parts = [Ranks(rank, 3).share(batch) for rank in range(3)]
     assert [part["y"].tolist() for part, _ in parts] == [[0], [1, 2], [3, 4]]
     assert torch.equal(torch.cat([part["x"] for part, _ in parts]), batch["x"])
     assert all(counts and part["name"] == "a" and part["scale"] == 3 for part, counts in parts)
-    assert Crew().share(batch)[0] is batch
 
 
 def test_too_few_examples_leave_some_without():
-    parts = [Crew(rank, 4).share((torch.arange(2),)) for rank in range(4)]
+    parts = [Ranks(rank, 4).share((torch.arange(2),)) for rank in range(4)]
     assert [counts for _, counts in parts] == [False, True, False, True]
     assert [part[0].tolist() for part, counts in parts if counts] == [[0], [1]]
     assert all(len(part[0]) == 1 for part, _ in parts)
@@ -207,7 +206,7 @@ def test_too_few_examples_leave_some_without():
 )
 def test_what_cannot_be_divided_is_refused(batch):
     with pytest.raises(tw.ThalwegError, match="divided along the first dimension"):
-        Crew(0, 2).share(batch)
+        Ranks(0, 2).share(batch)
 
 
 def test_loaders_that_divide_the_data_themselves_are_refused():
@@ -230,7 +229,7 @@ def test_every_process_draws_its_own_numbers_in_a_step_and_all_go_on_as_one():
     drawn, after = [], []
     for rank in (0, 1, 1):
         torch.manual_seed(0)
-        with Crew(rank, 2).apart(7, 3):
+        with Ranks(rank, 2).apart(7, 3):
             drawn.append(float(torch.rand(())))
         after.append(float(torch.rand(())))
     assert drawn[0] != drawn[1] == drawn[2]

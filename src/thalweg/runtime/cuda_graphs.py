@@ -2,7 +2,6 @@
 
 import gc
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .batches import mapped, tensors_in
-from .modes import say_slower
-from .text import first_line
+from ..batches import mapped, tensors_in
+from ..errors import first_line
+from .compute import say_slower
 from .threads import few_threads
 
 FORMS = 8  # different shapes of batches that are recorded; further ones run as they are
 SYNCHRONIZED = "called a synchronizing CUDA operation"
-place = threading.local()  # `place.number` tells runs apart that take turns
 
 
 class Replay:
@@ -178,12 +176,15 @@ class _Form:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """Work on a stream of its own, one for each run that takes turns, since the default stream cannot be recorded."""
+def aside(device: torch.device, number: int = 0) -> Iterator[None]:
+    """Work on another stream, since the default stream cannot be captured.
+
+    number: tells interleaved runs apart, each of which has its own.
+    """
     if device.type != "cuda":
         yield
         return
-    stream, current = _stream(device, getattr(place, "number", 0)), torch.cuda.current_stream(device)
+    stream, current = _stream(device, number), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     try:
         with torch.cuda.device(device), torch.cuda.stream(stream):

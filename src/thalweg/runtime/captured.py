@@ -1,0 +1,124 @@
+"""The whole of a step as one CUDA graph, captured once and replayed with other numbers."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from ..errors import first_line
+from ..training.step import Step
+from ..weightspace.batchnorm import counted_at_once
+from .compute import say_slower
+from .cuda_graphs import Replay
+
+
+class Captured:
+    """A step on a GPU. Learning rate and controls come through one small tensor, so that the captured part is always the same.
+
+    The first two steps of each kind of batch run as they are, and are watched; see `Replay`.
+    """
+
+    def __init__(self, step: Step):
+        self.step, probe = step, step.probe
+        watched = (step.optimizer, step.task.loss, step.task.predict, step.make)
+        self.replay = Replay(self._work, probe.module, probe.device, True, settle=self._settle, others=watched)
+        self.numbers = torch.zeros(1 + step.motion.controls, dtype=torch.float64, device=probe.device)
+        self.rate, self.lr, self.fused = torch.zeros((), device=probe.device), 0.0, None
+        step.mean_loss = self._counted(step.mean_loss)
+        if self.replay.active:
+            self.fused = fused_update(step, self.numbers)
+            _make_capturable(step.optimizer)
+            step.memory_on_device = True
+
+    def __call__(self, batch: Any, lr: float) -> Tensor:
+        numbers = torch.tensor([lr, *self.step.motion.draw()], dtype=torch.float64)
+        self.numbers.copy_(numbers.pin_memory(), non_blocking=True)
+        self.lr = lr
+        return self.replay(batch)
+
+    def _counted(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            with counted_at_once(self.step.probe.module) if self.replay.active else nullcontext():
+                return loss(*args)
+
+        return counted
+
+    def _work(self, batch: Any) -> Tensor:
+        """All of a step that happens on the GPU."""
+        probe, step = self.step.probe, self.step
+        loss = step.forward(batch, self.numbers[1:])
+        if torch.cuda.is_current_stream_capturing():
+            self._captured_update(loss)
+        else:
+            before = len(probe.unreached)
+            probe.backward(loss)
+            self._update(loss.detach())
+            if len(probe.unreached) < before:
+                self.replay.forget()  # what was captured knows which parameters decay
+        return loss.detach()
+
+    def _captured_update(self, loss: Tensor) -> None:
+        """Without `.grad`, whose bookkeeping belongs to another stream; if possible in one pass over all that moves."""
+        probe = self.step.probe
+        gradients = probe.gradients(loss)
+        unused = {name for name, gradient in zip(probe.layout.names, gradients, strict=True) if gradient is None}
+        if self.fused is not None and unused <= probe.unreached:
+            self.fused(gradients, probe.point)
+        else:
+            probe.gather(gradients)
+            self._update(loss.detach())
+
+    def _update(self, loss: Tensor) -> None:
+        self.step.chain_rule(loss)
+        if self.replay.active:
+            self.rate.copy_(self.numbers[0])
+        self.step.update(self.rate if self.replay.active else self.lr)
+
+    def _settle(self) -> None:
+        if self.fused is not None:
+            self.fused.settle()
+
+
+def _make_capturable(optimizer: Optimizer) -> None:
+    """Some optimizers count their steps on the host unless they are asked not to."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def fused_update(step: Step, numbers: Tensor) -> Any:
+    """One kernel for the whole update, if it is plain SGD in float32 that is asked for."""
+    own, *others = step.optimizer.param_groups
+    usual = type(step.optimizer) is SGD and not others and not (own["nesterov"] or own["dampening"] or own["maximize"])
+    moving = step.motion.block
+    if not usual or step.clip is not None or not step.motion.linear or moving.dtype != torch.float32 or not kernels():
+        return None
+    own["fused"], own["foreach"] = True, False  # which takes a rate from the GPU in steps that are not captured, too
+    momenta = None
+    if own["momentum"]:
+        aligned = -(-moving.shape[1] // 64) * 64
+        momenta = torch.zeros(len(moving), aligned, dtype=moving.dtype, device=moving.device)[:, : moving.shape[1]]
+        for vector, momentum in zip(step.motion.vectors, momenta, strict=True):
+            step.optimizer.state[vector]["momentum_buffer"] = momentum
+    sizes = [slot.numel() for slot in step.probe.slots(step.probe.point)]
+    return kernels().Update(moving, momenta, numbers, own["momentum"], step.weight_decay, sizes)
+
+
+@cache
+def kernels() -> Any:
+    """Our own kernels, where there is a compiler for them."""
+    try:
+        from . import kernels as found
+
+        found.combine(torch.ones(1, 64, device="cuda"), torch.ones(1, device="cuda").double(), torch.empty(64, device="cuda"))
+    except ImportError:
+        return None
+    except Exception as error:  # Triton needs a C compiler, and says so in many ways
+        say_slower("curves and updates take more passes", f"our kernels cannot be built ({first_line(error)})")
+        return None
+    return found

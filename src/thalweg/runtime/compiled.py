@@ -1,0 +1,63 @@
+"""The loss of a batch through torch.compile, once a trial has shown that this works."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import first_line
+from ..training.step import Step, mean_loss
+from ..weightspace.state import kept
+from .compute import say_slower
+from .cuda_graphs import form_of
+from .rng import undisturbed
+
+Loss = Callable[..., tuple[Tensor, int]]
+
+
+class Compiled:
+    """A step whose loss is compiled for batches of the shapes and dtypes of the first; others run as they are.
+
+    The second time they come, compiling is tried on one of them, forward and backward, of which nothing remains.
+    """
+
+    def __init__(self, step: Step):
+        self.step, self.wanted, self.first_form = step, True, ""
+        self.function: Loss | None = None
+
+    def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, int]:
+        """What the step takes for its loss, under autocast and whatever else surrounds a forward pass."""
+        compiled = self.function if self.function is not None and form_of(drawn) == self.first_form else mean_loss
+        return compiled(task, module, make, drawn)
+
+    def before(self, drawn: Any) -> None:
+        """Before each step."""
+        if not self.wanted:
+            return
+        form = form_of(drawn)
+        if not self.first_form:
+            self.first_form = form
+        elif form == self.first_form:
+            self.wanted = False
+            try:
+                self._try(drawn)
+            except Exception as error:  # the compiler's own, of many kinds
+                self.function = None
+                say_slower("the network is not compiled", f"{type(error).__name__}: {first_line(error)}")
+
+    def _try(self, drawn: Any) -> None:
+        step, probe = self.step, self.step.probe
+        many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
+        with undisturbed(), kept(probe.module), warnings.catch_warnings(), many:
+            warnings.simplefilter("ignore")
+            self.function = _compiled()
+            probe.gradients(step.mean_loss(step.task, probe.module, step.make, drawn)[0])
+
+
+@cache
+def _compiled() -> Loss:
+    """One for all, so that a network of a kind that was compiled before need not be again."""
+    return torch.compile(mean_loss, dynamic=False)

@@ -1,0 +1,197 @@
+"""What a training loop runs inside: accelerators for its step, seed, stream, bar, signals, and the state in a run folder."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..batches import Batches
+from ..explaining import explained
+from ..store.runs import Interrupts, Run
+from ..training.checkpoint import Course, checkpoint, restore
+from ..training.extra import OptimizerExtra
+from ..training.motion import Bends
+from ..training.step import Step
+from ..weightspace.checkpoint import Checkpoint
+from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
+from .compute import Call, Context, Mode, say_slower
+from .progress import Progress
+from .rng import seeded
+from .threads import few_threads
+
+if TYPE_CHECKING:
+    from .captured import Captured
+    from .compiled import Compiled
+    from .exchange import DistributedStep
+
+
+class Accelerated:
+    """A step with the wrappers that suit it; the one place where these are chosen. A step on a CPU alone gets none."""
+
+    def __init__(self, step: Step, context: Context, mode: Mode, seed: int = 0, steps: int = 0):
+        self.plain, device = step, step.probe.device
+        self.compiled = _compiled(step) if mode.compiles(device, steps) else None
+        if mode.precision != "fp32":
+            step.mean_loss = _cast(mode, device, step.mean_loss)
+        if device.type == "cuda" and isinstance(step.motion, Bends) and step.motion.block.dtype == torch.float32:
+            _combine_by_kernel(step.motion)
+        alone = context.processes.size == 1
+        self.distributed = None if alone else _distributed(step, context, seed)
+        self.captured = _captured(step) if alone and step.motion.on_device and mode.records(device) else None
+        self.step: Callable[[Any, float], Tensor] = self.captured or self.distributed or step
+        self.optimizer, self.proven = OptimizerExtra(step.optimizer), False
+
+    def __call__(self, batch: Any, lr: float) -> Tensor:
+        with explained(self.plain.probe.module, batch):
+            if self.compiled is not None:
+                self.compiled.before(batch)
+            if self.proven:
+                return self._step(batch, lr)
+            self.proven = True
+            return self._watched(batch, lr)
+
+    def _step(self, batch: Any, lr: float) -> Tensor:
+        if self.captured is not None:  # which asks for threads by itself, as long as it captures nothing
+            return self.captured(batch, lr)
+        with few_threads(self.plain.probe.device, self.plain.probe.module, batch):
+            return self.step(batch, lr)
+
+    def _watched(self, batch: Any, lr: float) -> Tensor:
+        """The first step: the network's copy must compute with its own weights, and as the original does."""
+        step, probe = self.plain, self.plain.probe
+        loss, looked = step.mean_loss, list[Watch]()
+
+        def watching(*args: Any) -> Any:
+            step.mean_loss = loss
+            watch, found = watched(probe, lambda: loss(*args))
+            if watch is not None:
+                check_leaves(probe, found[0])
+                watch.check()
+                looked.append(watch)
+            return found
+
+        step.mean_loss = watching
+        try:
+            found = self._step(batch, lr)
+        finally:
+            step.mean_loss = loss
+        if looked:
+            with suppress(torch.OutOfMemoryError), probe.kept():
+                prove_copy(probe, looked[0])
+        return found
+
+    @property
+    def pool(self) -> Any:
+        """Memory of CUDA graphs that measurements along the run may share."""
+        return self.captured.replay.pool if self.captured is not None else None
+
+    def checkpoint(self, epoch: int) -> Checkpoint:
+        """Where plain training stands, with the optimizer's state."""
+        return checkpoint(self.plain, epoch, self.optimizer)
+
+    def restore(self, start: Checkpoint) -> None:
+        """Take on the optimizer's state of a checkpoint."""
+        restore(self.plain, start, self.optimizer)
+
+    def close(self) -> None:
+        if self.captured is not None:
+            self.captured.replay.close()
+
+
+def _compiled(step: Step) -> "Compiled":
+    from .compiled import Compiled
+
+    compiled = Compiled(step)
+    step.mean_loss = compiled.loss
+    return compiled
+
+
+def _combine_by_kernel(motion: Bends) -> None:
+    from .captured import kernels
+
+    if kernels():
+        motion.combine = kernels().combine  # type: ignore[method-assign]
+
+
+def _distributed(step: Step, context: Context, seed: int) -> "DistributedStep":
+    from .distributed import Ranks
+    from .exchange import DistributedStep
+
+    assert isinstance(context.processes, Ranks)
+    return DistributedStep(step, context.processes, seed)
+
+
+def _captured(step: Step) -> "Captured | None":
+    if step.probe.hooked:
+        say_slower("steps are not captured", "parameters have hooks, which would run only while a step is captured")
+        return None
+    from .captured import Captured
+
+    return Captured(step)
+
+
+def _cast(mode: Mode, device: torch.device, loss: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(*args: Any) -> Any:
+        with mode.casting(device):
+            return loss(*args)
+
+    return cast
+
+
+class Live:
+    """A training loop under way."""
+
+    def __init__(self, step: Accelerated, context: Context, bar: Progress, interrupts: Interrupts, run: Run | None):
+        self.step, self.context, self.bar, self.interrupts, self.run = step, context, bar, interrupts, run
+
+    def resume(self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any) -> Course:
+        """How far the run has come: to where its folder says, or nowhere."""
+        self.course = Course(self.run, self.step.plain, observer, batches, passes, self.context, self.step.optimizer)
+        self.bar.done = self.course.done
+        if self.step.distributed is not None:
+            self.step.distributed.done = self.course.done
+        return self.course
+
+    def take_step(self, batch: Any, lr: float) -> Tensor:
+        if self.step.distributed is not None:
+            self.step.distributed.exchange.wish(*self._wishes())
+        return self.step(batch, lr)
+
+    def after_step(self, loss: Tensor) -> None:
+        """Show it; save if it is time, or if somebody wants to stop; let interleaved runs have their steps."""
+        self.bar.advance(f"loss {float(loss):.4f}" if self.bar.due() else "")
+        distributed, course = self.step.distributed, self.course
+        stop, due = self._wishes() if distributed is None else distributed.exchange.granted(course.done)
+        if self.run is not None and (stop or due):
+            course.save()
+        if stop and self.interrupts.wanted:
+            self.interrupts.grant(self.run, f"step {course.done}, in epoch {course.epoch}")
+        if self.context.slot is not None:
+            self.context.slot.pass_on()
+
+    def after_epoch(self) -> None:
+        if self.step.distributed is not None:
+            self.step.distributed.check_buffers()
+
+    def _wishes(self) -> tuple[bool, bool]:
+        return self.interrupts.asked is not None, self.run is not None and self.run.due(None)
+
+
+@contextmanager
+def running(step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None) -> Iterator[Live]:
+    """Everything that a loop of `total` steps runs inside."""
+    context, slot, device = call.context, call.context.slot, step.probe.device
+    call.mode.check(device)
+    with ExitStack() as stack:
+        stack.enter_context(seeded(seed, batches, world=None if slot is None else slot.world))
+        if device.type == "cuda":
+            from .cuda_graphs import aside
+
+            stack.enter_context(aside(device, context.stream))
+        accelerated = Accelerated(step, context, call.mode, seed, total)
+        stack.callback(accelerated.close)
+        bar = stack.enter_context(Progress(label, total, call.progress if context.processes.first else False))
+        wanted = context.processes.once(lambda: run is not None)
+        yield Live(accelerated, context, bar, stack.enter_context(Interrupts(wanted, slot)), run)

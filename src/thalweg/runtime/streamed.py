@@ -1,0 +1,52 @@
+"""The control points of a curve elsewhere than the network, or in another precision than its own."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..training.motion import Bends, pieces
+from ..weightspace.curves import Curve
+from ..weightspace.probe import Probe
+
+
+class StreamedBends(Bends):
+    """Phi(t) and the gradient go from one place to the other piece by piece. The ends stay as they came; the bends and what the
+    optimizer keeps of them are at least in float32, since a small step would be lost in less.
+
+    where: the device on which the control points are to lie.
+    """
+
+    linear = False
+
+    def __init__(self, probe: Probe, curve: Curve, seed: int, where: torch.device):
+        self.where, self.on_device = where, where == probe.device
+        super().__init__(probe, curve, seed)
+
+    def load_points(self) -> None:
+        self.ends = [self._in_order(end.vector).to(self.where) for end in (self.curve.start, self.curve.end)]
+        wide = torch.promote_types(self.probe.layout.dtype, torch.float32)
+        bends = torch.empty(len(self.curve.bends), self.probe.layout.size, dtype=wide, device=self.where)
+        for row, bend in zip(bends, self.curve.bends, strict=True):
+            row.copy_(self._in_order(bend.vector))
+        self.hold(bends, torch.zeros_like(bends))
+
+    def draw(self) -> Sequence[float]:
+        self.t = self.uniform()
+        return self.curve.checked_coefficients(self.t).tolist()
+
+    def place(self, controls: Tensor) -> None:
+        self.coefficients = controls.to(self.block)
+        for piece in pieces(slice(0, self.probe.layout.size)):
+            total = self.coefficients[1:-1] @ self.block[:, piece]
+            for end, c in zip(self.ends, (self.coefficients[0], self.coefficients[-1]), strict=True):
+                total.add_(end[piece].to(total) * c)
+            self.probe.point[piece].copy_(total)
+        self.probe.moved()
+
+    def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
+        for piece in pieces(slice(0, self.probe.layout.size)):
+            torch.outer(self.coefficients[1:-1], self.probe.grad[piece].to(self.block), out=self.gradient[:, piece])
+
+    def _in_order(self, vector: Tensor) -> Tensor:
+        return vector if self.probe.in_order else self.probe.native(vector)

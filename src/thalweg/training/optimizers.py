@@ -1,0 +1,82 @@
+"""The optimizer of a run: SGD with momentum, or the user's own."""
+
+from collections.abc import Callable, Sequence
+from inspect import signature
+from math import cos, pi
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from ..errors import ThalwegError, during
+
+Schedule = Callable[[int], float]
+
+
+def decay(lr: float, epochs: int, steps: int) -> Schedule:
+    """The decay of the paper's public code: constant for half the epochs, linear to 1 % at 90 %, then flat.
+
+    >>> rate = decay(0.1, epochs=10, steps=5)
+    >>> [round(rate(i), 4) for i in (1, 25, 26, 45, 50)]
+    [0.1, 0.1, 0.0753, 0.001, 0.001]
+
+    lr: the rate of the first half. epochs: of the whole run. steps: iterations per epoch; the rate changes between epochs, or in
+        a single one, all of which would be trained at 1 %, between iterations.
+    """
+
+    def rate(i: int) -> float:
+        done = ((i - 1) // steps + 1) / epochs if epochs > 1 else (i - 1) / steps
+        return lr * (1 - 0.99 * min(max(done - 0.5, 0.0) / 0.4, 1.0))
+
+    return rate
+
+
+def triangle(lr_max: float, lr_min: float, length: int) -> Schedule:
+    """FGE's cycle: down to `lr_min` in its first half, up again in its second.
+
+    >>> [round(triangle(0.05, 0.01, 4)(i), 3) for i in range(1, 9)]
+    [0.03, 0.01, 0.03, 0.05, 0.03, 0.01, 0.03, 0.05]
+    """
+
+    def rate(i: int) -> float:
+        t = ((i - 1) % length + 1) / length
+        return (1 - 2 * t) * lr_max + 2 * t * lr_min if t <= 0.5 else (2 - 2 * t) * lr_min + (2 * t - 1) * lr_max
+
+    return rate
+
+
+def cosine(lr_max: float, length: int) -> Schedule:
+    """Snapshot's cycle: from `lr_max` towards zero along a cosine, then at once back.
+
+    >>> [round(cosine(0.1, 4)(i), 3) for i in range(1, 6)]
+    [0.1, 0.085, 0.05, 0.015, 0.1]
+    """
+    return lambda i: lr_max / 2 * (cos(pi * ((i - 1) % length) / length) + 1)
+
+
+OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
+
+
+def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:
+    """SGD with momentum, or what the user's factory makes of the vectors."""
+    if factory is None:
+        whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
+        return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
+    with during("making the optimizer"):
+        optimizer = factory(vectors)
+    if not isinstance(optimizer, Optimizer):
+        raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
+    try:
+        signature(optimizer.step).bind()
+    except TypeError:
+        kind = type(optimizer).__name__
+        raise ThalwegError(f"the optimizer must take steps without a closure, and {kind} needs one: use another") from None
+    moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if sorted(moved) != sorted(map(id, vectors)):
+        raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")
+    if any(group.get("weight_decay") for group in optimizer.param_groups):
+        raise ThalwegError(
+            "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= to the "
+            "call and weight_decay=0 to the optimizer"
+        )
+    return optimizer

@@ -1,0 +1,78 @@
+"""One step of training, as the paper tells it: draw t, place phi(t), loss, gradient, weight decay, chain rule, update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ThalwegError
+from ..tasks import Task
+from .motion import Motion
+
+
+class Step:
+    """Call it with a batch and a learning rate; it gives the mean loss of the batch, before the update.
+
+    motion: what is trained, and how the network follows it.
+    make: what the source of the batches gives -> a batch.
+    """
+
+    partial = False  # whether a batch may be a part of a larger one, in which nothing counts
+    memory_on_device = False  # whether all that the optimizer keeps must lie where the vectors do
+
+    def __init__(
+        self,
+        motion: Motion,
+        task: Task,
+        optimizer: Optimizer,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        make: Callable[[Any], Any] = lambda drawn: drawn,
+    ):
+        self.motion, self.probe, self.task, self.optimizer, self.make = motion, motion.probe, task, optimizer, make
+        self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
+        self.mean_loss: Callable[..., tuple[Tensor, int]] = mean_loss
+
+    def __call__(self, batch: Any, lr: float) -> Tensor:
+        controls = torch.tensor(self.motion.draw(), dtype=torch.float64).to(self.probe.device)
+        loss = self.forward(batch, controls)
+        self.probe.backward(loss)
+        self.chain_rule(loss.detach())
+        self.update(lr)
+        return loss.detach()
+
+    def forward(self, batch: Any, controls: Tensor) -> Tensor:
+        """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the curve."""
+        self.motion.place(controls)
+        loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
+        if self.number == 0 and not self.partial:
+            rule = "a task's loss must return one value per example, or per label that counts"
+            raise ThalwegError(f"{rule}; got an empty tensor: leave such batches out")
+        return loss
+
+    def chain_rule(self, loss: Tensor) -> None:
+        """From the gradient at phi(t), with that of weight decay, to the gradient of what is trained."""
+        if self.weight_decay and self.decays_early:
+            self.probe.decay(self.weight_decay)
+        self.motion.chain_rule(loss, self.weight_decay)
+
+    def update(self, lr: float | Tensor) -> None:
+        """Clip, as torch does before weight decay is added, and let the optimizer take its step."""
+        if self.clip is not None:
+            norm = torch.linalg.vector_norm(self.motion.gradient)
+            self.motion.gradient.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.weight_decay and not self.decays_early:
+            self.motion.decay(self.weight_decay)
+        for vector, gradient in zip(self.motion.vectors, self.motion.gradients, strict=True):
+            vector.grad = gradient  # again in each step: some optimizers take it away
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+
+def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
+    """The mean, and over how many values it is one."""
+    values, number = task.losses(module, make(drawn))
+    return values.mean() if number else values.sum(), number

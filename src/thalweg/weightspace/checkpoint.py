@@ -1,0 +1,47 @@
+"""A moment of plain training, with what its optimizer knows."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..store import files
+from ..store.files import check_fields
+from ..store.packing import packed, unpacked
+from .weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A moment of plain training: weights, and the state of the optimizer that moves them.
+
+    optimizer: the state by name, vectors in the order of the weights. kind: the optimizer's class. epoch: when it was.
+    extra: what the optimizer keeps elsewhere, such as values of its groups that it changes.
+    """
+
+    weights: Weights
+    optimizer: dict[str, Tensor]
+    kind: str
+    epoch: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path, apart: bool = False) -> None:
+        """Write one safetensors file; `apart` as in `Weights.save`."""
+        own, about = self.weights._parts(Path(path), apart)
+        tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
+        beside, extra = packed(self.extra)
+        tensors |= {f"extra/{name}": tensor for name, tensor in beside.items()}
+        story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
+        files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Checkpoint":
+        tensors, about = files.load_tensors(Path(path), "checkpoint")
+        weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
+        with files.reading(Path(path)):
+            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
+            found = cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
+            check_fields(found)
+        return found

@@ -1,0 +1,156 @@
+"""A captured step does what a plain one does; here with a stand-in for CUDA graphs that runs the captured work again."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.batches import mapped, tensors_in
+from thalweg.runtime import captured, cuda_graphs
+from thalweg.runtime.captured import Captured
+from thalweg.runtime.cuda_graphs import _Form
+from thalweg.training.arclength import ArclengthBends
+from thalweg.training.motion import Network, UniformBends
+from thalweg.training.optimizers import make_optimizer
+from thalweg.training.step import Step
+from thalweg.weightspace.probe import Probe
+
+RATES = [0.0625, 0.125, 0.03125, 0.0625, 0.25, 0.0625]  # exact in float32, in which a captured step reads them
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """How often a stand-in for a graph was replayed."""
+    capturing, count = [], []
+
+    def record(form, work, batch, pool):
+        form.work, form.batch, form.graph = work, mapped(batch, torch.clone), True
+        form.inputs = tensors_in(form.batch)
+
+    def replay(form, batch):
+        for fixed, tensor in zip(form.inputs, tensors_in(batch), strict=True):
+            fixed.copy_(tensor)
+        count.append(1)
+        capturing.append(1)
+        try:
+            return form.work(form.batch)
+        finally:
+            capturing.pop()
+
+    class Generator:
+        def clone_state(self):
+            return None
+
+    monkeypatch.setattr(_Form, "record", record)
+    monkeypatch.setattr(_Form, "replay", replay)
+    monkeypatch.setattr(captured, "kernels", lambda: None)
+    noted = cuda_graphs._noted  # on a GPU, tensors of the network may change
+    monkeypatch.setattr(cuda_graphs, "_noted", lambda value, key: None if torch.is_tensor(value) else noted(value, key))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    for name, stand_in in {
+        "graph_pool_handle": object,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda level: None,
+        "is_current_stream_capturing": lambda: bool(capturing),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "default_generators", [Generator()])
+    return count
+
+
+def motion(kind, animal):
+    a, b = animal.ends()
+    if kind == "network":
+        found = Network(Probe(animal.module(1)))
+    else:
+        found = {"uniform": UniformBends, "arclength": ArclengthBends}[kind](Probe(animal.module(1), a), tw.Bezier(a, b, 2), 3)
+    found.probe.module.train()
+    return found
+
+
+def trained(wrap, kind, animal, optimizer=None, clip=None):
+    """The vectors and losses of a few steps on batches of one size, and what was wrapped."""
+    moving = motion(kind, animal)
+    step = Step(moving, animal.task, make_optimizer(moving.vectors, 0.9, optimizer), 0.01, clip)
+    call = wrap(step)
+    torch.manual_seed(0)
+    losses = [float(call(animal.batches()[0], lr)) for lr in RATES]
+    return torch.stack(moving.vectors).clone(), losses, call
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("kind", ["network", "uniform", "arclength"])
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen", "tied_lstm"])
+def test_captured_steps_are_plain_steps(name, kind, clip, replays):
+    plain, before, _ = trained(lambda step: step, kind, ZOO[name], clip=clip)
+    fast, after, call = trained(Captured, kind, ZOO[name], clip=clip)
+    assert call.replay.active
+    assert len(replays) == len(RATES) - 2  # the first two run as they are
+    torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-13)
+    assert after == pytest.approx(before, rel=1e-12)
+
+
+class Update:
+    """What `kernels.Update` does, in torch."""
+
+    def __init__(self, vectors, momenta, numbers, momentum, decay, sizes):
+        self.vectors, self.momenta, self.numbers, self.momentum, self.decay, self.sizes = (
+            vectors,
+            momenta,
+            numbers,
+            momentum,
+            decay,
+            sizes,
+        )
+        self.settled = self.called = 0
+
+    def __call__(self, gradients, point):
+        self.called += 1
+        flat = torch.cat([torch.zeros(n) if g is None else g.reshape(-1) for g, n in zip(gradients, self.sizes, strict=True)])
+        slope, bent = flat + self.decay * point, self.vectors.data_ptr() != point.data_ptr()
+        for i, (vector, momentum) in enumerate(zip(self.vectors, self.momenta, strict=True)):
+            momentum.mul_(self.momentum).add_(slope * float(self.numbers[2 + i]) if bent else slope)
+            vector.sub_(momentum, alpha=float(self.numbers[0]))
+
+    def settle(self):
+        self.settled += 1
+
+
+@pytest.mark.parametrize("kind", ["network", "uniform"])
+def test_the_fused_update_gets_what_it_needs(kind, replays, monkeypatch):
+    def single(wrap):
+        torch.manual_seed(0)
+        module, other = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)) for _ in range(2))
+        batch = torch.randn(16, 4), torch.randint(3, (16,))
+        a, b = tw.Weights.of(module), tw.Weights.of(other)
+        moving = Network(Probe(module)) if kind == "network" else UniformBends(Probe(module, a), tw.Bezier(a, b, 2), 3)
+        call = wrap(Step(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 0.01))
+        for lr in RATES:
+            call(batch, lr)
+        return torch.stack(moving.vectors).clone(), call
+
+    plain, _ = single(lambda step: step)
+    monkeypatch.setattr(captured, "kernels", lambda: SimpleNamespace(Update=Update))
+    fast, call = single(Captured)
+    assert (call.fused.called, call.fused.settled) == (len(RATES) - 2, 1)
+    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
+    animal = ZOO["mlp"]
+
+    def noisy(net, batch):
+        torch.rand(())
+        return animal.task.loss(net, batch)
+
+    moving = motion("network", animal)
+    call = Captured(Step(moving, tw.Task(noisy), make_optimizer(moving.vectors, 0.9, None)))
+    batch = animal.batches()[0]
+    call(batch, 0.1)
+    with pytest.warns(tw.Slower, match="draws random numbers on the CPU"):
+        call(batch, 0.1)
+    call(batch, 0.1)
+    assert not replays
+    assert not call.replay.active
