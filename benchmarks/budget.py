@@ -48,7 +48,7 @@ def main() -> None:
         test = images[-10_000:], labels[-10_000:]
     train = DeviceBatches(images[: settings.images], labels[: settings.images], 100, shuffle=True)
     methods = [
-        tw.Ind(),
+        tw.Independent(),
         tw.Snapshot(cycles=4, lr_max=0.1),
         tw.FGE(cycle=1, lr_max=settings.lr_max, lr_min=settings.lr_max / 20),
         tw.SWA(lr=0.05),
@@ -63,7 +63,7 @@ def main() -> None:
         budget=settings.budget,
         seeds=range(settings.seeds),
         multiples=[k for k in (1, 2, 3) if k <= settings.seeds],
-        refresh=train.clean(1000),
+        bn_batches=train.clean(1000),
         lr=0.1,
         weight_decay=5e-4,
     )

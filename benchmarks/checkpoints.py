@@ -14,7 +14,7 @@ import time
 import torch
 
 import thalweg as tw
-from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.live import Accelerated
 from thalweg.store.runs import Run
 from thalweg.training.checkpoint import Course
@@ -31,7 +31,7 @@ def main() -> None:
     saves = parser.parse_args().saves
     motion = Network(Probe(tw.models.vgg16()))
     plain = Step(motion, tw.classification(), make_optimizer(motion.vectors, 0.9, None), 5e-4)
-    step = Accelerated(plain, Context(), Mode())
+    step = Accelerated(plain, Context(), Compute())
     batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     times = []
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from thalweg import bench
 from thalweg.inputs import load_inputs
-from thalweg.runtime.compute import Mode
+from thalweg.runtime.compute import Compute
 from thalweg.runtime.cuda_graphs import aside
 from thalweg.weightspace.weights import Weights
 
@@ -54,14 +54,14 @@ def by_hand(make, batch, compiled):
     return replay
 
 
-def figures(name, mode, rounds):
+def figures(name, compute, rounds):
     torch.cuda.empty_cache()
     inputs = load_inputs(f"thalweg.bench:{name}", 0, "cuda")
     make = {"vgg16": bench.models.vgg16, "preresnet164": bench.models.preresnet, "wrn28_10": bench.models.wrn28_10}[name]
-    timer = bench.Bench(inputs, mode, rounds, 20 if name == "vgg16" else 10)
+    timer = bench.Bench(inputs, compute, rounds, 20 if name == "vgg16" else 10)
     timings = {}
     with aside(timer.device):
-        timings |= timer.training({"plain step by hand": partial(by_hand, make, timer.batch, timer.mode.compile)})
+        timings |= timer.training({"plain step by hand": partial(by_hand, make, timer.batch, timer.compute.compile)})
         timings["data pipeline"] = timer.pipeline()
         print(bench.table(timings), flush=True)
         timings |= timer.scanning()
@@ -71,7 +71,7 @@ def figures(name, mode, rounds):
     with aside(timer.device):
         fast = timer.side_by_side()
     timings |= {f"{kind} (fastest mode)": timing for kind, timing in fast.items()}
-    plain = bench.Bench(inputs, replace(mode, compile=False), rounds, timer.steps)
+    plain = bench.Bench(inputs, replace(compute, compile=False), rounds, timer.steps)
     with aside(timer.device):
         slow = plain.side_by_side()
     timings |= {f"{kind} (not compiled)": timing for kind, timing in slow.items()}
@@ -105,7 +105,7 @@ def main():
     arguments = parser.parse_args()
     found = {"machine": bench.machine(torch.device("cuda", 0))}
     for name in arguments.networks:
-        found[name] = figures(name, Mode("bf16", compile=True, graph=True), arguments.rounds)
+        found[name] = figures(name, Compute("bf16", compile=True, graph=True), arguments.rounds)
         arguments.out.write_text(json.dumps(found, indent=1))
 
 

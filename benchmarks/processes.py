@@ -25,7 +25,7 @@ def scan_once() -> None:
         a, b = (tw.Weights.of(tw.models.preresnet(20)) for _ in range(2))
         a, b = processes.once(lambda: (a, b))
         batches = processes.once(lambda: batches)
-        settings = {"points": 24, "refresh": batches, "progress": False}
+        settings = {"points": 24, "bn_batches": batches, "progress": False}
         tw.scan(tw.models.preresnet(20), tw.Segment(a, b), task, {"test": batches}, **{**settings, "points": 2})
         began = time.perf_counter()
         tw.scan(tw.models.preresnet(20), tw.Segment(a, b), task, {"test": batches}, **settings)

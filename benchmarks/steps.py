@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.live import Accelerated
 from thalweg.training.motion import Motion, Network, UniformBends
 from thalweg.training.optimizers import make_optimizer
@@ -70,7 +70,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], tw.Task
 def step(motion: Motion, task: tw.Task) -> Accelerated:
     motion.probe.module.train()
     plain = Step(motion, task, make_optimizer(motion.vectors, 0.9, None), 5e-4)
-    return Accelerated(plain, Context(), Mode())
+    return Accelerated(plain, Context(), Compute())
 
 
 def timed(step: Callable[[], object]) -> float:

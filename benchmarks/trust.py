@@ -56,7 +56,7 @@ def scanned(module, data, refresh, points):
     proving, keeping = [], []
     begun = time.process_time()
     with clocked(PROVING, proving) as inside, clocked(KEEPING, keeping, inside):
-        tw.scan(module, curve, tw.classification(), data, points=points, refresh=refresh)
+        tw.scan(module, curve, tw.classification(), data, points=points, bn_batches=refresh)
     first = proving.pop(0)  # the first copy of the network, which there would be anyway
     total = time.process_time() - begun
     plain = (total - sum(proving) - first) / points
@@ -105,7 +105,7 @@ def cases():
         None,
         POINTS,
     )
-    yield "the demo's, refreshed", demo["model"], demo["data"], demo["refresh"], POINTS
+    yield "the demo's, refreshed", demo["model"], demo["data"], demo["bn_batches"], POINTS
     yield "two convolutions with batch norm, 8 batches of 64, refreshed", convolutions(), {"test": images}, images, POINTS
     yield "PreResNet-164, 10 batches of 8, refreshed", preresnet164(), {"test": large}, large, 4
 

@@ -33,8 +33,8 @@ def seconds(work: Callable[[], Any]) -> float:
 def time_all(name: str, precision: str, data: Path, steps: int) -> dict[str, float]:
     """Milliseconds, from the difference of a longer and a shorter run, after one that warms up."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    mode = tw.Mode(precision, False)  # type: ignore[arg-type]
-    shop = WordShop(Path(), RECIPES[name], SCALES["full"], data, device=device, mode=mode, progress=False)
+    compute = tw.Compute(precision, False)  # type: ignore[arg-type]
+    shop = WordShop(Path(), RECIPES[name], SCALES["full"], data, device=device, compute=compute, progress=False)
     few = TokenBatches(shop.tokens["train"][: 20 * (STEPS * steps + 1)], 20, STEPS, device=device)
     networks, common = [shop.model(seed) for seed in range(2)], {**shop.rates(STEPS), **shop.settings}
     ends = [tw.Weights.of(network) for network in networks]
@@ -49,7 +49,7 @@ def time_all(name: str, precision: str, data: Path, steps: int) -> dict[str, flo
         return tw.connect(networks[0], tw.Bezier(*ends), shop.task, few, epochs=epochs, **common)
 
     def scan(times: int) -> tw.Scan:
-        return tw.scan(networks[0], ends[:1] * times, shop.task, {"train": few}, mode=mode, progress=False)
+        return tw.scan(networks[0], ends[:1] * times, shop.task, {"train": few}, compute=compute, progress=False)
 
     jobs = {"plain step": partial(fit, k=0), "step of each of two": both, "curve step": curve, "scanned batch": scan}
     found = {}

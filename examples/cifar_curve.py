@@ -48,7 +48,7 @@ def main() -> None:
     settings = arguments()
     began = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    common: dict[str, Any] = {"mode": tw.Mode("bf16" if device == "cuda" else "fp32"), "weight_decay": DECAY}
+    common: dict[str, Any] = {"compute": tw.Compute("bf16" if device == "cuda" else "fp32"), "weight_decay": DECAY}
 
     def network(seed: int) -> nn.Module:
         torch.manual_seed(seed)

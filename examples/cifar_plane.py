@@ -55,8 +55,8 @@ def main() -> None:
         data,
         grid=(settings.grid, settings.grid),
         weight_decay=DECAY,
-        draw={"Bezier": curve},
-        mode=tw.Mode("bf16" if device == "cuda" else "fp32"),
+        overlay={"Bezier": curve},
+        compute=tw.Compute("bf16" if device == "cuda" else "fp32"),
         run=settings.folder / "plane",
     )
     print(scan.table())

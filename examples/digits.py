@@ -57,15 +57,15 @@ def main() -> None:
     a, b, c = (tw.fit(network(s), task, train, epochs=settings.epochs, seed=s, **training) for s in (1, 2, 3))
     curve = tw.connect(network(1), tw.Bezier(a, b), task, train, epochs=2 * settings.epochs, **training)
 
-    # No point between two networks has batch-norm statistics of its own: refresh= makes them, from data without augmentation.
-    measuring = {"data": {"train": clean, "test": test}, "weight_decay": DECAY, "refresh": clean}
+    # No point between two networks has batch-norm statistics of its own: bn_batches= makes them, from data without augmentation.
+    measuring = {"data": {"train": clean, "test": test}, "weight_decay": DECAY, "bn_batches": clean}
     scans = {
         type(path).__name__: tw.scan(network(1), path, task, points=settings.points, **measuring)
         for path in (tw.Segment(a, b), curve)
     }
     print(*(scan.table() for scan in scans.values()), sep="\n\n", end="\n\n")
 
-    along = [tw.refresh(network(1), curve.point(t), clean) for t in (0, 0.25, 0.5, 0.75, 1)]
+    along = [tw.update_bn(network(1), curve.point(t), clean) for t in (0, 0.25, 0.5, 0.75, 1)]
     for name, members in {
         "one network": [a],
         "both ends": [a, b],
@@ -76,7 +76,12 @@ def main() -> None:
         print(f"{name:24} test error {100 * scores['error']:.2f} %, nll {scores['nll']:.3f}")
 
     plane = tw.scan(
-        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), draw={"Bezier": curve}, **measuring
+        network(1),
+        tw.Plane(a, b, curve.bends[0]),
+        task,
+        grid=(settings.grid, settings.grid),
+        overlay={"Bezier": curve},
+        **measuring,
     )
     settings.out.mkdir(exist_ok=True)
     tw.figures.save(tw.figures.profile(scans, "test", "error").figure, settings.out / "profile")

@@ -61,7 +61,7 @@ def main() -> None:
     print(*(scan.table() for scan in scans.values()), sep="\n\n")
 
     plane = tw.scan(
-        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), draw={"Bezier": curve}, **common
+        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), overlay={"Bezier": curve}, **common
     )
     settings.out.mkdir(exist_ok=True)
     tw.figures.save(tw.figures.profile(scans).figure, settings.out / "profile")

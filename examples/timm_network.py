@@ -39,7 +39,7 @@ def main(epochs: int = 10) -> None:
     curve = tw.connect(model, tw.Bezier(a, b), task, train, epochs=2 * epochs, lr=RATE, weight_decay=decay)
     data = {"train": train, "test": test}
     for path in (tw.Segment(a, b), curve):  # batch-norm statistics are recomputed at every point; stochastic depth is off
-        print(tw.scan(model, path, task, data, points=9, weight_decay=decay, refresh=train).table())
+        print(tw.scan(model, path, task, data, points=9, weight_decay=decay, bn_batches=train).table())
 
     fge = tw.FGE(cycle=2, lr_max=RATE / 2, lr_min=RATE / 50)
     members = tw.walk(model, task, train, fge, epochs=8, start=a, weight_decay=decay)

@@ -72,7 +72,7 @@ def small(seed, **loading):
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3))
     examples, held = list(zip(x, y, strict=True)), [(x, y)]
     train = DataLoader(examples, 6, shuffle=True, generator=torch.Generator(), **loading)
-    return {"model": model, "task": tw.classification(), "train": train, "refresh": held, "data": {"test": held}}
+    return {"model": model, "task": tw.classification(), "train": train, "bn_batches": held, "data": {"test": held}}
 
 
 def workers(seed):

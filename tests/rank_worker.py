@@ -159,7 +159,7 @@ def card(processes):
             curve = tw.connect(module, curve, animal.task, batches, same_t=True, **settings(animal))
             found[f"{name} fit"] = tw.fit(module, animal.task, batches, **settings(animal)).vector.cpu()
             found[f"{name} bend"] = curve.bends[0].vector.cpu()
-        scan = tw.scan(module, curve, animal.task, {"x": batches}, points=5, refresh=batches, progress=False)
+        scan = tw.scan(module, curve, animal.task, {"x": batches}, points=5, bn_batches=batches, progress=False)
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
     return found
 

@@ -18,7 +18,7 @@ def small(seed):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 4)
     )
-    return dict(model=model, task=tw.classification(), train=batches, refresh=batches.clean(), data={"x": batches.clean()})
+    return dict(model=model, task=tw.classification(), train=batches, bn_batches=batches.clean(), data={"x": batches.clean()})
 """
 
 

@@ -31,7 +31,7 @@ def points(count, seed, norm=True):
     torch.manual_seed(seed)
     middle = [nn.BatchNorm1d(count)] if norm else []
     model = nn.Sequential(nn.Linear(2, count), *middle, nn.ReLU(), nn.Linear(count, 2))
-    return dict(model=model, task=tw.classification(), train=batches, refresh=batches, data={"train": batches})
+    return dict(model=model, task=tw.classification(), train=batches, bn_batches=batches, data={"train": batches})
 
 def circle(seed):
     return points(16, seed)
@@ -40,7 +40,7 @@ def wider(seed):
     return points(17, seed)
 
 def no_refresh(seed):
-    return {key: value for key, value in circle(seed).items() if key != "refresh"}
+    return {key: value for key, value in circle(seed).items() if key != "bn_batches"}
 
 def empty(seed):
     return {**circle(seed), "train": []}
@@ -177,7 +177,7 @@ def test_scan_prints_the_summary_and_says_what_is_next(here):
     assert (scan.name, line.name) == ("Bezier", "Segment")
     ends = tw.Segment(*(tw.Weights.load(f"{name}/weights.safetensors") for name in "ab"))
     inputs = tw.inputs.load_inputs("mine:circle", 0, None)
-    alone = tw.scan(inputs.model, ends, inputs.task, inputs.data, points=5, weight_decay=0.01, refresh=inputs.refresh)
+    alone = tw.scan(inputs.model, ends, inputs.task, inputs.data, points=5, weight_decay=0.01, bn_batches=inputs.bn_batches)
     assert (alone.values["train"]["loss"] == line.values["train"]["loss"]).all()
     assert len((here / "scan" / "scan.csv").read_text().splitlines()) == 6
     assert scan.weight_decay == 0.01
@@ -460,7 +460,7 @@ def test_walk_ensemble_and_compare(here):
     assert len(tw.Ensemble.load("pool/members", module)) == 7
     flags = ("--task", "mine:circle", "--budget", "20", "--seeds", "2", "--cycle", "2")
     output = ok("compare", *flags, "--out", "budget")
-    for method in ("Ind", "Snapshot", "FGE", "SWA"):
+    for method in ("Independent", "Snapshot", "FGE", "SWA"):
         assert method in output
     assert (here / "budget" / "comparison.pdf").exists()
     assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]

@@ -72,7 +72,7 @@ def test_it_says_what_it_wrote_and_wrote_it(demo):
 def test_ensembles_at_one_budget(demo):
     folder, output = demo
     result = tw.Comparison.load(folder / "budget.json")
-    assert list(result.entries) == ["Ind", "Snapshot", "FGE"]
+    assert list(result.entries) == ["Independent", "Snapshot", "FGE"]
     assert all(entry["epochs"] <= result.budget for entry in result.entries.values())
     assert result.table() in output
 

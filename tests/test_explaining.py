@@ -241,8 +241,10 @@ def python_calls(fault, run):
         "walk": lambda: tw.walk(net, task, batches, tw.SWA(lr=0.1), epochs=2, watch=data, run=run, **own),
         "scan": lambda: tw.scan(net, curve, task, data, points=4, run=run),
         "Ensemble": lambda: tw.Ensemble(net, [a, b]).score(task, batches),
-        "compare": lambda: tw.compare(make, task, batches, batches, [tw.Ind], budget=1, multiples=[1], seeds=[0], run=run),
-        "curve_ensemble": lambda: tw.curve_ensemble(net, curve, task, batches, refresh=batches, points=4),
+        "compare": lambda: tw.compare(
+            make, task, batches, batches, [tw.Independent], budget=1, multiples=[1], seeds=[0], run=run
+        ),
+        "curve_ensemble": lambda: tw.curve_ensemble(net, curve, task, batches, bn_batches=batches, points=4),
     }
 
 
@@ -304,7 +306,7 @@ def test_refresh_says_where_the_users_code_failed():
 
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with pytest.raises(Theirs) as caught:
-        tw.refresh(net, tw.average([tw.Weights.of(net)] * 2), Own())
+        tw.update_bn(net, tw.average([tw.Weights.of(net)] * 2), Own())
     assert caught.value.__notes__ == ["thalweg was refreshing batch-norm statistics"]
 
 

@@ -33,7 +33,7 @@ def test_fit_connect_and_scan_agree_with_the_cpu(name):
             for loss in ("uniform", "arclength")
         ]
         batches = animal.batches()
-        scan = tw.scan(module, curves[0], animal.task, {"x": batches}, points=4, weight_decay=0.01, refresh=batches)
+        scan = tw.scan(module, curves[0], animal.task, {"x": batches}, points=4, weight_decay=0.01, bn_batches=batches)
         assert same_bits(before, bits(module))
         assert trained.vector.device.type == device
         vectors = [trained.vector, *(bend.vector for curve in curves for bend in curve.bends)]
@@ -95,7 +95,7 @@ def test_curves_under_the_callers_autocast():
     found = []
     for inside in (False, True):
         with torch.autocast("cuda", torch.bfloat16, enabled=inside):
-            scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=5, refresh=batches)
+            scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=5, bn_batches=batches)
         found.append(scan.values["x"]["loss"])
     assert np.allclose(*found, rtol=0.03)
     assert np.ptp(found[0]) > 0.02
@@ -151,10 +151,10 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
     ends[1].vector.mul_(0.5)
     task, batches = tw.Task(lambda net, batch: net(batch).square().mean(1)), [torch.randn(8, 2000)] * 3
     found, peaks = [], []
-    for mode in (tw.Mode(graph=False), tw.Mode(stream=True)):
+    for compute in (tw.Compute(graph=False), tw.Compute(stream=True)):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        found.append(tw.connect(module, tw.Bezier(*ends), task, batches, mode=mode, **SETTINGS))
+        found.append(tw.connect(module, tw.Bezier(*ends), task, batches, compute=compute, **SETTINGS))
         peaks.append((torch.cuda.max_memory_allocated() - before) / ends[0].vector.nbytes)
     assert torch.allclose(*(curve.bends[0].vector for curve in found), rtol=1e-3, atol=1e-6)
     assert peaks[0] > 6.5

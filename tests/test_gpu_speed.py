@@ -10,7 +10,7 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.runtime.compute import Context, Mode
+from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.cuda_graphs import _Form, aside
 from thalweg.runtime.live import Accelerated
 from thalweg.training.arclength import ArclengthBends
@@ -20,13 +20,13 @@ from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
-EAGER = Mode(graph=False, compile=False)
+EAGER = Compute(graph=False, compile=False)
 CUDA = torch.device("cuda", 0)
 MODES = {
-    "recorded": Mode(graph=True, compile=False),
-    "compiled": Mode(graph=True, compile=True),
-    "bf16": Mode("bf16", graph=True, compile=False),
-    "bf16 compiled": Mode("bf16", graph=True, compile=True),
+    "recorded": Compute(graph=True, compile=False),
+    "compiled": Compute(graph=True, compile=True),
+    "bf16": Compute("bf16", graph=True, compile=False),
+    "bf16 compiled": Compute("bf16", graph=True, compile=True),
 }
 TOLERANCE = {"recorded": 1e-5, "compiled": 1e-3, "bf16": 2e-2, "bf16 compiled": 2e-2}
 
@@ -68,25 +68,25 @@ def patterns(count, batch=128, seed=0, strength=0.3):
     return [(strength * means[y] + torch.randn(batch, 3, 32, 32, generator=g), y) for y in labels]
 
 
-def motion(kind, name, mode):
+def motion(kind, name, compute):
     module = network(name)
     if kind == "plain":
-        return Network(Probe(module, None, mode))
+        return Network(Probe(module, None, compute))
     a, b = (tw.Weights.of(network(name, seed=seed)).bare() for seed in (0, 1))
-    return (UniformBends if kind == "curve" else ArclengthBends)(Probe(module, a, mode), tw.Bezier(a, b), 3)
+    return (UniformBends if kind == "curve" else ArclengthBends)(Probe(module, a, compute), tw.Bezier(a, b), 3)
 
 
-def accelerated(moving, mode, decay, make=lambda drawn: drawn):
+def accelerated(moving, compute, decay, make=lambda drawn: drawn):
     optimizer = make_optimizer(moving.vectors, 0.9, None)
-    return Accelerated(Step(moving, tw.classification(), optimizer, decay, None, make), Context(), mode)
+    return Accelerated(Step(moving, tw.classification(), optimizer, decay, None, make), Context(), compute)
 
 
-def gradient(kind, name, mode):
+def gradient(kind, name, compute):
     """The gradient of the fifth step, at a rate of 0: what a momentum that was cleared before it holds after it. All labels are
     one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any precision."""
-    moving = motion(kind, name, mode)
+    moving = motion(kind, name, compute)
     moving.probe.module.train()
-    step = accelerated(moving, mode, 5e-4)
+    step = accelerated(moving, compute, 5e-4)
     batches = [(x.cuda(), torch.ones_like(y).cuda()) for x, y in patterns(5)]
     with aside(CUDA):
         for k, batch in enumerate(batches):
@@ -94,10 +94,10 @@ def gradient(kind, name, mode):
                 for state in step.plain.optimizer.state.values():
                     state["momentum_buffer"].zero_()
             step(batch, 0.0)
-    assert (step.captured is not None) == mode.graph
-    assert not mode.graph or step.captured.replay.active
-    assert not mode.graph or all(form.graph is not None for form in step.captured.replay.forms.values())
-    assert (step.compiled is not None and step.compiled.function is not None) == mode.compile
+    assert (step.captured is not None) == compute.graph
+    assert not compute.graph or step.captured.replay.active
+    assert not compute.graph or all(form.graph is not None for form in step.captured.replay.forms.values())
+    assert (step.compiled is not None and step.compiled.function is not None) == compute.compile
     memory = [moving.probe.canonical(step.plain.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
     return torch.stack(memory)
 
@@ -109,10 +109,10 @@ def test_gradients_are_those_of_an_eager_step(name, kind, way):
     """Tensor cores round differently in every kernel, so that convolutions are kept from them where 1e-5 is asked for."""
     if kind == "arclength" and "compiled" in way:
         pytest.skip("the same as without")
-    mode, before = MODES[way], torch.backends.cudnn.allow_tf32
+    compute, before = MODES[way], torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
-        fast, eager, exact = (gradient(kind, name, m) for m in (mode, replace(EAGER, precision=mode.precision), EAGER))
+        fast, eager, exact = (gradient(kind, name, m) for m in (compute, replace(EAGER, precision=compute.precision), EAGER))
     finally:
         torch.backends.cudnn.allow_tf32 = before
     off, beside = (float((fast - other).norm() / other.norm()) for other in (eager, exact))
@@ -126,10 +126,10 @@ def test_gradients_are_those_of_an_eager_step(name, kind, way):
 @pytest.mark.parametrize(("name", "strength", "lr"), [("mlp", 0.1, 0.002), ("preresnet", 0.2, 0.01)])
 def test_training_goes_the_same_way(name, strength, lr, way):
     batches, found = patterns(25, strength=strength), []
-    for mode in (EAGER, MODES[way]):
-        trace, moving = [], Network(Probe(network(name), None, mode))
+    for compute in (EAGER, MODES[way]):
+        trace, moving = [], Network(Probe(network(name), None, compute))
         moving.probe.module.train()
-        step = accelerated(moving, mode, 5e-4)
+        step = accelerated(moving, compute, 5e-4)
         with aside(CUDA):
             for k in range(200):
                 trace.append(step(tuple(t.cuda() for t in batches[k % 25]), lr))
@@ -141,11 +141,11 @@ def test_training_goes_the_same_way(name, strength, lr, way):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_dropout_draws_a_new_mask_in_every_replay(compiled):
-    mode = Mode(graph=True, compile=compiled)
+    compute = Compute(graph=True, compile=compiled)
     module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 10)).cuda()
-    moving = Network(Probe(module, None, mode))
+    moving = Network(Probe(module, None, compute))
     moving.probe.module.train()
-    step = accelerated(moving, mode, 0.0)
+    step = accelerated(moving, compute, 0.0)
     batch = torch.randn(32, 64, device="cuda"), torch.randint(10, (32,), device="cuda")
     with aside(CUDA):
         losses = [float(step(batch, 0.0)) for _ in range(12)]
@@ -154,15 +154,15 @@ def test_dropout_draws_a_new_mask_in_every_replay(compiled):
 
 
 def test_nothing_waits_for_the_card_in_the_steady_state():
-    mode = Mode("bf16", graph=True, compile=False)
+    compute = Compute("bf16", graph=True, compile=False)
     train = images(256, 32, shuffle=True, crop=4, flip=True)
     for moving in (
-        motion("plain", "preresnet", mode),
-        motion("curve", "preresnet", mode),
-        motion("arclength", "preresnet", mode),
+        motion("plain", "preresnet", compute),
+        motion("curve", "preresnet", compute),
+        motion("arclength", "preresnet", compute),
     ):
         moving.probe.module.train()
-        step = accelerated(moving, mode, 5e-4, train.make)
+        step = accelerated(moving, compute, 5e-4, train.make)
         with aside(CUDA):
             for drawn in train.draws():
                 step(drawn, 0.01)
@@ -222,10 +222,10 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(what):
     module = Noisy(what).cuda()
     if what == "hooks":
         module.linear.register_forward_hook(lambda *_: None)
-    with pytest.warns(tw.Slower, match=REASONS[what]) as heard:
+    with pytest.warns(tw.SlowPathWarning, match=REASONS[what]) as heard:
         found = tw.fit(module, tw.classification(), batches, epochs=4, lr=0.1)
     assert len(heard) == 1
-    plain = tw.fit(module, tw.classification(), batches, epochs=4, lr=0.1, mode=EAGER)
+    plain = tw.fit(module, tw.classification(), batches, epochs=4, lr=0.1, compute=EAGER)
     assert torch.allclose(found.vector, plain.vector, rtol=1e-5, atol=1e-7)
 
 
@@ -236,13 +236,13 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: torch.compile())
     animal = ZOO["mlp"]
-    with pytest.warns(tw.Slower, match="not compiled: RuntimeError: no such compiler"):
-        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, mode=Mode(compile=True))
+    with pytest.warns(tw.SlowPathWarning, match="not compiled: RuntimeError: no such compiler"):
+        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, compute=Compute(compile=True))
 
 
 def test_padding_is_looked_for_and_then_nothing_is_recorded():
     animal = ZOO["tied_lstm"]
-    with pytest.warns(tw.Slower, match="tasks.py"):
+    with pytest.warns(tw.SlowPathWarning, match="tasks.py"):
         tw.fit(animal.module(1).cuda(), tw.language_modelling(), animal.batches(), epochs=3, lr=0.1)
 
 
@@ -256,9 +256,9 @@ def test_a_recording_that_breaks_leaves_the_run_whole():
             torch.cuda.synchronize()
         return animal.task.loss(net, batch)
 
-    with pytest.warns(tw.Slower, match="recording failed"):
+    with pytest.warns(tw.SlowPathWarning, match="recording failed"):
         found = tw.fit(animal.module(1).cuda(), tw.Task(loss), animal.batches(), epochs=5, lr=0.1)
-    plain = tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=5, lr=0.1, mode=EAGER)
+    plain = tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=5, lr=0.1, compute=EAGER)
     assert torch.allclose(found.vector, plain.vector, rtol=1e-9)
     assert float(torch.rand(1, device="cuda")) >= 0
 
@@ -276,8 +276,8 @@ def test_any_optimizer_gives_the_eager_result(factory, replays):
     }[factory]
     animal, found = ZOO["conv_bn"], []
     batches = [(x.float(), y) for x, y in animal.batches()]
-    for mode in (Mode(), EAGER):
-        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "optimizer": make, "mode": mode}
+    for compute in (Compute(), EAGER):
+        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "optimizer": make, "compute": compute}
         found.append(tw.fit(animal.module(1).float().cuda(), animal.task, batches, **settings).vector)
     assert len(replays) >= 3 * len(batches)
     assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
@@ -289,8 +289,8 @@ def test_curves_with_our_kernels_are_those_of_plain_torch(bends, clip, replays):
     animal, found = ZOO["conv_bn"], []
     batches = [(x.float(), y) for x, y in animal.batches()]
     a, b = (tw.Weights.of(animal.module(seed).float().cuda()) for seed in (1, 2))
-    for mode in (Mode(), EAGER):
-        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "mode": mode, "clip": clip}
+    for compute in (Compute(), EAGER):
+        settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "compute": compute, "clip": clip}
         curve = tw.connect(animal.module(1).float().cuda(), tw.Bezier(a, b, bends), animal.task, batches, **settings)
         found.append(torch.stack([bend.vector for bend in curve.bends]))
     assert len(replays) >= 3 * len(batches)
@@ -323,8 +323,8 @@ def test_augmentation_is_drawn_anew_in_recorded_steps(replays):
     train, start = images(200, 32, shuffle=True, crop=4, flip=True), tw.Weights.of(network("preresnet")).vector
     same, other = ({"epochs": 3, "lr": 0.01, "seed": seed} for seed in (0, 1))
     recorded, eager, different = (
-        tw.fit(network("preresnet"), tw.classification(), train, mode=mode, **settings).vector - start
-        for mode, settings in ((Mode(), same), (EAGER, same), (EAGER, other))
+        tw.fit(network("preresnet"), tw.classification(), train, compute=compute, **settings).vector - start
+        for compute, settings in ((Compute(), same), (EAGER, same), (EAGER, other))
     )
     assert len(replays) >= len(train)
     assert (recorded - eager).norm() < 0.05 * eager.norm()
@@ -335,10 +335,10 @@ def test_augmentation_is_drawn_anew_in_recorded_steps(replays):
 def test_a_recorded_scan_is_an_eager_one(precision, replays):
     a, b = (tw.Weights.of(network("preresnet", seed=seed)) for seed in (0, 1))
     clean, test, found = images(300, 64), images(150, 64), []
-    for mode in (Mode(precision), EAGER):
+    for compute in (Compute(precision), EAGER):
         data = {"train": clean, "test": test}
         curve = tw.Segment(a, b)
-        scan = tw.scan(network("preresnet"), curve, tw.classification(), data, points=9, refresh=clean, mode=mode)
+        scan = tw.scan(network("preresnet"), curve, tw.classification(), data, points=9, bn_batches=clean, compute=compute)
         found.append(np.concatenate([scan.values[name][key] for name in data for key in ("loss", "error")]))
     assert len(replays) >= 4 * (len(clean) + len(test))
     assert np.allclose(*found, rtol=1e-3 if precision == "fp32" else 3e-2, atol=1e-3 if precision == "fp32" else 2e-2)
@@ -348,7 +348,10 @@ def test_loaders_copy_beside_the_work(replays):
     x, y = torch.randn(256, 4), torch.randint(3, (256,))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True)
     module = nn.Linear(4, 3).cuda()
-    found = [tw.fit(module, tw.classification(), loader, epochs=4, lr=0.1, seed=1, mode=mode).vector for mode in (Mode(), EAGER)]
+    found = [
+        tw.fit(module, tw.classification(), loader, epochs=4, lr=0.1, seed=1, compute=compute).vector
+        for compute in (Compute(), EAGER)
+    ]
     assert len(replays) >= 2 * len(loader)
     assert torch.allclose(*found, rtol=1e-5, atol=1e-7)
     assert torch.allclose(

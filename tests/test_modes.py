@@ -34,25 +34,25 @@ SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
 )
 def test_modes_that_do_not_exist(settings, message):
     with pytest.raises(tw.ThalwegError, match=message):
-        tw.Mode(**settings)
+        tw.Compute(**settings)
 
 
 def test_what_is_decided_where_nothing_is_said():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert not tw.Mode().compiles(cpu, 10**6)
-    assert not tw.Mode().compiles(cuda, 100)
-    assert tw.Mode().compiles(cuda, 10**6)
-    assert not tw.Mode(compile=False).compiles(cuda, 10**6)
-    assert tw.Mode().records(cuda)
-    assert not tw.Mode(graph=False).records(cuda)
-    assert tw.Mode("bf16").channels_last(cuda)
-    assert not tw.Mode("bf16").channels_last(cpu)
+    assert not tw.Compute().compiles(cpu, 10**6)
+    assert not tw.Compute().compiles(cuda, 100)
+    assert tw.Compute().compiles(cuda, 10**6)
+    assert not tw.Compute(compile=False).compiles(cuda, 10**6)
+    assert tw.Compute().records(cuda)
+    assert not tw.Compute(graph=False).records(cuda)
+    assert tw.Compute("bf16").channels_last(cuda)
+    assert not tw.Compute("bf16").channels_last(cpu)
 
 
 def test_recording_needs_a_card_and_says_so_once():
     animal = ZOO["mlp"]
-    with pytest.warns(tw.Slower, match="needs a CUDA card, and the network is on cpu") as heard:
-        tw.fit(animal.module(1), animal.task, animal.batches(), mode=tw.Mode(graph=True), **SETTINGS)
+    with pytest.warns(tw.SlowPathWarning, match="needs a CUDA card, and the network is on cpu") as heard:
+        tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute(graph=True), **SETTINGS)
     assert len(heard) == 1
 
 
@@ -67,10 +67,10 @@ def test_compiled_steps_give_the_same_result(name, monkeypatch):
 
     monkeypatch.setattr(compiled_step, "_compiled", compiled)
     animal, (a, b) = ZOO[name], ZOO[name].ends()
-    for mode in (tw.Mode(compile=True), tw.Mode()):
-        trained = tw.fit(animal.module(1), animal.task, animal.batches(), mode=mode, **SETTINGS)
-        curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), mode=mode, **SETTINGS)
-        if mode.compile:
+    for compute in (tw.Compute(compile=True), tw.Compute()):
+        trained = tw.fit(animal.module(1), animal.task, animal.batches(), compute=compute, **SETTINGS)
+        curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), compute=compute, **SETTINGS)
+        if compute.compile:
             first = trained, curve
     assert len(called) == 2
     assert torch.allclose(first[0].vector, trained.vector, rtol=1e-12, atol=1e-14)
@@ -84,8 +84,8 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
 
     monkeypatch.setattr(compiled_step, "_compiled", broken)
     animal = ZOO["mlp"]
-    with pytest.warns(tw.Slower, match="the network is not compiled: RuntimeError: no such compiler$") as heard:
-        found = tw.fit(animal.module(1), animal.task, animal.batches(), mode=tw.Mode(compile=True), **SETTINGS)
+    with pytest.warns(tw.SlowPathWarning, match="the network is not compiled: RuntimeError: no such compiler$") as heard:
+        found = tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute(compile=True), **SETTINGS)
     assert len(heard) == 1
     assert torch.equal(found.vector, tw.fit(animal.module(1), animal.task, animal.batches(), **SETTINGS).vector)
 
@@ -94,9 +94,11 @@ def test_bf16_keeps_float32_weights_and_stays_near_them():
     animal, found = ZOO["conv_bn"], []
     batches = [(x.float(), y) for x, y in animal.batches()]
     a, b = (tw.Weights.of(animal.module(seed).float()) for seed in (1, 2))
-    for mode in (tw.Mode("bf16"), tw.Mode()):
-        curve = tw.connect(animal.module(1).float(), tw.Bezier(a, b), animal.task, batches, mode=mode, **SETTINGS)
-        scan = tw.scan(animal.module(1).float(), curve, animal.task, {"x": batches}, points=5, refresh=batches, mode=mode)
+    for compute in (tw.Compute("bf16"), tw.Compute()):
+        curve = tw.connect(animal.module(1).float(), tw.Bezier(a, b), animal.task, batches, compute=compute, **SETTINGS)
+        scan = tw.scan(
+            animal.module(1).float(), curve, animal.task, {"x": batches}, points=5, bn_batches=batches, compute=compute
+        )
         found.append((curve.bends[0].vector, torch.tensor(scan.values["x"]["loss"])))
     assert found[0][0].dtype == torch.float32
     for reduced, plain in zip(*found, strict=True):
@@ -107,7 +109,7 @@ def test_bf16_keeps_float32_weights_and_stays_near_them():
 def test_bf16_is_for_float32():
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match="'bf16' is for networks with float32 weights; this one has torch"):
-        tw.fit(animal.module(1), animal.task, animal.batches(), mode=tw.Mode("bf16"), **SETTINGS)
+        tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute("bf16"), **SETTINGS)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -177,7 +179,7 @@ def test_nothing_remains_of_trying_to_compile(works, monkeypatch):
     plain = tw.fit(module, tw.classification(), batches, **SETTINGS)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        found = tw.fit(module, tw.classification(), batches, mode=tw.Mode(compile=True), **SETTINGS)
+        found = tw.fit(module, tw.classification(), batches, compute=tw.Compute(compile=True), **SETTINGS)
     assert len(heard) == (0 if works else 1)
     assert torch.equal(plain.vector, found.vector)
     assert all(torch.equal(value, found.buffers[name]) for name, value in plain.buffers.items())

@@ -38,7 +38,7 @@ CALLS = {
     "scan": lambda net, data, w: tw.scan(net, [w], tw.classification(), {"train": data}),
     "predict": lambda net, data, w: tw.Ensemble(net, [w]).predict(tw.classification(), data),
     "curve_ensemble": lambda net, data, w: tw.curve_ensemble(
-        net, tw.Bezier(w, w), tw.classification(), data, refresh=data, points=2
+        net, tw.Bezier(w, w), tw.classification(), data, bn_batches=data, points=2
     ),
 }
 
@@ -60,7 +60,7 @@ def test_small_networks_compute_in_one_thread(call, several):
 def test_refresh_of_a_small_network_computes_in_one_thread(several):
     net = nn.Sequential(Counting(8, 4), nn.BatchNorm1d(4))
     Counting.seen.clear()
-    tw.refresh(net, tw.Weights.of(net), [(torch.randn(4, 8), None)])
+    tw.update_bn(net, tw.Weights.of(net), [(torch.randn(4, 8), None)])
     assert set(Counting.seen) == {1}
 
 

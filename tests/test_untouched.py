@@ -43,9 +43,9 @@ def calls(animal, module, task, batches):
         "fit": lambda: tw.fit(module, task, batches, **common),
         "connect": lambda: tw.connect(module, tw.Bezier(a, b), task, batches, **common),
         "arclength": lambda: tw.connect(module, tw.PolyChain(a, b), task, batches, loss="arclength", **common),
-        "scan": lambda: tw.scan(module, tw.Segment(a, b), task, {"x": batches}, points=3, refresh=batches),
-        "plane": lambda: tw.scan(module, tw.Plane(a, b, third), task, {"x": batches}, grid=(2, 2), refresh=batches),
-        "refresh": lambda: tw.refresh(module, tw.average([a, b]), batches, task),
+        "scan": lambda: tw.scan(module, tw.Segment(a, b), task, {"x": batches}, points=3, bn_batches=batches),
+        "plane": lambda: tw.scan(module, tw.Plane(a, b, third), task, {"x": batches}, grid=(2, 2), bn_batches=batches),
+        "bn_batches": lambda: tw.update_bn(module, tw.average([a, b]), batches, task),
     }
 
 
@@ -59,7 +59,7 @@ def prepared(animal):
     return module
 
 
-@pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "refresh"])
+@pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "bn_batches"])
 @pytest.mark.parametrize("name", ZOO)
 def test_after_a_call(name, call):
     animal = ZOO[name]
@@ -72,7 +72,7 @@ def test_after_a_call(name, call):
 
 @pytest.mark.parametrize("error", [Stop("in the middle"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
 @pytest.mark.parametrize("where", ["loss", "data"])
-@pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "refresh"])
+@pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "bn_batches"])
 def test_after_a_failure(call, where, error):
     animal = ZOO["conv_bn"]
     module = prepared(animal)

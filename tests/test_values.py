@@ -79,7 +79,7 @@ def test_curves_and_scans_take_numpy_numbers(tmp_path):
         ]
         plane = tw.Plane(curve.start, curve.end, curve.bends[0])
         scans.append(tw.scan(ANIMAL.module(1), plane, ANIMAL.task, data, grid=np.array([2, 3]), margin=f(0.1)))
-        together = tw.curve_ensemble(ANIMAL.module(1), curve, ANIMAL.task, data["x"], refresh=data["x"], points=i(2))
+        together = tw.curve_ensemble(ANIMAL.module(1), curve, ANIMAL.task, data["x"], bn_batches=data["x"], points=i(2))
         points = [curve.point(f(0.25)), plane.point(f(1.0), f(2.0)), tw.average([a, b], np.array([0.25, 0.75]))]
         lengths = curve.length(f(0.25), f(0.5)), curve.spaced(i(3), by="length")
         return json.dumps([*(scan.to_dict() for scan in scans), together.to_dict(), lengths]), [p.vector for p in points]
@@ -105,7 +105,7 @@ def test_compare_takes_numpy_numbers(tmp_path):
         }
         fge = tw.FGE(cycle=tw.Iterations(i(2)), lr_max=f(0.1), lr_min=f(0.01), starts=[f(0.5)])
         batches = ANIMAL.batches()
-        found = tw.compare(ANIMAL.module, ANIMAL.task, batches, batches, [tw.Ind, fge], **settings, clip=f(1.0))
+        found = tw.compare(ANIMAL.module, ANIMAL.task, batches, batches, [tw.Independent, fge], **settings, clip=f(1.0))
         found.save(tmp_path / "comparison.json")
         return found.to_dict()
 

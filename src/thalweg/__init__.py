@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from .evaluation.curve_ensemble import curve_ensemble
     from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
-    from .reporting import figures
+    from .reporting import figures, page
     from .results import Comparison, CurveEnsemble, Report, Scan, Trace
-    from .runtime.compute import Mode, Slower
+    from .runtime.compute import Compute, SlowPathWarning
     from .runtime.distributed import distributed
     from .runtime.interleave import together
     from .tasks import Task, classification, language_modelling, regression
-    from .training.compare import Ind, compare
+    from .training.compare import Independent, compare
     from .training.connect import connect
     from .training.fit import fit
     from .training.methods import FGE, SWA, Iterations, Snapshot
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
-    from .weightspace.batchnorm import refresh
+    from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.planes import Plane
     from .weightspace.weights import Weights, average
@@ -42,31 +42,32 @@ _HOMES = {
     "errors": ("Diverged", "ThalwegError"),
     "evaluation.curve_ensemble": ("curve_ensemble",),
     "evaluation.ensemble": ("Ensemble",),
-    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace"),
     "evaluation.scan": ("scan",),
-    "runtime.compute": ("Mode", "Slower"),
+    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace"),
+    "runtime.compute": ("Compute", "SlowPathWarning"),
     "runtime.distributed": ("distributed",),
     "runtime.interleave": ("together",),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
-    "training.compare": ("Ind", "compare"),
+    "training.compare": ("Independent", "compare"),
     "training.connect": ("connect",),
     "training.fit": ("fit",),
     "training.methods": ("FGE", "SWA", "Iterations", "Snapshot"),
     "training.own_loop": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
-    "weightspace.batchnorm": ("refresh",),
+    "weightspace.batchnorm": ("update_bn",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
     "weightspace.planes": ("Plane",),
     "weightspace.weights": ("Weights", "average"),
 }
-_MODULES = {"data": "data", "figures": "reporting.figures", "models": "models"}
+_MODULES = {"data": "data", "figures": "reporting.figures", "models": "models", "page": "reporting.page"}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Bezier", "Collector", "Comparison", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE", "Ind", "Iterations", "Mode",
-    "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "Slower", "Snapshot", "Task", "ThalwegError", "Trace",
-    "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed",
-    "figures", "fit", "language_modelling", "models", "refresh", "regression", "scan", "together", "walk",
+    "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE", "Independent",
+    "Iterations", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "SlowPathWarning", "Snapshot", "Task", "ThalwegError",
+    "Trace", "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data",
+    "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "together",
+    "update_bn", "walk",
 ]  # fmt: skip
 
 

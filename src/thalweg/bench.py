@@ -19,7 +19,7 @@ from .batches import count, source
 from .data import DeviceBatches
 from .evaluation.scan import Measurer
 from .inputs import Inputs
-from .runtime.compute import LONG, Call, Context, Mode, present
+from .runtime.compute import LONG, Call, Compute, Context, present
 from .runtime.cuda_graphs import Replay, aside
 from .runtime.interleave import together
 from .runtime.live import Accelerated
@@ -73,10 +73,10 @@ class Bench:
     rounds: how often each is timed. steps: how many training steps are timed at once; more on a card, where one is short.
     """
 
-    def __init__(self, inputs: Inputs, mode: Mode, rounds: int = 15, steps: int | None = None):
+    def __init__(self, inputs: Inputs, compute: Compute, rounds: int = 15, steps: int | None = None):
         self.inputs, self.rounds = inputs, rounds
         self.device = next(inputs.model.parameters()).device
-        self.mode = replace(mode, compile=mode.compiles(self.device, LONG))
+        self.compute = replace(compute, compile=compute.compiles(self.device, LONG))
         self.steps = steps or (20 if self.device.type == "cuda" else 1)
         passes, make = source(inputs.train, self.device)
         self.batch = make(next(passes()))
@@ -92,7 +92,7 @@ class Bench:
 
     def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
         """Plain, curve and walk steps on one batch, and others by name, taking turns so that all meet the same machine."""
-        if self.mode.compile:
+        if self.compute.compile:
             _repeat(self.plain(), 2)  # so that no peak of memory below includes the compiler's trial
         works, memory = {}, {}
         steps = {"plain step": self.plain, "curve step": self.bent, "walk step": self.walked, **(others or {})}
@@ -108,26 +108,26 @@ class Bench:
     def step(self, motion: Motion) -> Accelerated:
         motion.probe.module.train()
         step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM, None), DECAY)
-        return Accelerated(step, Context(), self.mode)
+        return Accelerated(step, Context(), self.compute)
 
     def plain(self) -> Callable[[], object]:
-        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
+        step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
         return lambda: step(self.batch, RATE)
 
     def bent(self) -> Callable[[], object]:
-        step = self.step(UniformBends(Probe(self.inputs.model, self.curve.start, self.mode), self.curve))
+        step = self.step(UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve))
         return lambda: step(self.batch, RATE)
 
     def walked(self) -> Callable[[], object]:
-        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
-        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.mode))
+        step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
+        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.compute))
         observer.begin(step, 1)
         return lambda: observer.after_step(1, RATE, step(self.batch, RATE))
 
     def pipeline(self) -> Timing:
         """One pass over the training data, per batch."""
         passes, make = source(self.inputs.train, self.device)
-        replay = Replay(make, nn.Identity(), self.device, self.mode.records(self.device))
+        replay = Replay(make, nn.Identity(), self.device, self.compute.records(self.device))
         times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, rounds=min(self.rounds, 5))
         return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
 
@@ -140,17 +140,17 @@ class Bench:
                 ends.append(time.perf_counter())
 
         settings = Settings(epochs, RATE, MOMENTUM, DECAY, None, None, None, 0)
-        motion = Network(Probe(self.inputs.model, None, self.mode))
-        train(motion, self.inputs.task, self.inputs.train, settings, Call(self.mode, False), "bench", Clock())
+        motion = Network(Probe(self.inputs.model, None, self.compute))
+        train(motion, self.inputs.task, self.inputs.train, settings, Call(self.compute, False), "bench", Clock())
         steps = count(self.inputs.train)
         return Timing([(b - a) / steps for a, b in pairwise(ends[1:])], self.size)
 
     def scanning(self) -> dict[str, Timing]:
         """A point of a scan, and the forward passes in it alone."""
-        probe = Probe(self.inputs.model, None, self.mode)
-        refresh = self.inputs.refresh if any(batch_norms(probe.module)) else None
-        at = Measurer(probe, self.inputs.task, self.inputs.data, refresh, DECAY, self.mode)
-        alone = _Forwards(probe, at, self.inputs.task, self.mode)
+        probe = Probe(self.inputs.model, None, self.compute)
+        bn_batches = self.inputs.bn_batches if any(batch_norms(probe.module)) else None
+        at = Measurer(probe, self.inputs.task, self.inputs.data, bn_batches, DECAY, self.compute)
+        alone = _Forwards(probe, at, self.inputs.task, self.compute)
         points = iter(range(10**6))
         works: dict[str, Callable[[], object]] = {
             "scan point": lambda: at(self.curve.point(next(points) % 61 / 60)),
@@ -182,7 +182,7 @@ class Bench:
 
     def checkpoint(self) -> Timing:
         """Saving all that plain training needs to be resumed."""
-        step = self.step(Network(Probe(self.inputs.model, None, self.mode)))
+        step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
@@ -221,19 +221,19 @@ class Bench:
 class _Forwards:
     """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing measured."""
 
-    def __init__(self, probe: Probe, at: Measurer, task: Task, mode: Mode):
+    def __init__(self, probe: Probe, at: Measurer, task: Task, compute: Compute):
         self.module = probe.module
         self.parts = []
-        pool = torch.cuda.graph_pool_handle() if mode.records(probe.device) else None
+        pool = torch.cuda.graph_pool_handle() if compute.records(probe.device) else None
         refreshed = [] if at.statistics is None or not at.statistics.layers else [(True, at.statistics.batches)]
         for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
             passes, make = source(batches, probe.device)
 
             def work(drawn: Any, make: Callable[[Any], Any] = make) -> None:
-                with mode.casting(probe.device):
+                with compute.casting(probe.device):
                     (task.predictions if task.predict is not None else task.losses)(self.module, make(drawn))
 
-            self.parts.append((learning, passes, Replay(work, self.module, probe.device, mode.records(probe.device), pool)))
+            self.parts.append((learning, passes, Replay(work, self.module, probe.device, compute.records(probe.device), pool)))
 
     def __call__(self) -> None:
         with torch.no_grad():
@@ -297,7 +297,7 @@ def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
 
     train = batches(50_000 // share, shuffle=True, crop=4, flip=True)
     data = {"train": train.clean(), "test": batches(10_000 // share)}
-    return {"model": make(), "task": classification(), "train": train, "refresh": train.clean(), "data": data}
+    return {"model": make(), "task": classification(), "train": train, "bn_batches": train.clean(), "data": data}
 
 
 def vgg16(seed: int) -> dict[str, Any]:

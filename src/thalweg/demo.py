@@ -26,7 +26,7 @@ def digits(seed: int) -> dict[str, Any]:
     with seeded(seed):
         model = tw.models.digits_net()
     data = {"train": clean, "test": tw.data.DeviceBatches(*test_set, 500)}
-    return {"model": model, "task": tw.classification(), "train": train, "refresh": clean, "data": data}
+    return {"model": model, "task": tw.classification(), "train": train, "bn_batches": clean, "data": data}
 
 
 def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, tw.Scan]:
@@ -47,7 +47,7 @@ class _Demo:
         self.folder, self.progress, self.say = folder, progress, say
         made = digits(0)
         self.task, self.train, self.data, self.model = (made[key] for key in ("task", "train", "data", "model"))
-        self.scanning = {"weight_decay": WEIGHT_DECAY, "refresh": made["refresh"], "progress": progress}
+        self.scanning = {"weight_decay": WEIGHT_DECAY, "bn_batches": made["bn_batches"], "progress": progress}
 
     def train_networks(self) -> list[tw.Weights]:
         self.say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
@@ -91,7 +91,7 @@ class _Demo:
         for name, third in thirds.items():
             drawn = {name: curves[name]} if name in curves else {}
             plane = tw.Plane(networks[0], networks[1], third)
-            scans[name] = tw.scan(self.model, plane, self.task, {"train": self.data["train"]}, draw=drawn, **self.scanning)
+            scans[name] = tw.scan(self.model, plane, self.task, {"train": self.data["train"]}, overlay=drawn, **self.scanning)
             scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
         figure = Figure(figsize=(14, 3.4), layout="compressed")
         tw.figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
@@ -104,8 +104,8 @@ class _Demo:
 
     def compare_budgets(self) -> None:
         self.say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
-        ways: list[Any] = [tw.Ind(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
-        settings: dict[str, Any] = {"refresh": self.scanning["refresh"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+        ways: list[Any] = [tw.Independent(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
+        settings: dict[str, Any] = {"bn_batches": self.scanning["bn_batches"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
         test = self.data["test"]
         result = tw.compare(_network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings)
         result.save(self.folder / "budget.json")

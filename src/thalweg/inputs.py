@@ -34,7 +34,7 @@ class Inputs:
     model: nn.Module
     task: Task
     train: Batches
-    refresh: Batches | None
+    bn_batches: Batches | None
     data: dict[str, Batches]
 
 
@@ -47,8 +47,10 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     wanted = [f.name for f in fields(Inputs)]
     if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= set(wanted):
         got = f"a dict with {sorted(made)}" if isinstance(made, dict) else type(made).__name__
-        raise ThalwegError(f"{spec} must return a dict with model, task, train and perhaps refresh and data; it returned {got}")
-    made = {"refresh": None, "data": {"train": made["train"]}, **made}
+        raise ThalwegError(
+            f"{spec} must return a dict with model, task, train and perhaps bn_batches and data; it returned {got}"
+        )
+    made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
             raise ThalwegError(f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}")

@@ -57,7 +57,7 @@ def check_scan(kind: Kind, module: nn.Module, task: tw.Task) -> None:
     a, b = (tw.Weights.of(kind.module(seed)) for seed in (1, 2))
     norm, batches, ts = has_batch_norm(module), kind.data(), [0.0, 0.25, 1.0]
     refresh = batches if norm else None
-    got = tw.scan(module, tw.Segment(a, b), task, {"x": batches}, points=ts, weight_decay=DECAY, refresh=refresh)
+    got = tw.scan(module, tw.Segment(a, b), task, {"x": batches}, points=ts, weight_decay=DECAY, bn_batches=refresh)
     expected = reference.scan(kind.module, kind.both, kind.batches(), ts, DECAY, norm)
     for quantity, values in got.values["x"].items():
         close(values.tolist(), expected[quantity], kind, quantity)
@@ -89,7 +89,7 @@ def check_ensemble(kind: Kind, module: nn.Module, task: tw.Task) -> None:
 
 def check_refresh(kind: Kind, module: nn.Module, task: tw.Task) -> None:
     middle = tw.average([tw.Weights.of(kind.module(seed)) for seed in (1, 2)])
-    got = tw.refresh(module, middle, kind.data(), task)
+    got = tw.update_bn(module, middle, kind.data(), task)
     same_state(got.state_dict(), reference.refresh(kind.module, kind.both, kind.batches()), kind, "statistics")
 
 

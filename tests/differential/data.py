@@ -259,7 +259,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
-SINGLE = dict.fromkeys(("fit", "connect", "scan", "walk", "refresh"), "single")
+SINGLE = dict.fromkeys(("fit", "connect", "scan", "walk", "bn_batches"), "single")
 batch("batch_of_one", batches=first(1, 4, 2))(tanh_mlp)
 batch("batch_of_one_with_batch_norm", batches=first(1, 4, 2), refused=SINGLE)(normed)
 EMPTY = dict.fromkeys(("fit", "connect", "walk"), "empty")

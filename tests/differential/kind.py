@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import thalweg as tw
 
-CALLS = ("fit", "connect", "scan", "walk", "ensemble", "refresh")
+CALLS = ("fit", "connect", "scan", "walk", "ensemble", "bn_batches")
 SIZES = (6, 6, 3)
 Both = Callable[[nn.Module, Any], tuple[Tensor, Tensor, Tensor]]  # net, batch -> losses, outputs, targets
 

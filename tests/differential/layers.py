@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
-ENDS_DIFFER = dict.fromkeys(("connect", "scan", "refresh"), "buffers")  # each end has singular vectors of its own
+ENDS_DIFFER = dict.fromkeys(("connect", "scan", "bn_batches"), "buffers")  # each end has singular vectors of its own
 
 kind("mlp")(tanh_mlp)
 
@@ -125,7 +125,7 @@ class SpareNorm(Base):
         return self.last(self.norm(self.first(x)))
 
 
-@kind("batch_norm_by_its_parts", refused={"scan": "unseen", "refresh": "unseen"})
+@kind("batch_norm_by_its_parts", refused={"scan": "unseen", "bn_batches": "unseen"})
 class InlineNorm(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Chunked(nn.BatchNorm1d):
         return torch.cat([super(Chunked, self).forward(part) for part in parts])
 
 
-@kind("batch_norm_of_chunks", refused={"scan": "own", "refresh": "own"})
+@kind("batch_norm_of_chunks", refused={"scan": "own", "bn_batches": "own"})
 def chunked() -> nn.Module:
     return normed(Chunked(8))
 
@@ -160,7 +160,7 @@ class Slow(nn.BatchNorm1d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False)
 
 
-@kind("batch_norm_at_a_rate_of_its_own", refused={"scan": "own", "refresh": "own"})
+@kind("batch_norm_at_a_rate_of_its_own", refused={"scan": "own", "bn_batches": "own"})
 def slow() -> nn.Module:
     return normed(Slow(8))
 
@@ -301,7 +301,7 @@ kind("embedding_scaled_by_frequency", batches=tokens)(lambda: Embedded(scale_gra
 class Bag(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(7, 5, mode="mean"), head(5)
+        self.bag, self.head = nn.EmbeddingBag(7, 5, compute="mean"), head(5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.bag(x))

@@ -90,7 +90,7 @@ class OnTheClassNormed(Normed):
         return self.last(x @ OnTheClassNormed.merged.t())
 
 
-@kind("cache_in_a_global_beside_batch_norm", refused=EVERYWHERE | {"refresh": "outside"})
+@kind("cache_in_a_global_beside_batch_norm", refused=EVERYWHERE | {"bn_batches": "outside"})
 class GlobalNormed(Normed):
     def __init__(self) -> None:
         super().__init__()

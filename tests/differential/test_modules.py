@@ -37,4 +37,4 @@ def test_ensemble_of_every_kind(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_refresh_of_every_kind(name: str) -> None:
-    agrees(KINDS[name], "refresh")
+    agrees(KINDS[name], "bn_batches")

@@ -42,7 +42,7 @@ def frozen() -> nn.Module:
     return module
 
 
-@kind("frozen_differently", refused={"connect": "frozen", "scan": "frozen", "refresh": "frozen"})
+@kind("frozen_differently", refused={"connect": "frozen", "scan": "frozen", "bn_batches": "frozen"})
 def frozen_differently() -> nn.Module:
     module = tanh_mlp()
     module[0].weight.requires_grad_(False)

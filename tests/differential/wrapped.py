@@ -243,7 +243,7 @@ def with_penalty(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 TRAINING = ("fit", "connect", "walk")
-OUTSIDE = dict.fromkeys((*TRAINING, "scan", "refresh"), "closure")
+OUTSIDE = dict.fromkeys((*TRAINING, "scan", "bn_batches"), "closure")
 kind("penalty_over_the_passed_network", task=lambda module: penalised(None), both=with_penalty)(Normed)
 kind("penalty_over_the_callers_network", task=penalised, both=with_penalty, refused=OUTSIDE)(Normed)
 

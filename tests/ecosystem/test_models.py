@@ -22,14 +22,14 @@ def test_every_verb(name, tmp_path):
     curve = tw.connect(module, tw.Bezier(a, b), task, batches, **kind.settings(2))
     refresh = batches if a.layout.statistics else None
     line, bent = (
-        tw.scan(module, path, task, {"train": batches}, points=9, refresh=refresh) for path in (tw.Segment(a, b), curve)
+        tw.scan(module, path, task, {"train": batches}, points=9, bn_batches=refresh) for path in (tw.Segment(a, b), curve)
     )
     barriers = [scan.summary()["train"]["loss"]["barrier"] for scan in (line, bent)]
     assert barriers[0] > 0.1
     assert barriers[1] < LOW * barriers[0]
 
     plane = tw.scan(
-        module, tw.Plane(a, b, curve.bends[0]), task, {"train": batches}, grid=(3, 3), margin=0.0, refresh=refresh
+        module, tw.Plane(a, b, curve.bends[0]), task, {"train": batches}, grid=(3, 3), margin=0.0, bn_batches=refresh
     ).values["train"]["loss"]
     assert plane.shape == (3, 3)
     assert plane[0, 0] == pytest.approx(line.values["train"]["loss"][0], rel=1e-4)

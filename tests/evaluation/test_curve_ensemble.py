@@ -23,30 +23,30 @@ def setting():
 
 def logits_at(animal, curve, t, batches):
     net = animal.module(9)
-    tw.refresh(net, curve.point(t), animal.batches()).load_into(net)
+    tw.update_bn(net, curve.point(t), animal.batches()).load_into(net)
     with torch.no_grad():
         return torch.cat([net.eval()(x) for x, _ in batches])
 
 
 def test_it_is_the_naive_ensemble(setting):
     animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=4)
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=4)
     labels = torch.cat([y for _, y in test])
     alone = [logits_at(animal, curve, t, test).softmax(1) for t in result.t]
     assert result.t == [0, 1 / 3, 2 / 3, 1]
     assert result.scores["none"]["nll"] == pytest.approx(metrics.nll(sum(alone) / 4, labels), rel=1e-10)
     assert result.error == [metrics.error(p, labels) for p in alone]
     assert result.pair_error == [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, refresh=animal.batches())
+    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, bn_batches=animal.batches())
     assert result.train_loss == pytest.approx(scan.values["train"]["data_loss"].tolist(), rel=1e-12)
-    members = [tw.refresh(animal.module(1), curve.point(t), animal.batches()) for t in result.t]
+    members = [tw.update_bn(animal.module(1), curve.point(t), animal.batches()) for t in result.t]
     ensemble = tw.Ensemble(animal.module(1), members).score(animal.task, test)
     assert result.scores["none"]["error"] == ensemble["error"]
 
 
 def test_temperatures_are_cross_fitted_and_labelled_so(setting):
     animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=3)
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=3)
     assert result.fitted_on == CROSS_FITTED
     logits, labels = logits_at(animal, curve, 0.5, test), torch.cat([y for _, y in test])
     halves = [fit_temperature(logits[k::2], labels[k::2]) for k in (0, 1)]
@@ -65,7 +65,7 @@ def test_temperatures_are_cross_fitted_and_labelled_so(setting):
 def test_held_out_data_are_used_where_there_are_some(setting):
     animal, curve, test = setting
     result = tw.curve_ensemble(
-        animal.module(1), curve, animal.task, test[:1], refresh=animal.batches(), points=3, held_out=test[1:]
+        animal.module(1), curve, animal.task, test[:1], bn_batches=animal.batches(), points=3, held_out=test[1:]
     )
     assert result.fitted_on == HELD_OUT
     expected = fit_temperature(logits_at(animal, curve, 1.0, test[1:]), test[1][1])
@@ -74,7 +74,7 @@ def test_held_out_data_are_used_where_there_are_some(setting):
 
 def test_a_file_brings_it_back(setting, tmp_path):
     animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, refresh=animal.batches(), points=2)
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=2)
     result.save(tmp_path / "c.json")
     assert tw.CurveEnsemble.load(tmp_path / "c.json").to_dict() == result.to_dict()
 
@@ -83,7 +83,7 @@ def test_only_labels_have_temperatures(setting):
     other = ZOO["two_inputs"]
     with pytest.raises(tw.ThalwegError, match="an activation of its own"):
         tw.curve_ensemble(
-            other.module(1), tw.Bezier(*other.ends()), other.task, other.batches(), refresh=other.batches(), points=2
+            other.module(1), tw.Bezier(*other.ends()), other.task, other.batches(), bn_batches=other.batches(), points=2
         )
 
 
@@ -101,7 +101,7 @@ def test_what_would_be_wrong_without_a_word_is_refused(setting):
             first = next(self.first) % len(self.batches)
             return iter(self.batches[first:] + self.batches[:first])
 
-    settings = {"refresh": animal.batches(), "points": 6}
+    settings = {"bn_batches": animal.batches(), "points": 6}
     with pytest.raises(tw.ThalwegError, match="the held-out batches come in another order in each pass"):
         tw.curve_ensemble(animal.module(1), curve, animal.task, test, held_out=Unruly(test * 4), **settings)
     with pytest.raises(tw.ThalwegError, match="the test batches come in another order in each pass"):

@@ -90,7 +90,7 @@ def test_labels_are_scored_alike_everywhere(kind):
         assert scan.values["x"]["error"][k] == pytest.approx(alone["error"], rel=1e-6)
         assert report.members[k]["nll"] == pytest.approx(alone["nll"], rel=1e-12)
     curve = tw.Segment(points[0], points[1])
-    found = tw.curve_ensemble(members[0], curve, task, batches, refresh=batches, points=2)
+    found = tw.curve_ensemble(members[0], curve, task, batches, bn_batches=batches, points=2)
     assert found.nll["none"] == pytest.approx([naive_scores(logits[k].softmax(1), labels)["nll"] for k in (0, 1)], rel=1e-12)
 
 
@@ -146,7 +146,7 @@ def test_one_hot_targets_score_as_their_labels(kind):
     assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-12)
     curve = tw.Segment(*points)
     for batches in (labels, hot):
-        found = tw.curve_ensemble(members[0], curve, task, batches, refresh=batches, points=2)
+        found = tw.curve_ensemble(members[0], curve, task, batches, bn_batches=batches, points=2)
         assert found.scores["none"]["error"] == ensemble.score(task, labels)["error"]
 
 
@@ -208,6 +208,6 @@ def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
     points = [tw.Weights.of(network(seed)) for seed in range(2)]
     report = tw.Ensemble(network(), points).report(task, batches)
     assert tw.figures.growth(report).get_ylabel() == "test nll"
-    compared = tw.compare(network, task, batches, batches, [tw.Ind], budget=1, multiples=[1], seeds=[0], lr=0.1)
+    compared = tw.compare(network, task, batches, batches, [tw.Independent], budget=1, multiples=[1], seeds=[0], lr=0.1)
     assert compared.table().startswith("nll")
     assert tw.figures.budget(compared).get_ylabel() == "nll"

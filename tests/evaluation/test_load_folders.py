@@ -36,7 +36,7 @@ def calls(net, known):
         "connect": lambda run: tw.connect(net, tw.Bezier(a, b), known, BATCHES, epochs=9, lr=0.1, run=run),
         "scan": lambda run: tw.scan(net, tw.Segment(a, b), known, {"test": BATCHES}, points=9, run=run),
         "walk": lambda run: tw.walk(net, known, BATCHES, FGE, epochs=9, run=run),
-        "compare": lambda run: tw.compare(network, known, BATCHES, BATCHES, [tw.Ind], run=run, **pair),
+        "compare": lambda run: tw.compare(network, known, BATCHES, BATCHES, [tw.Independent], run=run, **pair),
     }
 
 

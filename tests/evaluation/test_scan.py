@@ -22,7 +22,7 @@ def naive_scan(animal, module, points, batches):
     rows = []
     for weights in points:
         net = animal.module(9)
-        tw.refresh(net, weights, batches, animal.task).load_into(net)
+        tw.update_bn(net, weights, batches, animal.task).load_into(net)
         getattr(net, "_orig_mod", net).eval()
         with torch.no_grad():
             losses = torch.cat([animal.task.loss(net, batch).reshape(-1) for batch in batches])
@@ -37,7 +37,7 @@ def test_a_scan_is_the_naive_loop(name, kind):
     animal = ZOO[name]
     module, batches, curve = animal.module(3), animal.batches(), kind(*animal.ends())
     before = bits(module)
-    scan = tw.scan(module, curve, animal.task, {"train": batches}, points=5, weight_decay=DECAY, refresh=batches)
+    scan = tw.scan(module, curve, animal.task, {"train": batches}, points=5, weight_decay=DECAY, bn_batches=batches)
     assert same_bits(before, bits(module))
     expected = naive_scan(animal, module, [curve.point(t) for t in scan.t], batches)
     ours = np.stack([scan.values["train"][key] for key in ("data_loss", "loss", "error")], axis=1)
@@ -58,9 +58,9 @@ def test_the_ends_agree_with_the_ends_refreshed_the_same_way_and_the_gap_is_told
     animal = ZOO["conv_bn"]
     module, batches = animal.module(3), animal.batches()
     ends = [tw.fit(animal.module(seed), animal.task, batches, epochs=5, lr=0.1) for seed in (1, 2)]
-    scan = tw.scan(module, tw.Bezier(*ends), animal.task, {"train": batches}, points=3, refresh=batches)
+    scan = tw.scan(module, tw.Bezier(*ends), animal.task, {"train": batches}, points=3, bn_batches=batches)
     for end, index in zip(ends, (0, -1), strict=True):
-        alone = tw.scan(module, [tw.refresh(module, end, batches)], animal.task, {"train": batches})
+        alone = tw.scan(module, [tw.update_bn(module, end, batches)], animal.task, {"train": batches})
         stored = tw.scan(module, [end], animal.task, {"train": batches})
         for key in ("loss", "error"):
             assert scan.values["train"][key][index] == alone.values["train"][key][0]
@@ -99,7 +99,7 @@ def test_a_plane_is_shaped_by_rows_of_y():
     animal = ZOO["mlp"]
     plane = tw.Plane(*(tw.Weights.of(animal.module(seed)) for seed in range(3)))
     curve = tw.Bezier(*plane.points[:2])
-    settings = {"grid": (4, 3), "margin": 0.1, "draw": {"Bezier": curve, "members": plane.points}}
+    settings = {"grid": (4, 3), "margin": 0.1, "overlay": {"Bezier": curve, "members": plane.points}}
     scan = tw.scan(animal.module(1), plane, animal.task, {"train": animal.batches()}, **settings)
     values = scan.values["train"]["loss"]
     assert values.shape == (3, 4) == (len(scan.y), len(scan.x))
@@ -126,7 +126,7 @@ def test_members_with_statistics_of_their_own_need_no_refresh():
 def test_files_bring_back_the_scan(name, tmp_path):
     animal = ZOO[name]
     batches = animal.batches()
-    scan = tw.scan(animal.module(1), tw.Bezier(*animal.ends()), animal.task, {"train": batches}, points=4, refresh=batches)
+    scan = tw.scan(animal.module(1), tw.Bezier(*animal.ends()), animal.task, {"train": batches}, points=4, bn_batches=batches)
     scan.save(tmp_path / "scan.json")
     back = tw.Scan.load(tmp_path / "scan.json")
     assert json.dumps(back.to_dict()) == json.dumps(scan.to_dict())
@@ -145,8 +145,8 @@ def test_the_callers_random_state_and_loaders_are_left_alone(own_generator):
     states = [g.get_state() for g in (torch.default_generator, generator or torch.default_generator)]
     tw.fit(module, animal.task, loader, epochs=1, lr=0.1)
     tw.connect(module, curve, animal.task, loader, epochs=1, lr=0.1)
-    tw.scan(module, curve, animal.task, {"train": loader}, points=2, refresh=loader)
-    tw.refresh(module, curve.point(0.5), loader)
+    tw.scan(module, curve, animal.task, {"train": loader}, points=2, bn_batches=loader)
+    tw.update_bn(module, curve.point(0.5), loader)
     after = [g.get_state() for g in (torch.default_generator, generator or torch.default_generator)]
     assert all(torch.equal(one, two) for one, two in zip(states, after, strict=True))
 
@@ -187,14 +187,14 @@ def test_the_network_runs_once_per_batch():
         ({"points": 3, "target": tw.Plane(*ENDS)}, "points= is for a curve, and this is a scan of a plane"),
         ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
         ({"task": nn.CrossEntropyLoss()}, "the task must be a Task, such as classification"),
-        ({"refresh": None}, r"batch norm \('1\.running_mean'\) needs statistics of each point"),
-        ({"refresh": []}, "refresh batches are empty"),
+        ({"bn_batches": None}, r"batch norm \('1\.running_mean'\) needs statistics of each point"),
+        ({"bn_batches": []}, "bn_batches are empty"),
     ],
 )
 def test_bad_input(change, message):
     animal = ZOO["conv_bn"]
     batches = animal.batches()
-    settings = {"target": tw.Bezier(*animal.ends()), "task": animal.task, "data": {"train": batches}, "refresh": batches}
+    settings = {"target": tw.Bezier(*animal.ends()), "task": animal.task, "data": {"train": batches}, "bn_batches": batches}
     with pytest.raises(tw.ThalwegError, match=message):
         tw.scan(animal.module(1), **{**settings, **change})
 
@@ -303,12 +303,12 @@ def test_batches_that_do_not_keep_their_promise_are_refused_everywhere(given, sa
     line, data = tw.Segment(a, b), {"x": batches}
     calls = {
         "fit": lambda: tw.fit(module, animal.task, odd, epochs=1, lr=0.1),
-        "scan": lambda: tw.scan(module, line, animal.task, {"x": odd}, refresh=batches, points=2),
-        "scan refresh": lambda: tw.scan(module, line, animal.task, data, refresh=odd, points=2),
+        "scan": lambda: tw.scan(module, line, animal.task, {"x": odd}, bn_batches=batches, points=2),
+        "scan refresh": lambda: tw.scan(module, line, animal.task, data, bn_batches=odd, points=2),
         "ensemble": lambda: tw.Ensemble(module, [a, b]).score(animal.task, odd),
-        "curve ensemble": lambda: tw.curve_ensemble(module, line, animal.task, odd, refresh=batches, points=2),
-        "held out": lambda: tw.curve_ensemble(module, line, animal.task, batches, refresh=batches, held_out=odd, points=2),
-        "refresh": lambda: tw.refresh(module, line.point(0.5), odd),
+        "curve ensemble": lambda: tw.curve_ensemble(module, line, animal.task, odd, bn_batches=batches, points=2),
+        "held out": lambda: tw.curve_ensemble(module, line, animal.task, batches, bn_batches=batches, held_out=odd, points=2),
+        "bn_batches": lambda: tw.update_bn(module, line.point(0.5), odd),
         "watch": lambda: tw.walk(module, animal.task, batches, tw.SWA(0.1), epochs=1, watch={"x": odd}),
     }
     for call in calls.values():
@@ -369,7 +369,7 @@ def test_what_leaves_a_plane_keeps_its_distance_and_warns_once(tmp_path):
     module = nn.Linear(4, 1, bias=False).double()
     drawn = {"chain": chain, "inside": inside, "members": [high, low], "near": [low, c]}
     with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as heard:
-        scan = tw.scan(module, plane, tw.regression(), data, grid=(2, 2), draw=drawn)
+        scan = tw.scan(module, plane, tw.regression(), data, grid=(2, 2), overlay=drawn)
     assert len(heard) == 1
     assert "'chain' leaves it by up to 5, 125%, 'members' leaves it by up to 5, 125% of the distance" in str(heard[0].message)
     t = np.linspace(0, 1, 121)
@@ -385,6 +385,6 @@ def test_a_curve_in_its_own_plane_does_not_warn():
     curve = tw.Bezier(*animal.ends()).with_bends([tw.Weights.of(animal.module(5)).vector])
     plane = tw.Plane(curve.start, curve.end, curve.bends[0])
     data = {"x": animal.batches()}
-    scan = tw.scan(animal.module(1), plane, animal.task, data, grid=(2, 2), draw={"Bezier": curve, "ends": [curve.start]})
+    scan = tw.scan(animal.module(1), plane, animal.task, data, grid=(2, 2), overlay={"Bezier": curve, "ends": [curve.start]})
     assert scan.off_plane() == {}
     assert max(scan.away["Bezier"]) < 1e-6 * scan.corners[1][0]

@@ -27,7 +27,7 @@ def scans(tmp_path_factory):
     made = {
         "Segment": tw.scan(animal.module(1), tw.Segment(a, b), animal.task, data, points=5),
         "Bezier": tw.scan(animal.module(1), curve, animal.task, data, points=9),
-        "Plane": tw.scan(animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), draw={"Bezier": curve}),
+        "Plane": tw.scan(animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), overlay={"Bezier": curve}),
     }
     for name, scan in made.items():
         scan.save(folder / f"{name}.json")

@@ -149,7 +149,7 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     call = Captured(Step(moving, tw.Task(noisy), make_optimizer(moving.vectors, 0.9, None)))
     batch = animal.batches()[0]
     call(batch, 0.1)
-    with pytest.warns(tw.Slower, match="draws random numbers on the CPU"):
+    with pytest.warns(tw.SlowPathWarning, match="draws random numbers on the CPU"):
         call(batch, 0.1)
     call(batch, 0.1)
     assert not replays

@@ -77,7 +77,7 @@ def folder(tmp_path_factory):
     ensemble = tw.Ensemble(animal.module(1), [replace(trained, kept={})])
     ensemble.save(path / "ensemble")
     ensemble.report(animal.task, batches).save(path / "report.json")
-    arguments = (animal.module, animal.task, batches, batches, [tw.Ind()])
+    arguments = (animal.module, animal.task, batches, batches, [tw.Independent()])
     tw.compare(*arguments, budget=2, seeds=(1,), multiples=(1,)).save(path / "comparison.json")
     return path
 

@@ -149,7 +149,7 @@ def test_curves_of_the_papers_public_code(kind, tmp_path):
     curve = load_curve(tmp_path / "checkpoint-200.pt", animal.module(5))
     assert type(curve) is kind
     assert all(torch.equal(ours.vector, theirs.vector) for ours, theirs in zip(curve.points, points, strict=True))
-    scan = tw.scan(animal.module(5), curve, animal.task, {"x": animal.batches()}, points=3, refresh=animal.batches())
+    scan = tw.scan(animal.module(5), curve, animal.task, {"x": animal.batches()}, points=3, bn_batches=animal.batches())
     assert scan.name == kind.__name__
     with pytest.raises(tw.ThalwegError, match=r"has tensors named net\.\*_0"):
         tw.Curve.from_state(animal.module(1).state_dict(), animal.module(1))

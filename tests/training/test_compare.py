@@ -12,7 +12,7 @@ from thalweg.training import compare as module_under_test
 from thalweg.training.optimizers import decay
 
 METHODS = [
-    tw.Ind(),
+    tw.Independent(),
     tw.Snapshot(cycles=2, lr_max=0.1),
     tw.FGE(cycle=tw.Iterations(2), lr_max=0.05, lr_min=0.005, starts=(0.5, 0.7)),
     tw.SWA(lr=0.05, starts=(0.6,)),
@@ -22,7 +22,7 @@ METHODS = [
 def run(methods=METHODS, **settings):
     animal = ZOO["conv_bn"]
     batches = animal.batches()
-    settings = {"budget": 10, "seeds": (1, 2, 3), "refresh": batches, "lr": 0.1, **settings}
+    settings = {"budget": 10, "seeds": (1, 2, 3), "bn_batches": batches, "lr": 0.1, **settings}
     return tw.compare(animal.module, animal.task, batches, batches, methods, **settings)
 
 
@@ -33,9 +33,9 @@ def result():
 
 def test_no_method_spends_more_than_the_budget(result):
     epochs = {name: entry["epochs"] for name, entry in result.entries.items()}
-    assert epochs == {"Ind": 10, "Snapshot": 10, "FGE": 7 + 2 * 1, "SWA": 10}
+    assert epochs == {"Independent": 10, "Snapshot": 10, "FGE": 7 + 2 * 1, "SWA": 10}
     members = {name: entry["members"] for name, entry in result.entries.items()}
-    assert members == {"Ind": 1, "Snapshot": 2, "FGE": 2 * 2, "SWA": 1}
+    assert members == {"Independent": 1, "Snapshot": 2, "FGE": 2 * 2, "SWA": 1}
 
 
 def test_shared_epochs_give_what_each_method_would_find_alone(result):
@@ -66,11 +66,11 @@ def test_what_is_shared_is_trained_once(monkeypatch):
 
 
 def test_the_table_has_a_spread_at_one_budget_only(result):
-    runs = [entry["error"] for entry in result.entries["Ind"]["runs"]]
-    mean, spread = result.score("Ind", 1)
+    runs = [entry["error"] for entry in result.entries["Independent"]["runs"]]
+    mean, spread = result.score("Independent", 1)
     assert mean == pytest.approx(sum(runs) / 3)
     assert spread == pytest.approx(torch.tensor(runs).double().std().item())
-    assert result.score("Ind", 2)[1] != result.score("Ind", 2)[1]
+    assert result.score("Independent", 2)[1] != result.score("Independent", 2)[1]
     lines = result.table().splitlines()
     assert lines[0].split() == ["error", "(%)", "epochs", "per", "run", "networks", "per", "run", "1B", "2B", "3B"]
     assert "±" in lines[2]
@@ -82,7 +82,7 @@ def test_a_comparison_survives_its_file(result, tmp_path):
 
 
 def test_bare_classes_take_the_papers_settings():
-    result = run(methods=[tw.Ind, tw.Snapshot, tw.SWA], seeds=(1,), multiples=(1,))
+    result = run(methods=[tw.Independent, tw.Snapshot, tw.SWA], seeds=(1,), multiples=(1,))
     assert result.entries["Snapshot"]["settings"] == "Snapshot(cycles=5, lr_max=0.1)"
 
 
@@ -90,15 +90,15 @@ def test_bare_classes_take_the_papers_settings():
     ("settings", "message"),
     [
         ({"methods": []}, "got methods none"),
-        ({"methods": [tw.Ind(), tw.Ind()]}, "different methods"),
+        ({"methods": [tw.Independent(), tw.Independent()]}, "different methods"),
         ({"seeds": (1, 1, 2)}, "different seeds"),
         ({"multiples": ()}, "multiples"),
         ({"seeds": (1, 2)}, "as many different seeds as the largest multiple"),
-        ({"methods": [tw.Bezier]}, "methods are Ind, Snapshot, FGE, SWA"),
-        ({"methods": [tw.Ind(), tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, "must not be longer than the run"),
+        ({"methods": [tw.Bezier]}, "methods are Independent, Snapshot, FGE, SWA"),
+        ({"methods": [tw.Independent(), tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, "must not be longer than the run"),
         ({"methods": [tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01, starts=(0.04, 0.8))]}, "before its first epoch"),
         ({"methods": [tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, r"^FGE\(cycle=2, .* does not fit into a budget of"),
-        ({"refresh": None}, "SWA's average has no batch-norm statistics"),
+        ({"bn_batches": None}, "SWA's average has no batch-norm statistics"),
     ],
 )
 def test_bad_comparisons_are_found_before_training(settings, message, monkeypatch):
@@ -113,14 +113,14 @@ def test_everything_asked_for_reaches_the_runs():
     data = [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)]
     batches = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
     common = {"momentum": 0.5, "weight_decay": 0.05, "clip": 0.3}
-    methods = [tw.Ind(), tw.SWA(lr=0.05, starts=(0.5,)), tw.Snapshot(cycles=2, lr_max=0.2)]
+    methods = [tw.Independent(), tw.SWA(lr=0.05, starts=(0.5,)), tw.Snapshot(cycles=2, lr_max=0.2)]
     arguments = (animal.module, animal.task, batches, animal.batches(), methods)
     result = tw.compare(*arguments, budget=4, seeds=(3,), multiples=(1,), lr=0.2, **common)
     trained = tw.fit(animal.module(3), animal.task, batches, epochs=4, lr=0.2, seed=3, keep=[2], **common)
     later = {"seed": 3 + 500_009, **common}
     swa = tw.walk(animal.module(3), animal.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
     snapshots = tw.walk(animal.module(3), animal.task, batches, methods[2], epochs=4, **later)
-    for name, members in (("Ind", [trained]), ("SWA", [tw.average(swa)]), ("Snapshot", snapshots)):
+    for name, members in (("Independent", [trained]), ("SWA", [tw.average(swa)]), ("Snapshot", snapshots)):
         alone = tw.Ensemble(animal.module(3), members).score(animal.task, animal.batches())
         assert result.entries[name]["runs"][0] == pytest.approx(alone, rel=1e-12)
 
@@ -130,7 +130,7 @@ def test_the_average_of_swa_has_statistics_of_its_own(result):
     batches = animal.batches()
     trained = tw.fit(animal.module(2), animal.task, batches, epochs=6, schedule=decay(0.1, 10, 3), seed=2, keep=[6])
     members = tw.walk(animal.module(2), animal.task, batches, METHODS[3], epochs=4, start=trained.kept[6])
-    alone = tw.Ensemble(animal.module(2), [tw.refresh(animal.module(2), tw.average(members), batches)])
+    alone = tw.Ensemble(animal.module(2), [tw.update_bn(animal.module(2), tw.average(members), batches)])
     assert result.entries["SWA"]["runs"][1] == pytest.approx(alone.score(animal.task, batches), rel=1e-12)
 
 
@@ -142,7 +142,7 @@ def test_default_methods_are_the_papers_for_its_rate():
 
 
 def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
-    methods = [tw.Ind(), tw.Snapshot(cycles=5, lr_max=0.1), tw.FGE(cycle=4, lr_max=0.1, lr_min=0.01)]
+    methods = [tw.Independent(), tw.Snapshot(cycles=5, lr_max=0.1), tw.FGE(cycle=4, lr_max=0.1, lr_min=0.01)]
     with pytest.raises(tw.ThalwegError, match=r"^FGE\(cycle=4.* a budget of (\d+) epochs works for all of these") as refused:
         run(methods=methods, budget=10, seeds=(1,), multiples=(1,))
     works = int(re.search(r"a budget of (\d+) epochs works", str(refused.value))[1])
@@ -155,7 +155,7 @@ def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
 def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_path):
     result.save(tmp_path / "comparison.json")
     table = tw.Comparison.load(tmp_path / "comparison.json").table()
-    assert "Ind: Independent networks, Ind()\n" in table
+    assert "Independent: Independent networks, Independent()\n" in table
     assert f"FGE: Fast Geometric Ensembling, {METHODS[2]}" in table
     assert result.entries["SWA"]["title"] == "Stochastic weight averaging"
     ax = tw.figures.budget(result, ax=Figure().subplots())
@@ -166,4 +166,4 @@ def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_p
 def test_what_makes_no_networks_is_refused(make):
     batches = [(torch.ones(2, 2), torch.ones(2, dtype=torch.long))]
     with pytest.raises(tw.ThalwegError, match=r"compare makes its networks with a function, seed -> torch.nn.Module; got"):
-        tw.compare(make, tw.classification(), batches, batches, [tw.Ind], budget=2, multiples=[1], seeds=[0], lr=0.1)
+        tw.compare(make, tw.classification(), batches, batches, [tw.Independent], budget=2, multiples=[1], seeds=[0], lr=0.1)

@@ -211,7 +211,7 @@ def test_connect_lowers_the_loss_and_leaves_everything_else_alone(name, loss):
     assert all(torch.equal(w.vector, old) for w, old in zip((a, b), kept, strict=True))
     assert torch.equal(fresh.bends[0].vector, middle)
     scans = [
-        tw.scan(module, path, animal.task, {"train": animal.batches()}, points=9, refresh=animal.batches())
+        tw.scan(module, path, animal.task, {"train": animal.batches()}, points=9, bn_batches=animal.batches())
         for path in (tw.Segment(a, b), curve)
     ]
     line, trained = (scan.summary()["train"]["data_loss"]["mean"] for scan in scans)

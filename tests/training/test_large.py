@@ -10,7 +10,7 @@ from zoo import ZOO
 import thalweg as tw
 from thalweg.store.runs import Run
 
-STREAM = tw.Mode(stream=True)
+STREAM = tw.Compute(stream=True)
 SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01, "seed": 4}
 
 
@@ -26,7 +26,8 @@ def test_streaming_changes_nothing(name, kind, small_pieces):
     animal = ZOO[name]
     curve = kind(*animal.ends(), bends=2)
     usual, streamed = (
-        tw.connect(animal.module(1), curve, animal.task, animal.batches(), mode=mode, **SETTINGS) for mode in (None, STREAM)
+        tw.connect(animal.module(1), curve, animal.task, animal.batches(), compute=compute, **SETTINGS)
+        for compute in (None, STREAM)
     )
     for one, two in zip(usual.bends, streamed.bends, strict=True):
         assert torch.allclose(one.vector, two.vector, rtol=1e-10, atol=1e-12)
@@ -44,7 +45,7 @@ def test_a_streamed_run_goes_on_bit_for_bit(tmp_path, small_pieces):
         return animal.task.loss(net, batch)
 
     def connect(task, run):
-        return tw.connect(animal.module(1), curve, task, animal.batches(), mode=STREAM, run=run, **SETTINGS)
+        return tw.connect(animal.module(1), curve, task, animal.batches(), compute=STREAM, run=run, **SETTINGS)
 
     whole = connect(animal.task, None)
     with pytest.raises(KeyboardInterrupt):
@@ -64,7 +65,13 @@ def test_the_arclength_loss_is_refused():
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match="needs the whole curve on the network's device"):
         tw.connect(
-            animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), loss="arclength", mode=STREAM, **SETTINGS
+            animal.module(1),
+            tw.Bezier(*animal.ends()),
+            animal.task,
+            animal.batches(),
+            loss="arclength",
+            compute=STREAM,
+            **SETTINGS,
         )
 
 
@@ -85,7 +92,7 @@ def test_small_steps_are_not_lost_in_half_precision(stream, small_pieces):
         epochs=20,
         momentum=0.0,
         schedule=lambda i: 1e-3,
-        mode=tw.Mode(stream=stream),
+        compute=tw.Compute(stream=stream),
     )
     moved = 1.0 - curve.bends[0].vector.float()
     assert curve.bends[0].vector.dtype == torch.bfloat16
@@ -130,10 +137,10 @@ def held(call, dtype=torch.float32):
     return (seen[-1] - before) / (MILLION * dtype.itemsize)
 
 
-def needed(bends, optimizer, mode=None, dtype=torch.float32):
+def needed(bends, optimizer, compute=None, dtype=torch.float32):
     """What connect holds beside the module and the curve it was given."""
     module, curve = wide(dtype), tw.Bezier(*(tw.Weights.of(wide(dtype)) for _ in range(2)), bends=bends)
-    settings = {"epochs": 3, "lr": 1e-3, "optimizer": optimizer, "mode": mode}
+    settings = {"epochs": 3, "lr": 1e-3, "optimizer": optimizer, "compute": compute}
     return held(lambda task, batches: tw.connect(module, curve, task, batches, **settings), dtype)
 
 

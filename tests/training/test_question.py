@@ -111,7 +111,7 @@ def scan(run, target=None, module=None, task=None, data=None, **settings):
     return torch.tensor(found.values["test"]["loss"])
 
 
-def compare(run, make=Net, task=None, train=None, test=None, methods=(tw.Ind, FGE), **settings):
+def compare(run, make=Net, task=None, train=None, test=None, methods=(tw.Independent, FGE), **settings):
     chosen = {"budget": 6, "multiples": [1], "seeds": [0, 1], "lr": 0.1, **settings}
     methods = [tw.FGE(tw.Iterations(2), 0.1, 0.01, starts=(0.5,)) if method is FGE else method for method in methods]
     found = tw.compare(make, task or smoothed(), train or batches(), test or batches(number=2), methods, run=run, **chosen)
@@ -317,7 +317,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     "scan: loss": (scan, A, {"task": smoothed(0.1)}, "the loss of the first batch of 'test' was"),
     "scan: metrics": (scan, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test'"),
     "scan: data": (scan, A, {"data": {"test": batches({3})}}, "a batch in the middle of the data 'test' has changed"),
-    "scan: precision": (scan, A, {"mode": tw.Mode("bf16")}, "precision was 'fp32' and is 'bf16'"),
+    "scan: precision": (scan, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
     "scan: attribute": (
         scan,
         {"target": Bow(*ends())},
@@ -335,15 +335,15 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     "scan: list": (scan, {"target": ends()}, {"target": ends()[::-1]}, "point 1 of the list has changed"),
     "scan: refresh": (
         scan,
-        {"refresh": batches()},
-        {"refresh": batches({1})},
-        "a batch in the middle of the refresh data has changed",
+        {"bn_batches": batches()},
+        {"bn_batches": batches({1})},
+        "a batch in the middle of the data of bn_batches has changed",
     ),
     "compare: loss": (compare, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
     "compare: test data": (compare, A, {"test": batches({1}, 2)}, "the last batch of the data 'test' has changed"),
     "compare: training data": (compare, A, {"train": batches({4})}, "the last batch of the training data has changed"),
     "compare: networks": (compare, A, {"make": lambda seed: Net(seed + (seed == 1))}, "the fresh network of seed 1 has changed"),
-    "compare: method": (compare, A, {"methods": [tw.Ind, tw.SWA(lr=0.1)]}, "method 2's class was 'FGE' and is 'SWA'"),
+    "compare: method": (compare, A, {"methods": [tw.Independent, tw.SWA(lr=0.1)]}, "method 2's class was 'FGE' and is 'SWA'"),
 }
 
 
@@ -525,5 +525,5 @@ def test_a_finished_plane_can_be_drawn_with_another_curve(tmp_path):
     plane, curve = tw.Plane(a, b, tw.Weights.of(Net(7))), tw.Bezier(a, b)
     arguments = {"grid": (2, 2), "run": tmp_path}
     tw.scan(Net(), plane, smoothed(), {"test": batches()}, **arguments)
-    again = tw.scan(Net(), plane, smoothed(), {"test": batches()}, draw={"new": curve}, **arguments)
+    again = tw.scan(Net(), plane, smoothed(), {"test": batches()}, overlay={"new": curve}, **arguments)
     assert list(again.paths) == ["new"]

@@ -131,7 +131,7 @@ def test_swa_average_is_torchs():
     ours = tw.average(members)
     assert torch.allclose(ours.vector, tw.Weights.of(averaged.module).vector, rtol=1e-12)
     torch.optim.swa_utils.update_bn(batches[:1], averaged.module)
-    ours = tw.refresh(module, ours, batches[:1])
+    ours = tw.update_bn(module, ours, batches[:1])
     for name, value in tw.Weights.of(averaged.module).buffers.items():
         assert torch.allclose(ours.buffers[name].double(), value.double(), rtol=1e-10)
 
@@ -140,8 +140,8 @@ def test_the_chain_through_members_is_a_curve():
     animal = ZOO["conv_bn"]
     members = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4)
     chain = tw.PolyChain.through(members)
-    scan = tw.scan(animal.module(1), chain, animal.task, {"train": animal.batches()}, points=5, refresh=animal.batches())
-    alone = tw.scan(animal.module(1), list(members), animal.task, {"train": animal.batches()}, refresh=animal.batches())
+    scan = tw.scan(animal.module(1), chain, animal.task, {"train": animal.batches()}, points=5, bn_batches=animal.batches())
+    alone = tw.scan(animal.module(1), list(members), animal.task, {"train": animal.batches()}, bn_batches=animal.batches())
     assert np.allclose(scan.values["train"]["loss"][[0, 2, 4]], alone.values["train"]["loss"], rtol=1e-10)
 
 

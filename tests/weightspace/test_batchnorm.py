@@ -26,7 +26,7 @@ def test_statistics_are_pooled_over_unequal_batches():
     animal = ZOO["conv_bn"]
     module, batches = animal.module(1), animal.batches()
     before = bits(module)
-    weights = tw.refresh(module, tw.Weights.of(module), batches)
+    weights = tw.update_bn(module, tw.Weights.of(module), batches)
     assert same_bits(before, bits(module))
     for name in ("1", "5"):
         copy = animal.module(1)
@@ -40,7 +40,9 @@ def test_averaging_unequal_batches_as_if_equal_would_be_seen():
     """The same data cut otherwise gives a first layer the same statistics."""
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     x = torch.randn(20, 4).double()
-    one, two = (tw.refresh(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3]))
+    one, two = (
+        tw.update_bn(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3])
+    )
     assert torch.allclose(one.buffers["0.running_var"], two.buffers["0.running_var"], rtol=1e-12)
     assert torch.allclose(one.buffers["0.running_var"], x.var(0), rtol=1e-12)
 
@@ -56,7 +58,7 @@ def test_dropout_is_off_and_a_layer_called_twice_pools_both():
 
     x = torch.randn(10, 3).double()
     module = Twice().double()
-    weights = tw.refresh(module, tw.Weights.of(module), [x])
+    weights = tw.update_bn(module, tw.Weights.of(module), [x])
     both = torch.cat([x, 2 * x])
     assert torch.allclose(weights.buffers["norm.running_mean"], both.mean(0))
     assert torch.allclose(weights.buffers["norm.running_var"], both.var(0))
@@ -65,7 +67,7 @@ def test_dropout_is_off_and_a_layer_called_twice_pools_both():
 def test_old_statistics_do_not_leak_in():
     module = nn.BatchNorm1d(2)
     module.running_mean.fill_(float("nan"))
-    weights = tw.refresh(module, tw.Weights.of(module), [torch.randn(5, 2)])
+    weights = tw.update_bn(module, tw.Weights.of(module), [torch.randn(5, 2)])
     assert weights.buffers["running_mean"].isfinite().all()
 
 
@@ -73,23 +75,23 @@ def test_a_task_says_how_the_network_sees_a_batch():
     module = nn.BatchNorm1d(2)
     task = tw.Task(lambda net, batch: net(batch["odd name"]).sum(1))
     batch = {"odd name": torch.randn(6, 2)}
-    weights = tw.refresh(module, tw.Weights.of(module), [batch], task)
+    weights = tw.update_bn(module, tw.Weights.of(module), [batch], task)
     assert torch.allclose(weights.buffers["running_mean"], batch["odd name"].mean(0))
 
 
 def test_a_network_without_batch_norm_needs_nothing():
     module = ZOO["mlp"].module(1)
     weights = tw.Weights.of(module)
-    assert torch.equal(tw.refresh(module, weights, []).vector, weights.vector)
+    assert torch.equal(tw.update_bn(module, weights, []).vector, weights.vector)
 
 
 def test_a_batch_of_one_is_refused():
     module = nn.BatchNorm1d(2)
     with pytest.raises(tw.ThalwegError, match="a batch of one example"):
-        tw.refresh(module, tw.Weights.of(module), [torch.randn(4, 2), torch.randn(1, 2)])
+        tw.update_bn(module, tw.Weights.of(module), [torch.randn(4, 2), torch.randn(1, 2)])
 
 
 def test_no_batches_are_refused():
     module = nn.BatchNorm1d(2)
-    with pytest.raises(tw.ThalwegError, match="refresh batches are empty"):
-        tw.refresh(module, tw.Weights.of(module), [])
+    with pytest.raises(tw.ThalwegError, match="bn_batches are empty"):
+        tw.update_bn(module, tw.Weights.of(module), [])

@@ -124,7 +124,7 @@ class Counting(nn.Module):
 
 def test_refresh_changes_statistics_and_nothing_else():
     module = Counting().double()
-    weights = tw.refresh(module, tw.Weights.of(module), BATCHES)
+    weights = tw.update_bn(module, tw.Weights.of(module), BATCHES)
     assert int(weights.buffers["calls"]) == 0
     tw.average([weights, tw.Weights.of(module)])
 
@@ -152,7 +152,7 @@ class Inline(nn.Module):
 def test_batch_norm_that_cannot_be_listened_to_is_refused():
     module = Inline().double()
     with pytest.raises(tw.ThalwegError, match="the batch-norm layer 'norm' is not called but has its buffers used"):
-        tw.refresh(module, tw.Weights.of(module), BATCHES)
+        tw.update_bn(module, tw.Weights.of(module), BATCHES)
 
 
 def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
@@ -160,7 +160,7 @@ def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
     module.forward = None
     module["spare"].running_mean.fill_(7)
     task = tw.Task(lambda net, batch: net["used"](net["norm"](input=batch[0])).square().mean(1))
-    weights = tw.refresh(module, tw.Weights.of(module), BATCHES, task)
+    weights = tw.update_bn(module, tw.Weights.of(module), BATCHES, task)
     assert weights.buffers["spare.running_mean"].eq(7).all()
     assert torch.allclose(weights.buffers["norm.running_mean"], torch.cat([x for x, _ in BATCHES]).mean(0))
 

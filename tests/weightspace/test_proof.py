@@ -27,10 +27,10 @@ def calls(task=TASK):
         "fit": lambda m: tw.fit(m, task, BATCHES, epochs=1, lr=0.1),
         "connect": lambda m: tw.connect(m, tw.Bezier(tw.Weights.of(m), tw.Weights.of(m)), task, BATCHES, epochs=1, lr=0.1),
         "walk": lambda m: tw.walk(m, task, BATCHES, method, epochs=2),
-        "scan": lambda m: tw.scan(m, line(m), task, {"x": BATCHES}, points=2, refresh=BATCHES),
+        "scan": lambda m: tw.scan(m, line(m), task, {"x": BATCHES}, points=2, bn_batches=BATCHES),
         "ensemble": lambda m: tw.Ensemble(m, [tw.Weights.of(m)]).score(task, BATCHES),
-        "curve_ensemble": lambda m: curve_ensemble(m, line(m), task, BATCHES, points=2, refresh=BATCHES),
-        "refresh": lambda m: tw.refresh(m, tw.Weights.of(m).bare(), BATCHES, task),
+        "curve_ensemble": lambda m: curve_ensemble(m, line(m), task, BATCHES, points=2, bn_batches=BATCHES),
+        "bn_batches": lambda m: tw.update_bn(m, tw.Weights.of(m).bare(), BATCHES, task),
     }
 
 
@@ -213,7 +213,7 @@ def test_the_caller_is_left_as_it_was_where_eval_or_forward_write_to_it():
 
     module = Writes().double()
     before = bits(module)
-    for call in ("fit", "scan", "ensemble", "refresh"):
+    for call in ("fit", "scan", "ensemble", "bn_batches"):
         CALLS[call](module)
         assert same_bits(before, bits(module))
         assert not hasattr(module, "seen")
@@ -349,7 +349,7 @@ class NeverClears(Doubles):
 
 
 def by_hand(weights, x):
-    """Normalised by the batch, as where it is the only one of `refresh`, with the variance of all but one example."""
+    """Normalised by the batch, as where it is the only one of `update_bn`, with the variance of all but one example."""
     first, last, scale, shift = (weights[name] for name in ("first.weight", "last.weight", "norm.weight", "norm.bias"))
     hidden = x @ (2 * first).T
     hidden = (hidden - hidden.mean(0)) / (hidden.var(0) + 1e-5).sqrt() * scale + shift
@@ -366,11 +366,11 @@ def test_a_cache_on_the_class_that_train_clears_is_right_at_every_point(call):
     points = [line.point(t) for t in (0.0, 0.5, 1.0)]
     logits = [by_hand(point.state_dict(), data[0][0]) for point in points]
     if call == "scan":
-        found = tw.scan(module, line, TASK, {"x": data}, points=3, refresh=data).values["x"]["loss"]
+        found = tw.scan(module, line, TASK, {"x": data}, points=3, bn_batches=data).values["x"]["loss"]
     elif call == "curve_ensemble":
-        found = curve_ensemble(module, line, TASK, data, points=3, refresh=data).train_loss
+        found = curve_ensemble(module, line, TASK, data, points=3, bn_batches=data).train_loss
     else:
-        probabilities, _ = tw.Ensemble(module, [tw.refresh(module, point, data) for point in points]).predict(TASK, data)
+        probabilities, _ = tw.Ensemble(module, [tw.update_bn(module, point, data) for point in points]).predict(TASK, data)
         torch.testing.assert_close(probabilities, torch.stack([x.softmax(1) for x in logits]).mean(0))
         return
     torch.testing.assert_close(torch.tensor(found).double(), torch.stack([F.cross_entropy(x, labels) for x in logits]))
@@ -426,5 +426,5 @@ def test_a_scan_in_a_folder_refuses_a_cache_that_nothing_clears(tmp_path):
     Doubles.kept = None
     module = NeverClears().double()
     with pytest.raises(tw.ThalwegError, match=r"'first.weight' takes part less often"):
-        tw.scan(module, line(module), TASK, {"x": BATCHES}, points=2, refresh=BATCHES, run=tmp_path / "run")
+        tw.scan(module, line(module), TASK, {"x": BATCHES}, points=2, bn_batches=BATCHES, run=tmp_path / "run")
     Doubles.kept = None

@@ -333,7 +333,7 @@ CALLS = {
     "fit": lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1),
     "scan": lambda m: tw.scan(m, [tw.Weights.of(m)], TASK, {"x": BATCHES}),
     "ensemble": lambda m: tw.Ensemble(m, [tw.Weights.of(m)]).predict(TASK, BATCHES),
-    "refresh": lambda m: tw.refresh(m, tw.Weights.of(m), BATCHES),
+    "bn_batches": lambda m: tw.update_bn(m, tw.Weights.of(m), BATCHES),
 }
 
 

@@ -90,10 +90,10 @@ def test_load_into_refuses_weights_without_batch_norm_statistics():
     animal = ZOO["conv_bn"]
     module, members = animal.module(0), [tw.Weights.of(animal.module(seed)) for seed in (1, 2)]
     before = bits(module)
-    with pytest.raises(tw.ThalwegError, match=r"these have no '1\.running_mean'.*refresh\(module, weights, batches\)\.load_into"):
+    with pytest.raises(tw.ThalwegError, match=r"these have no '1\.running_mean'.*update_bn\(module, weights, batches\)\.load_into"):
         tw.average(members).load_into(module)
     assert same_bits(before, bits(module))
-    tw.refresh(module, tw.average(members), animal.batches()).load_into(module)
+    tw.update_bn(module, tw.average(members), animal.batches()).load_into(module)
     assert torch.equal(module[4].weight, torch.stack([m.state_dict()["4.weight"] for m in members]).mean(0))
     assert module[1].running_mean.abs().max() > 0
 

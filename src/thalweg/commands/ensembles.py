@@ -70,7 +70,7 @@ def walk(
     starts = [load_start(path, inputs.model, key) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"watch": inputs.data, "mode": tw.Mode(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    told: Any = {"watch": inputs.data, "compute": tw.Compute(precision, compile, graph), "run": run, "progress": bar(quiet)}
     found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
     for number, trace in enumerate(found.traces, start=1):
         figure = Figure(figsize=(7, 8), layout="constrained")
@@ -155,7 +155,7 @@ def compare(
     if not set(chosen) <= {"ind", "snapshot", "fge", "swa"}:
         raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{methods}'")
     rates = {"snapshot": lr, "fge": highest, "swa": highest}
-    ways = [tw.Ind() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
+    ways = [tw.Independent() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
     result = tw.compare(
         lambda seed: load_inputs(task, seed, device).model,  # the data are those of seed 0, since all are scored together
@@ -166,12 +166,12 @@ def compare(
         budget=budget,
         multiples=[k for k in (1, 2, 3) if k <= seeds],
         seeds=range(seeds),
-        refresh=inputs.refresh,
+        bn_batches=inputs.bn_batches,
         lr=lr,
         momentum=momentum,
         weight_decay=weight_decay,
         clip=clip,
-        mode=tw.Mode(precision, compile, graph),
+        compute=tw.Compute(precision, compile, graph),
         run=Run(out, every=every, resume=resume, note=settings),
         progress=bar(quiet),
     )

@@ -73,13 +73,13 @@ def fit(
     from ..runtime.interleave import at_once
     from ..store.runs import Run
 
-    each, mode = [load_inputs(task, seed + k, device) for k in range(runs)], tw.Mode(precision, compile, graph)
+    each, compute = [load_inputs(task, seed + k, device) for k in range(runs)], tw.Compute(precision, compile, graph)
     common: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip}
 
     def job(number: int) -> Any:
         folder, inputs = out if runs == 1 else out / f"seed-{number}", each[number - seed]
         run = Run(folder, every=every, resume=resume, note={**settings, "seed": number})
-        told: Any = {"keep": keep or (), "mode": mode, "run": run, "progress": bar(quiet)}
+        told: Any = {"keep": keep or (), "compute": compute, "run": run, "progress": bar(quiet)}
         return lambda: tw.fit(inputs.model, inputs.task, inputs.train, seed=number, **told, **common)
 
     trained = at_once([job(seed + k) for k in range(runs)], next(each[0].model.parameters()).device)
@@ -139,8 +139,8 @@ def connect(
         raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    how = tw.Mode(precision, compile, graph, stream)
-    told: Any = {"loss": loss, "same_t": same_t, "mode": how, "run": run, "progress": bar(quiet)}
+    how = tw.Compute(precision, compile, graph, stream)
+    told: Any = {"loss": loss, "same_t": same_t, "compute": how, "run": run, "progress": bar(quiet)}
     found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, following(scan, given, out, out="scan"))
@@ -184,7 +184,12 @@ def scan(
     else:
         raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
+    rest: Any = {
+        "weight_decay": weight_decay,
+        "bn_batches": inputs.bn_batches,
+        "compute": tw.Compute(precision, graph=graph),
+        "run": run,
+    }
     results = {out: tw.scan(inputs.model, target, inputs.task, inputs.data, points=points, **rest, progress=bar(quiet))}
     if line and target.bends and target.start.distance(target.end) > 0:
         straight, rest = tw.Segment(target.start, target.end), {**rest, "run": run.child("line")}
@@ -222,8 +227,13 @@ def plane(
     inputs = load_inputs(task, seed, device)
     target, drawn = _plane(what, inputs.model, key)
     run = Run(out, resume=resume, note=settings)
-    rest: Any = {"weight_decay": weight_decay, "refresh": inputs.refresh, "mode": tw.Mode(precision, graph=graph), "run": run}
-    where: Any = {"grid": (grid, grid), "margin": margin, "draw": drawn}
+    rest: Any = {
+        "weight_decay": weight_decay,
+        "bn_batches": inputs.bn_batches,
+        "compute": tw.Compute(precision, graph=graph),
+        "run": run,
+    }
+    where: Any = {"grid": (grid, grid), "margin": margin, "overlay": drawn}
     result = tw.scan(inputs.model, target, inputs.task, inputs.data, **where, **rest, progress=bar(quiet))
     _report({out: result})
     done(out, following(page, given, out, out="page.html"))

@@ -22,7 +22,7 @@ Task = Annotated[
     typer.Option(
         "--task",
         metavar="FILE.py:FACTORY",
-        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and perhaps `refresh` "
+        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and perhaps `update_bn` "
         "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),

@@ -62,7 +62,7 @@ def run(
     from ..paper.entries import ENTRIES, find_entry, open_shop
     from ..paper.pricing import price
     from ..paper.workshop import Workshop
-    from ..runtime.compute import Mode
+    from ..runtime.compute import Compute
 
     entries = [find_entry(name) for name in (ENTRIES if names == ["all"] else names)]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,8 +72,8 @@ def run(
         for pair in entry.chosen(data_set, model):
             recurrent = pair[0] == "ptb"  # whose layers are one call each, with nothing in them to compile
             usual = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
-            mode = Mode(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
-            common: Any = {"given": data, "device": where, "mode": mode, "progress": bar(quiet), "download": download}
+            compute = Compute(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
+            common: Any = {"given": data, "device": where, "compute": compute, "progress": bar(quiet), "download": download}
             shops[pair] = shops.get(pair) or open_shop(out, *pair, scale, **common)
             runs.append((entry, shops[pair]))
     typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {price(runs, seeds)}")

@@ -26,18 +26,18 @@ def bench(
     settings = plain(locals())
     from ..bench import Bench, machine, ratios, table
     from ..inputs import load_inputs
-    from ..runtime.compute import Mode
+    from ..runtime.compute import Compute
     from ..store.files import save_json
     from ..store.runs import Run, start_run
 
     inputs = load_inputs(task, seed, device)
-    timer = Bench(inputs, Mode(precision, compile, graph), rounds)
+    timer = Bench(inputs, Compute(precision, compile, graph), rounds)
     start_run(out, "bench", settings)
     timings = timer.run(together if timer.device.type == "cuda" else 0)
     here = machine(timer.device)
-    about = {"machine": here, "task": task, "mode": vars(timer.mode), "batch": timer.size}
+    about = {"machine": here, "task": task, "compute": vars(timer.compute), "batch": timer.size}
     found = {"timings": {name: timing.to_dict() for name, timing in timings.items()}, "ratios": ratios(timings)}
     Run(out).finish(lambda folder: save_json(folder / "bench.json", "bench", {**about, **found}))
-    typer.echo(f"{task} on {here['device']}, batches of {timer.size}, {timer.mode}\n{table(timings)}")
+    typer.echo(f"{task} on {here['device']}, batches of {timer.size}, {timer.compute}\n{table(timings)}")
     typer.echo("\n".join(f"{name}: {value:.3f}" for name, value in ratios(timings).items()))
     done(out, None)

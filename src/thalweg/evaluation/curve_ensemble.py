@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..results import CurveEnsemble
-from ..runtime.compute import Mode, present
+from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
@@ -30,18 +30,18 @@ def curve_ensemble(
     task: Task,
     test: Batches,
     *,
-    refresh: Batches,
+    bn_batches: Batches,
     points: int = 50,
     held_out: Batches | None = None,
-    mode: Mode | None = None,
+    compute: Compute | None = None,
     progress: bool | None = None,
 ) -> CurveEnsemble:
     """Ensemble equally spaced points of a curve.
 
-    refresh: the training data without augmentation, for the batch-norm statistics and the train loss at each point.
+    bn_batches: the training data without augmentation, for the batch-norm statistics and the train loss at each point.
     held_out: data neither trained nor tested on, for the temperatures; without, they are cross-fitted on two halves of the
         test set, each half scaled by what was fitted on the other, and the result says so.
-    mode: how to compute statistics and train loss; see `Mode`.
+    compute: how to compute statistics and train loss; see `Compute`.
     """
     check_task(task)
     if task.activation not in (None, softmax):
@@ -49,24 +49,24 @@ def curve_ensemble(
             "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
         )
     count(test, "the test batches")
-    count(refresh, "the refresh batches")
-    mode = mode or Mode()
-    probe, ts = Probe(module, None, mode), curve.spaced(points)
-    mode.check(probe.device)
+    count(bn_batches, "bn_batches")
+    compute = compute or Compute()
+    probe, ts = Probe(module, None, compute), curve.spaced(points)
+    compute.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
     losses: list[float] = []
     tested: Predicted = []
     held: Predicted = []
-    statistics = Statistics(probe, task.loss, refresh, mode)
-    measure = Measurement(probe.module, task, refresh, probe.device, mode)
+    statistics = Statistics(probe, task.loss, bn_batches, compute)
+    measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
     context = present.get()
     show = progress if context.processes.first else False
     with aside(probe.device, context.stream), Progress("predicting along the curve", len(ts), show) as bar:
-        proof = prove_measuring(probe, task, test, mode)
+        proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
-            _stand(probe, curve, t, statistics, refresh)
-            with seeded(0, refresh):
+            _stand(probe, curve, t, statistics, bn_batches)
+            with seeded(0, bn_batches):
                 losses.append(measure()["data_loss"])
             with seeded(0, test):
                 _keep(tested, _logits(probe, task, test, where), "test")
@@ -76,8 +76,8 @@ def curve_ensemble(
             probe.check()
             bar.advance()
         proof.again()
-        again = Probe(module, None, mode)
-        _stand(again, curve, ts[-1], Statistics(again, task.loss, refresh, mode), refresh)
+        again = Probe(module, None, compute)
+        _stand(again, curve, ts[-1], Statistics(again, task.loss, bn_batches, compute), bn_batches)
         with seeded(0, test):
             first, _ = _logits(again, task, First(test), where)
         again.drop_caches()
@@ -89,10 +89,10 @@ def curve_ensemble(
     return _assemble(ts, losses, tested, held)
 
 
-def _stand(probe: Probe, curve: Curve, t: float, statistics: Statistics, refresh: Batches) -> None:
+def _stand(probe: Probe, curve: Curve, t: float, statistics: Statistics, bn_batches: Batches) -> None:
     probe.load(curve.point(t))
     probe.module.eval()
-    with seeded(0, refresh):
+    with seeded(0, bn_batches):
         statistics()
 
 

@@ -64,7 +64,7 @@ class Ensemble:
         self._probe.layout.check(member.layout, "the network", name)
         if not member.has_statistics:
             raise ThalwegError(
-                f"{name} has no batch-norm statistics, as points of curves and averages have none: refresh it first"
+                f"{name} has no batch-norm statistics, as points of curves and averages have none: use update_bn first"
             )
         self.members.append(member.to("cpu"))
 

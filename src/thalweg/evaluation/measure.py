@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..batches import Batches, moved, not_finite, source
 from ..errors import ThalwegError
 from ..explaining import explained
-from ..runtime.compute import Mode
+from ..runtime.compute import Compute
 from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded
 from ..runtime.threads import few_threads
@@ -40,8 +40,8 @@ class Measurement:
 
     early: tuple[Tensor, int]
 
-    def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, mode: Mode, pool: Any = None):
-        self.module, self.task, self.batches, self.device, self.mode, self.pool = module, task, batches, device, mode, pool
+    def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None):
+        self.module, self.task, self.batches, self.device, self.compute, self.pool = module, task, batches, device, compute, pool
         self.totals: dict[str, Tensor] = {}
         self.state: ModuleState | None = None
         self._batched(WIDE if device.type == "cuda" else 0)
@@ -60,7 +60,7 @@ class Measurement:
         self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
-        self.replay = Replay(self._add, self.module, self.device, self.mode.records(self.device), self.pool, self._hold)
+        self.replay = Replay(self._add, self.module, self.device, self.compute.records(self.device), self.pool, self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
         self.sizes: dict[str, dict[str, int]] = {}
 
@@ -92,7 +92,7 @@ class Measurement:
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)
-        (values, size), predictions = _losses_and_predictions(self.module, self.task, batch, self.device, self.mode)
+        (values, size), predictions = _losses_and_predictions(self.module, self.task, batch, self.device, self.compute)
         self._count("data_loss", values * size if values.ndim == 0 else values, size)
         if predictions is not None:
             for name, metric in self.task.measure(*predictions).items():
@@ -118,11 +118,11 @@ class First:
         yield next(iter(self.batches))
 
 
-def prove_measuring(probe: Probe, task: Task, batches: Batches, mode: Mode) -> Proof:
+def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute) -> Proof:
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
     def measured(batch: Any) -> Any:
-        (values, _), predictions = _losses_and_predictions(probe.module, task, batch, probe.device, mode)
+        (values, _), predictions = _losses_and_predictions(probe.module, task, batch, probe.device, compute)
         return values, predictions and predictions[0]
 
     return prove_on(probe, measured, batches)
@@ -192,14 +192,14 @@ def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Bat
 
 
 def _losses_and_predictions(
-    module: nn.Module, task: Task, batch: Any, device: torch.device, mode: Mode
+    module: nn.Module, task: Task, batch: Any, device: torch.device, compute: Compute
 ) -> tuple[tuple[Tensor, int], tuple[Tensor, Tensor] | None]:
     """Both by one pass where they ask the network the same; without predictions for a task that makes none."""
-    with mode.casting(device), _recorded(module) as calls:
+    with compute.casting(device), _recorded(module) as calls:
         losses = task.losses(module, batch)
     if task.predict is None:
         return losses, None
-    with mode.casting(device), _recalled(module, calls):
+    with compute.casting(device), _recalled(module, calls):
         return losses, task.predictions(module, batch)
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..batches import Batches, count, home, tensors_in, to_device
 from ..errors import during
 from ..hidden import modules_in
-from ..runtime.compute import Mode, Processes
+from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import Content, digest_of
@@ -118,16 +118,18 @@ def _parts(found: Mapping[int, str]) -> dict[str, str]:
     return {"the first batch": found[numbers[0]], "the last batch": found[numbers[-1]], "a batch in the middle": between}
 
 
-def first_pass(module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, name: str, trains: bool = False) -> Facts:
+def first_pass(
+    module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, name: str, trains: bool = False
+) -> Facts:
     """What a private copy of the network makes of a batch: in eval mode loss, outputs, and where that is measured metrics; if it
     is to be trained, in training mode loss and gradient.
 
     A quantity that cannot be computed, or comes out otherwise the second time, is left out: the call itself will raise, or
     does not let itself be compared.
     """
-    both = [_look(module, weights, task, batch, mode, trains) for _ in range(2)]
+    both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
     device = next(module.parameters()).device.type
-    within = rounding(weights.layout.dtype, exact=device == "cpu" and mode.precision == "fp32")
+    within = rounding(weights.layout.dtype, exact=device == "cpu" and compute.precision == "fp32")
     evaluated, trained = (_repeated([look[k] for look in both], within) for k in (0, 1))
     question = {name: facts.numbers(evaluated, within)}
     return question | ({f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {})
@@ -138,17 +140,17 @@ def rounding(dtype: torch.dtype, exact: bool) -> float:
     return ROUNDING.get(dtype, COARSE) if exact else COARSE
 
 
-def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], mode: Mode) -> Facts:
+def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], compute: Compute) -> Facts:
     """Of data sets to be measured: what they are, and what the network makes of the first batch of each."""
     question: Facts = {}
     for name, batches in data.items():
         own, first = data_question(batches, f"the data '{name}'")
-        question |= own | first_pass(module, weights, task, first, mode, f"the first batch of '{name}'")
+        question |= own | first_pass(module, weights, task, first, compute, f"the first batch of '{name}'")
     return question
 
 
-def refresh_question(batches: Batches | None) -> Facts:
-    return {} if batches is None else data_question(batches, "the refresh data")[0]
+def bn_question(batches: Batches | None) -> Facts:
+    return {} if batches is None else data_question(batches, "the data of bn_batches")[0]
 
 
 def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
@@ -156,30 +158,32 @@ def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
     return {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
 
 
-def _look(module: nn.Module, weights: Weights, task: Task, batch: Any, mode: Mode, trains: bool) -> tuple[Quantities, Quantities]:
+def _look(
+    module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
+) -> tuple[Quantities, Quantities]:
     with undisturbed(task), _unwritten(task), _quiet():
-        probe = Probe(module, weights, mode)
+        probe = Probe(module, weights, compute)
         given = deepcopy(batch)  # a loss may write into its batch
         probe.module.eval()
         for _, layer in () if weights.has_statistics else batch_norms(probe.module):
             layer.train()  # rather than use the statistics of another network
         with seeded(0), torch.no_grad():
-            evaluated = _evaluated(probe, task, to_device(given, probe.device), mode, not trains)
+            evaluated = _evaluated(probe, task, to_device(given, probe.device), compute, not trains)
         if not trains:
             return evaluated, {}
         probe.module.train()
         with seeded(0), torch.enable_grad():
-            return evaluated, _trained(probe, task, to_device(deepcopy(batch), probe.device), mode)
+            return evaluated, _trained(probe, task, to_device(deepcopy(batch), probe.device), compute)
 
 
-def _evaluated(probe: Probe, task: Task, batch: Any, mode: Mode, predicts: bool) -> Quantities:
+def _evaluated(probe: Probe, task: Task, batch: Any, compute: Compute, predicts: bool) -> Quantities:
     answers: list[Any] = []
     hook = probe.module.register_forward_hook(lambda _, __, answer: answers.append(answer))
-    losses = _tried(lambda: task.losses(probe.module, batch), mode, probe)
+    losses = _tried(lambda: task.losses(probe.module, batch), compute, probe)
     hook.remove()
     found = {"loss": losses[:1], "output": tensors_in(answers)} if losses else {}
     if predicts and task.predict is not None:
-        found |= _tried(lambda: _predicted(task, *task.predictions(probe.module, batch)), mode, probe) or {}
+        found |= _tried(lambda: _predicted(task, *task.predictions(probe.module, batch)), compute, probe) or {}
     return {name: summary(tensors) for name, tensors in found.items()}
 
 
@@ -188,15 +192,15 @@ def _predicted(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[T
     return {"prediction": [task.probabilities(outputs, targets)], **metrics}
 
 
-def _trained(probe: Probe, task: Task, batch: Any, mode: Mode) -> Quantities:
+def _trained(probe: Probe, task: Task, batch: Any, compute: Compute) -> Quantities:
     before = _untrained(probe)
-    losses = _tried(lambda: task.losses(probe.module, batch), mode, probe)
+    losses = _tried(lambda: task.losses(probe.module, batch), compute, probe)
     if losses is None:
         return {}
     found = {"loss": summary(losses[:1])}
     for key, (mean, projection, size) in _untrained(probe).items():
         found[f"effect on {key}"] = [mean - before[key][0], projection - before[key][1], size]
-    gradients = _tried(lambda: probe.gradients(losses[0].mean()), mode, probe)
+    gradients = _tried(lambda: probe.gradients(losses[0].mean()), compute, probe)
     if gradients is not None:
         _, projection, size = summary([part for part in gradients if part is not None])
         found["gradient"] = [size, projection, 100 * size]  # rounding changes it more than the loss
@@ -212,10 +216,10 @@ def _untrained(probe: Probe) -> Quantities:
     return {key: summary(tensors) for key, tensors in kept.items()}
 
 
-def _tried(call: Callable[[], Any], mode: Mode, probe: Probe) -> Any:
+def _tried(call: Callable[[], Any], compute: Compute, probe: Probe) -> Any:
     """None where the user's own code fails, which the call itself will run again, and then say why."""
     try:
-        with mode.casting(probe.device):
+        with compute.casting(probe.device):
             return call()
     except Exception:
         return None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..batches import Batches, count, not_finite
 from ..errors import ThalwegError, during, number, several, whole
 from ..results import Scan, Values, array, plain
-from ..runtime.compute import Context, Mode, Processes, check_mode, present
+from ..runtime.compute import Compute, Context, Processes, check_compute, present
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded, undisturbed
@@ -33,7 +33,7 @@ from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
-from .question import Facts, asked, curve_question, measured_question, points_question, refresh_question
+from .question import Facts, asked, bn_question, curve_question, measured_question, points_question
 
 Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
@@ -51,9 +51,9 @@ def scan(
     grid: tuple[int, int] | None = None,
     margin: float | None = None,
     weight_decay: float = 0.0,
-    refresh: Batches | None = None,
-    draw: Mapping[str, Curve | Sequence[Weights]] | None = None,
-    mode: Mode | None = None,
+    bn_batches: Batches | None = None,
+    overlay: Mapping[str, Curve | Sequence[Weights]] | None = None,
+    compute: Compute | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Scan:
@@ -72,47 +72,49 @@ def scan(
     grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share; 21 x 21 and 0.2
         if not given.
     weight_decay: the one used in training, for `loss`.
-    refresh: batches over which batch-norm statistics are recomputed at every point.
-    mode: how to compute; see `Mode`.
+    bn_batches: batches over which batch-norm statistics are recomputed at every point.
+    compute: how to compute; see `Compute`.
     run: a folder that keeps every point measured, so that the same call goes on if it was stopped or killed.
-    draw: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
+    overlay: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
     """
     check_task(task)
     weight_decay = number(weight_decay, "weight_decay")
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
-    mode = mode or Mode()
-    check_mode(mode)
-    probe = Probe(module, None, mode)
-    mode.check(probe.device)
-    _check(probe, target, data, refresh)
+    compute = compute or Compute()
+    check_compute(compute)
+    probe = Probe(module, None, compute)
+    compute.check(probe.device)
+    _check(probe, target, data, bn_batches)
     where, makers = _points_of(target, points, grid, margin)
-    drawn = _places(target, draw) if isinstance(target, Plane) and draw else {}
+    drawn = _places(target, overlay) if isinstance(target, Plane) and overlay else {}
     context = present.get()
     processes, own = context.processes, {"weight_decay": weight_decay}
     with aside(
         probe.device, context.stream
     ):  # before the question, which measures too, and may fill what the network keeps elsewhere
-        proof = prove_measuring(probe, task, next(iter(data.values())), mode)
-    about = asked(run, lambda: _question(module, target, where, task, data, refresh, mode) | own, processes)
+        proof = prove_measuring(probe, task, next(iter(data.values())), compute)
+    about = asked(run, lambda: _question(module, target, where, task, data, bn_batches, compute) | own, processes)
     with opened(run, "scan", about, SCAN, processes) as held:
         if processes.once(lambda: held is not None and (held.folder / SCAN).is_file()):
             kept = processes.once(lambda: Scan.load(held.folder / SCAN))  # type: ignore[union-attr]
             return replace(kept, **drawn)
-        at = Measurer(probe, task, data, refresh, weight_decay, mode)
+        at = Measurer(probe, task, data, bn_batches, weight_decay, compute)
         title = f"scanning {where['name']}"
         with aside(probe.device, context.stream), Progress(title, len(makers), progress if processes.first else False) as bar:
             measured = _measured(at, makers, _labels(where, len(makers)), held, bar, context)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
-            stored = at.stored(target) if isinstance(target, Curve) and whole and refresh is not None else {}
+            stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
             if last is not None:
                 proof.again()
-        _look_for_nan(measured, data, refresh)
+        _look_for_nan(measured, data, bn_batches)
         del at, probe, proof  # before there is another
         if last is not None:
             least = min(data, key=lambda name: len(data[name]))
-            _look_again(Measurer(Probe(module, None, mode), task, {least: data[least]}, refresh, weight_decay, mode), *last)
+            _look_again(
+                Measurer(Probe(module, None, compute), task, {least: data[least]}, bn_batches, weight_decay, compute), *last
+            )
         shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
         found = Scan(
             values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
@@ -175,13 +177,15 @@ def _measured(
     return measured
 
 
-def _look_for_nan(measured: Sequence[dict[str, dict[str, float]]], data: Mapping[str, Batches], refresh: Batches | None) -> None:
+def _look_for_nan(
+    measured: Sequence[dict[str, dict[str, float]]], data: Mapping[str, Batches], bn_batches: Batches | None
+) -> None:
     for name in measured[0]:
         bad = sum(isnan(point[name]["data_loss"]) for point in measured)
         if bad:
             text = f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}'"
-            parts = {"those data": data[name], "refresh": refresh or ()}
-            with seeded(0, data[name], refresh):
+            parts = {"those data": data[name], "bn_batches": bn_batches or ()}
+            with seeded(0, data[name], bn_batches):
                 looked = {part: not_finite(batches) for part, batches in parts.items()}
             found = [f"in {part}, {where}" for part, where in looked.items() if where]
             advice = f"{' and '.join(found)}" if found else "the data hold no NaN, so look at the weights"
@@ -205,19 +209,25 @@ class Measurer:
     last: tuple[Weights, Early] | None = None
 
     def __init__(
-        self, probe: Probe, task: Task, data: Mapping[str, Batches], refresh: Batches | None, weight_decay: float, mode: Mode
+        self,
+        probe: Probe,
+        task: Task,
+        data: Mapping[str, Batches],
+        bn_batches: Batches | None,
+        weight_decay: float,
+        compute: Compute,
     ):
-        self.probe, self.data, self.refresh, self.weight_decay = probe, data, refresh, weight_decay
-        pool = torch.cuda.graph_pool_handle() if mode.records(probe.device) else None
-        self.statistics = None if refresh is None else Statistics(probe, task.loss, refresh, mode, pool)
-        self.measures = {name: Measurement(probe.module, task, b, probe.device, mode, pool) for name, b in data.items()}
+        self.probe, self.data, self.bn_batches, self.weight_decay = probe, data, bn_batches, weight_decay
+        pool = torch.cuda.graph_pool_handle() if compute.records(probe.device) else None
+        self.statistics = None if bn_batches is None else Statistics(probe, task.loss, bn_batches, compute, pool)
+        self.measures = {name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()}
 
     def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:
         self.probe.load(weights)
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
-            with undisturbed(self.refresh), seeded(0, self.refresh):  # every point sees the same data, whatever they count
+            with undisturbed(self.bn_batches), seeded(0, self.bn_batches):  # every point sees the same data, whatever they count
                 self.statistics()
         values = {}
         for name, measure in self.measures.items():
@@ -254,7 +264,7 @@ def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
             )
 
 
-def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> None:
+def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> None:
     if not isinstance(data, Mapping) or not data:
         got = "an empty dict" if isinstance(data, Mapping) else type(data).__name__
         raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {got}")
@@ -266,10 +276,10 @@ def _check(probe: Probe, target: Any, data: Any, refresh: Batches | None) -> Non
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "what is scanned")
     carried = not between and all(w.has_statistics for w in target)
-    if probe.layout.statistics and refresh is None and not carried:
+    if probe.layout.statistics and bn_batches is None and not carried:
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
-            "plane have none: give refresh=, the training batches without augmentation (a task factory: the key 'refresh')"
+            "plane have none: give bn_batches=, the training batches without augmentation (a task factory: the key 'bn_batches')"
         )
 
 
@@ -314,17 +324,23 @@ def _question(
     where: Mapping[str, Any],
     task: Task,
     data: Mapping[str, Batches],
-    refresh: Batches | None,
-    mode: Mode,
+    bn_batches: Batches | None,
+    compute: Compute,
 ) -> Facts:
     """What the scan would compute, which must be the same when it is resumed."""
     points = target.points if isinstance(target, Curve | Plane) else target
     places = {f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where}
     return {
-        **{"of": where["name"], "data": sorted(map(str, data)), "precision": mode.precision, "units": dict(task.units), **places},
+        **{
+            "of": where["name"],
+            "data": sorted(map(str, data)),
+            "precision": compute.precision,
+            "units": dict(task.units),
+            **places,
+        },
         **(curve_question(target) if isinstance(target, Curve) else points_question(points, "plane" if "y" in where else "list")),
-        **measured_question(module, points[0], task, data, mode),
-        **refresh_question(refresh),
+        **measured_question(module, points[0], task, data, compute),
+        **bn_question(bn_batches),
     }
 
 
@@ -345,9 +361,9 @@ def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
     return np.linspace(min(values) - extra, max(values) + extra, points)
 
 
-def _places(plane: Plane, draw: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
-    curves = {name: item for name, item in draw.items() if isinstance(item, Curve)}
-    lists = {name: item for name, item in draw.items() if not isinstance(item, Curve)}
+def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
+    curves = {name: item for name, item in overlay.items() if isinstance(item, Curve)}
+    lists = {name: item for name, item in overlay.items() if not isinstance(item, Curve)}
     paths, marks = {name: plane.path(curve) for name, curve in curves.items()}, {}
     away = {name: plane.path_distances(curve) for name, curve in curves.items()}
     for name, item in lists.items():

@@ -151,7 +151,7 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
         "recipe": shop.described(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
-        "precision": shop.mode.precision,
+        "precision": shop.compute.precision,
     }
     result = Result(entry.name, f"{shop.recipe.title} on {shop.recipe.dataset}", rows, claims, about)
     result.save(out / FILE)

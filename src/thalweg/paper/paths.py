@@ -43,7 +43,7 @@ def scans_of(shop: Workshop) -> dict[str, Scan]:
     """Both ends alone, the straight line, and both curves."""
     a, b = shop.networks(2)
     targets = {"segment": Segment(a, b), "bezier": shop.curve("bezier"), "polychain": shop.curve("polychain")}
-    return {"single": shop.scan("single", [a, b], refresh=None), **{k: shop.scan(k, v) for k, v in targets.items()}}
+    return {"single": shop.scan("single", [a, b], bn_batches=None), **{k: shop.scan(k, v) for k, v in targets.items()}}
 
 
 def curves(shop: Workshop, out: Path, seeds: int) -> Found:
@@ -144,7 +144,7 @@ def planes(shop: Workshop, out: Path, seeds: int) -> Found:
     for name, third in thirds.items():
         plane = Plane(a, b, third)
         drawn = {type(curves[name]).__name__: curves[name]} if name in curves else {}
-        scans[name] = shop.scan(f"plane-{name.replace(' ', '-')}", plane, grid=side, draw=drawn)
+        scans[name] = shop.scan(f"plane-{name.replace(' ', '-')}", plane, grid=side, overlay=drawn)
         lowest = float(scans[name].values["train"]["loss"].min())
         rows.append({"plane": name, "train loss min": lowest, "train loss max": _highest(scans[name])})
     keep({f"plane {name}": scan for name, scan in scans.items()}, out)
@@ -176,7 +176,7 @@ def two_bends(shop: Workshop, out: Path, seeds: int) -> Found:
     worst = [_highest(shop.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
     share = (1 - TWENTIETH) * figure(f"{BENDS} of two polychains with the same ends") / figure("distance between those ends")
     says = f"curves between the same networks are not unique: their bends lie at least {share:.2f} as far apart as the ends"
-    alone = _highest(shop.scan("single", shop.networks(2), refresh=None))
+    alone = _highest(shop.scan("single", shop.networks(2), bn_batches=None))
     low = f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends"
     along = [
         Claim(f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})", max(worst) <= times * alone, low)
@@ -195,7 +195,7 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
     for breadth in shop.scale.widths:
         part = shop.wide(breadth)
         bent = part.scan("bezier", part.curve("bezier"))
-        ends = part.scan("single", part.networks(2), refresh=None)
+        ends = part.scan("single", part.networks(2), bn_batches=None)
         losses = {"worst train loss on the curve": _highest(bent), "train loss of the ends": _highest(ends)}
         rows.append({"K": breadth, **losses, "length ratio": bent.length_ratio})
         keep({f"curve-{breadth:g}": bent, f"ends-{breadth:g}": ends}, out)
@@ -214,8 +214,8 @@ def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
     a, b = shop.networks(2)
     path = OriginPath(shop.form, a, b)
     at = [k / (shop.scale.points - 1) for k in range(shop.scale.points) if 2 * k != shop.scale.points - 1]
-    exact = replace(shop.mode, precision="fp32")  # bf16 would change some predictions near the origin
-    scan = shop.scan("trivial", [path.point(s) for s in at], refresh=None, mode=exact)
+    exact = replace(shop.compute, precision="fp32")  # bf16 would change some predictions near the origin
+    scan = shop.scan("trivial", [path.point(s) for s in at], bn_batches=None, compute=exact)
     measured = zip(at, scan.values["train"]["data_loss"].tolist(), scan.values["test"]["error"].tolist(), strict=True)
     rows = [{"s": s, "t": path.shrink(s), "train data loss": loss, "test error (%)": 100 * error} for s, loss, error in measured]
     keep({"path": replace(scan, t=np.array(at))}, out)
@@ -251,7 +251,7 @@ def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
 
 def cost(shop: Workshop, out: Path, seeds: int) -> Found:
     data: dict[str, Any] = {"train": shop.clean, "test": shop.test}
-    timer = Bench(Inputs(shop.form, shop.task, shop.train, shop.clean, data), shop.mode, rounds=9)
+    timer = Bench(Inputs(shop.form, shop.task, shop.train, shop.clean, data), shop.compute, rounds=9)
     with aside(shop.device):
         times = timer.training()
     ratio = times["curve step"].median / times["plain step"].median

@@ -53,7 +53,7 @@ def _rounded(seconds: float) -> str:
 
 def _seconds_per_step(shop: Workshop) -> float:
     inputs = Inputs(shop.form, shop.task, shop.train, None, {"train": shop.train})
-    timer = Bench(inputs, replace(shop.mode, compile=False), rounds=3)
+    timer = Bench(inputs, replace(shop.compute, compile=False), rounds=3)
     with aside(shop.device):
         step = timer.plain()
         return Timing(timer.alternate({"step": lambda: [step() for _ in range(timer.steps)]})["step"]).median / timer.steps

@@ -37,7 +37,12 @@ def voters(shop: Workshop, curve: str, members: int) -> CurveEnsemble:
     found = Segment(*shop.networks(2)) if curve == "segment" else shop.curve(curve)
     file = shop.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
-        settings: dict[str, Any] = {"refresh": shop.clean, "points": members, "mode": shop.mode, "progress": shop.progress}
+        settings: dict[str, Any] = {
+            "bn_batches": shop.clean,
+            "points": members,
+            "compute": shop.compute,
+            "progress": shop.progress,
+        }
         measure(shop.form, found, shop.task, shop.test, **settings).save(file)
     return CurveEnsemble.load(file)
 

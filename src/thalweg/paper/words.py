@@ -112,7 +112,7 @@ class WordShop(Workshop):
         return math.exp(Run(self.folder / need.name).lines(LOG)[-1]["loss"])
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
-        common: dict[str, Any] = {"run": self.folder / f"scan-{name}", "mode": self.mode, "progress": self.progress}
+        common: dict[str, Any] = {"run": self.folder / f"scan-{name}", "compute": self.compute, "progress": self.progress}
         points = min(self.scale.points, 31)  # the paper does not say how many; each is slow
         return scan(self.form, target, self.task, self.data, points=points if isinstance(target, Curve) else None, **common)
 

@@ -16,7 +16,7 @@ from ..data import DeviceBatches
 from ..errors import ThalwegError
 from ..evaluation.scan import scan
 from ..results import Scan
-from ..runtime.compute import Mode
+from ..runtime.compute import Compute
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
@@ -68,14 +68,14 @@ class Workshop:
         scale: Scale,
         given: Path | None = None,
         device: str = "cpu",
-        mode: Mode | None = None,
+        compute: Compute | None = None,
         progress: bool | None = None,
         download: bool = False,
         make: Callable[[], nn.Module] | None = None,
     ):
         self.recipe, self.scale, self.given, self.download = scale.shrunk(recipe), scale, given, download
         self.folder = folder / scale.name / recipe.name
-        self.device, self.mode, self.progress = torch.device(device), mode or Mode(), progress
+        self.device, self.compute, self.progress = torch.device(device), compute or Compute(), progress
         self.task: Task = classification()
         self.make = make or partial(_network, recipe.model, recipe.classes, scale.name == "smoke")
         self._made: dict[Need, Any] = {}
@@ -122,7 +122,7 @@ class Workshop:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"weight_decay": self.recipe.weight_decay, "mode": self.mode, "progress": self.progress}
+        return {"weight_decay": self.recipe.weight_decay, "compute": self.compute, "progress": self.progress}
 
     def rates(self, lr: float) -> dict[str, Any]:
         """How a network or a curve is trained whose recipe has the rate `lr`."""
@@ -174,7 +174,7 @@ class Workshop:
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
         """Train and test set at every point; kept under `name`."""
-        common: dict[str, Any] = {"refresh": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
+        common: dict[str, Any] = {"bn_batches": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         data = {"train": self.clean, "test": self.test}
         places = {"points": self.scale.points} if isinstance(target, Curve) else {}
         return scan(self.form, target, self.task, data, **{**places, **common, **settings})

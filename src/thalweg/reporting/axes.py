@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))  # colour, dash
-KNOWN = {"Segment": 0, "Bezier": 1, "PolyChain": 2, "Ind": 0, "SSE": 1, "Snapshot": 1, "FGE": 2, "SWA": 3}  # alike in all figures
+KNOWN = {"Segment": 0, "Bezier": 1, "PolyChain": 2, "Ind": 0, "Independent": 0, "SSE": 1, "Snapshot": 1, "FGE": 2, "SWA": 3}
 
 
 def places(names: Iterable[str]) -> list[int]:

@@ -26,16 +26,16 @@ T = TypeVar("T")
 LONG = 50_000  # steps from which on the time that compiling took, half a minute to two and a half on an H200, is won back
 
 
-class Slower(UserWarning):
+class SlowPathWarning(UserWarning):
     """Said once when a faster way of computing was not possible, with the reason."""
 
 
 @dataclass(frozen=True)
-class Mode:
+class Compute:
     """How to compute; the default is the fastest way that changes no results beyond rounding.
 
-    >>> Mode(precision="bf16")
-    Mode(precision='bf16', compile=None, graph=None, stream=False)
+    >>> Compute(precision="bf16")
+    Compute(precision='bf16', compile=None, graph=None, stream=False)
 
     precision: "fp32" computes in the network's own precision; "bf16" under autocast, in channels_last on a CUDA card, with
         weights, their gradients' sums and all statistics kept in float32.
@@ -80,13 +80,13 @@ class Mode:
             say_slower("steps are not recorded", f"that needs a CUDA card, and the network is on {device}")
 
 
-def check_mode(mode: object) -> None:
-    if not isinstance(mode, Mode):
-        raise ThalwegError(f"mode must be a Mode, such as Mode(precision='bf16'); got {mode!r}")
+def check_compute(compute: object) -> None:
+    if not isinstance(compute, Compute):
+        raise ThalwegError(f"mode must be a Mode, such as Compute(precision='bf16'); got {compute!r}")
 
 
 def say_slower(what: str, reason: str) -> None:
-    warnings.warn(f"{what}: {reason}", Slower, stacklevel=2)
+    warnings.warn(f"{what}: {reason}", SlowPathWarning, stacklevel=2)
 
 
 class Processes(Protocol):
@@ -167,12 +167,12 @@ class StoredResult(Generic[T]):
 class Call:
     """How a public call computes, who makes it, and whether it shows a bar."""
 
-    mode: Mode
+    compute: Compute
     progress: bool | None = None
     context: Context = field(default_factory=present.get)
 
     def __post_init__(self) -> None:
-        check_mode(self.mode)
+        check_compute(self.compute)
 
     @property
     def processes(self) -> Processes:
@@ -190,7 +190,7 @@ class Call:
         """The bends of a curve on the CPU if `stream` is asked for, and at least in float32."""
         from .streamed import StreamedBends
 
-        return StreamedBends(probe, curve, seed, torch.device("cpu") if self.mode.stream else probe.device)
+        return StreamedBends(probe, curve, seed, torch.device("cpu") if self.compute.stream else probe.device)
 
     def resumed(
         self,

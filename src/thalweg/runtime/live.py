@@ -16,7 +16,7 @@ from ..training.motion import Bends
 from ..training.step import Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
-from .compute import Call, Context, Mode, say_slower
+from .compute import Call, Compute, Context, say_slower
 from .progress import Progress
 from .rng import seeded
 from .threads import few_threads
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 class Accelerated:
     """A step with the wrappers that suit it; the one place where these are chosen. A step on a CPU alone gets none."""
 
-    def __init__(self, step: Step, context: Context, mode: Mode, seed: int = 0, steps: int = 0):
+    def __init__(self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0):
         self.plain, device = step, step.probe.device
-        self.compiled = _compiled(step) if mode.compiles(device, steps) else None
-        if mode.precision != "fp32":
-            step.mean_loss = _cast(mode, device, step.mean_loss)
+        self.compiled = _compiled(step) if compute.compiles(device, steps) else None
+        if compute.precision != "fp32":
+            step.mean_loss = _cast(compute, device, step.mean_loss)
         if device.type == "cuda" and isinstance(step.motion, Bends) and step.motion.block.dtype == torch.float32:
             _combine_by_kernel(step.motion)
         alone = context.processes.size == 1
         self.distributed = None if alone else _distributed(step, context, seed)
-        self.captured = _captured(step) if alone and step.motion.on_device and mode.records(device) else None
+        self.captured = _captured(step) if alone and step.motion.on_device and compute.records(device) else None
         self.step: Callable[[Any, float], Tensor] = self.captured or self.distributed or step
         self.optimizer, self.proven = OptimizerExtra(step.optimizer), False
 
@@ -132,9 +132,9 @@ def _captured(step: Step) -> "Captured | None":
     return Captured(step)
 
 
-def _cast(mode: Mode, device: torch.device, loss: Callable[..., Any]) -> Callable[..., Any]:
+def _cast(compute: Compute, device: torch.device, loss: Callable[..., Any]) -> Callable[..., Any]:
     def cast(*args: Any) -> Any:
-        with mode.casting(device):
+        with compute.casting(device):
             return loss(*args)
 
     return cast
@@ -183,14 +183,14 @@ class Live:
 def running(step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None) -> Iterator[Live]:
     """Everything that a loop of `total` steps runs inside."""
     context, slot, device = call.context, call.context.slot, step.probe.device
-    call.mode.check(device)
+    call.compute.check(device)
     with ExitStack() as stack:
         stack.enter_context(seeded(seed, batches, world=None if slot is None else slot.world))
         if device.type == "cuda":
             from .cuda_graphs import aside
 
             stack.enter_context(aside(device, context.stream))
-        accelerated = Accelerated(step, context, call.mode, seed, total)
+        accelerated = Accelerated(step, context, call.compute, seed, total)
         stack.callback(accelerated.close)
         bar = stack.enter_context(Progress(label, total, call.progress if context.processes.first else False))
         wanted = context.processes.once(lambda: run is not None)

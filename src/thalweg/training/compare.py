@@ -13,16 +13,16 @@ from torch import nn
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, several, whole
 from ..evaluation.ensemble import Ensemble
-from ..evaluation.question import Facts, asked, data_question, first_pass, measured_question, refresh_question
+from ..evaluation.question import Facts, asked, bn_question, data_question, first_pass, measured_question
 from ..results import Comparison
-from ..runtime.compute import Call, Mode
+from ..runtime.compute import Call, Compute
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
 from ..store import facts
 from ..store.files import COMPARISON
 from ..store.runs import Run, opened
 from ..tasks import Task
-from ..weightspace.batchnorm import refresh as add_statistics
+from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights, average
 from .fit import fit
@@ -33,13 +33,13 @@ from .walk import walk
 
 
 @dataclass(frozen=True)
-class Ind:
+class Independent:
     """Independent networks, each trained for the whole budget."""
 
     title: ClassVar[str] = "Independent networks"
 
 
-Contender = Ind | Method
+Contender = Independent | Method
 Make = Callable[[int], nn.Module]
 OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it leaves
 
@@ -54,24 +54,24 @@ def compare(
     budget: int,
     multiples: Sequence[int] = (1, 2, 3),
     seeds: Sequence[int] = (0, 1, 2),
-    refresh: Batches | None = None,
+    bn_batches: Batches | None = None,
     lr: float = 0.05,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     clip: float | None = None,
-    mode: Mode | None = None,
+    compute: Compute | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Comparison:
     """Give each method the same number of epochs and score the ensembles they make of it.
 
     make: seed -> a fresh network.
-    methods: `Ind()`, `Snapshot(...)`, `FGE(...)`, `SWA(...)`; a bare class takes the paper's settings, scaled to `lr`.
+    methods: `Independent()`, `Snapshot(...)`, `FGE(...)`, `SWA(...)`; a bare class takes the paper's settings, scaled to `lr`.
     budget: epochs of one run. multiples: of it; k times the budget pools the first k runs. seeds: one run each.
-    refresh: the training data without augmentation; SWA's average needs it where there is batch norm.
-    lr, momentum, weight_decay, clip: of the plain run, which Ind trains to its end and FGE and SWA leave at their `starts`.
+    bn_batches: the training data without augmentation; SWA's average needs it where there is batch norm.
+    lr, momentum, weight_decay, clip: of the plain run, which FGE and SWA leave at their `starts`.
 
-    mode: how to compute; see `Mode`. On a CUDA card, the runs of three seeds go on at once.
+    compute: how to compute; see `Compute`. On a CUDA card, the runs of three seeds go on at once.
 
     What methods share is trained once, and charged to each as if it ran alone.
     """
@@ -85,7 +85,7 @@ def compare(
     contenders = [_settled(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
     hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
-    runner = _Runner(task, train, refresh, budget, lr, {**hardness, "mode": mode or Mode(), "progress": progress})
+    runner = _Runner(task, train, bn_batches, budget, lr, {**hardness, "compute": compute or Compute(), "progress": progress})
     module = runner.fresh(make, seeds[0])
     runner.check(contenders, module)
 
@@ -94,10 +94,10 @@ def compare(
 
     def question() -> Facts:
         own = {**hardness, "seeds": list(seeds), "multiples": list(multiples)}
-        tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.mode)
+        tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.compute)
         return {**own, **runner.question(make, contenders, seeds), **tested}
 
-    processes = Call(runner.mode).processes
+    processes = Call(runner.compute).processes
     with opened(run, "compare", asked(run, question, processes), COMPARISON, processes) as held:
         if processes.once(lambda: held is not None and (held.folder / COMPARISON).is_file()):
             return processes.once(lambda: Comparison.load(held.folder / COMPARISON))  # type: ignore[union-attr]
@@ -128,9 +128,9 @@ def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Seq
 class _Runner:
     """Runs every method once per seed, training shared epochs once."""
 
-    def __init__(self, task: Task, train: Batches, refresh: Batches | None, budget: int, lr: float, common: dict[str, Any]):
-        self.task, self.train, self.refresh, self.budget, self.common = task, train, refresh, budget, common
-        self.lr, self.steps, self.mode = lr, count(train), common["mode"]
+    def __init__(self, task: Task, train: Batches, bn_batches: Batches | None, budget: int, lr: float, common: dict[str, Any]):
+        self.task, self.train, self.bn_batches, self.budget, self.common = task, train, bn_batches, budget, common
+        self.lr, self.steps, self.compute = lr, count(train), common["compute"]
 
     def question(self, make: Make, contenders: Sequence[Contender], seeds: Sequence[int]) -> Facts:
         """What would be trained, which must be the same when a comparison is resumed."""
@@ -139,11 +139,11 @@ class _Runner:
         names = [f"the fresh network of seed {seed}" for seed in seeds]
         module = self.fresh(make, seeds[0])
         return {
-            **{"methods": len(contenders), "budget": self.budget, "lr": self.lr, "precision": self.mode.precision},
+            **{"methods": len(contenders), "budget": self.budget, "lr": self.lr, "precision": self.compute.precision},
             **{f"method {k}'s": self._table(contender) for k, contender in enumerate(contenders, start=1)},
             **data,
-            **refresh_question(self.refresh),
-            **first_pass(module, points[0], self.task, first, self.mode, "the first batch", trains=True),
+            **bn_question(self.bn_batches),
+            **first_pass(module, points[0], self.task, first, self.compute, "the first batch", trains=True),
             "the networks": facts.sequence([point.digest() for point in points], "the comparison", "seed", names),
         }
 
@@ -168,8 +168,10 @@ class _Runner:
                 works = next((n for n in others if not any(self._problem(each, n) for each in contenders)), None)
                 advice = f"; a budget of {works} epochs works for all of these methods" if works else ""
                 raise ThalwegError(f"{contender} does not fit into a budget of {self.budget} epochs: {problem}{advice}")
-            if isinstance(contender, SWA) and self.refresh is None and any(batch_norms(module)):
-                raise ThalwegError("SWA's average has no batch-norm statistics of its own: give refresh=, the training batches")
+            if isinstance(contender, SWA) and self.bn_batches is None and any(batch_norms(module)):
+                raise ThalwegError(
+                    "SWA's average has no batch-norm statistics of its own: give bn_batches=, the training batches"
+                )
 
     def _problem(self, contender: Contender, budget: int) -> str:
         """Why a method cannot be had for a budget; empty if it can."""
@@ -187,7 +189,7 @@ class _Runner:
     def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
         module = self.fresh(make, seed)
         starts = {epoch for contender in contenders for epoch in self.starts(contender)}
-        whole = any(isinstance(contender, Ind) for contender in contenders)
+        whole = any(isinstance(contender, Independent) for contender in contenders)
         length = self.budget if whole else max(starts, default=0)
         rates = {"schedule": decay(self.lr, self.budget, self.steps), "keep": sorted(starts), "seed": seed}
         own: dict[str, Any] = {"epochs": length, "run": run and run.child("plain"), **rates, **self.common}
@@ -210,7 +212,7 @@ class _Runner:
     def _members(
         self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int, run: Run | None
     ) -> list[Weights]:
-        if isinstance(contender, Ind):
+        if isinstance(contender, Independent):
             assert trained is not None
             return [trained.to("cpu")]
         start = [trained.kept[epoch] for epoch in self.starts(contender)] if trained else []
@@ -219,19 +221,19 @@ class _Runner:
         if not isinstance(contender, SWA):
             return list(members)
         mean = average(members)
-        return [mean if self.refresh is None else add_statistics(module, mean, self.refresh, self.task).to("cpu")]
+        return [mean if self.bn_batches is None else update_bn(module, mean, self.bn_batches, self.task).to("cpu")]
 
 
 def _settled(method: Contender | type[Contender], lr: float) -> Contender:
     """An instance as it is, a class with the paper's settings for VGG-16 relative to the rate of the plain run."""
-    if isinstance(method, Ind | Method):
+    if isinstance(method, Independent | Method):
         return method
     defaults: dict[Any, Callable[[], Contender]] = {
-        Ind: Ind,
+        Independent: Independent,
         Snapshot: lambda: Snapshot(cycles=5, lr_max=lr),
         FGE: lambda: FGE(cycle=2, lr_max=lr / 5, lr_min=lr / 100),
         SWA: lambda: SWA(lr=lr / 5),
     }
     if method not in defaults:
-        raise ThalwegError(f"methods are Ind, Snapshot, FGE, SWA or instances of them; got {method!r}")
+        raise ThalwegError(f"methods are Independent, Snapshot, FGE, SWA or instances of them; got {method!r}")
     return defaults[method]()

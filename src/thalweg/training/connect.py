@@ -8,7 +8,7 @@ from torch import nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
-from ..runtime.compute import Call, Mode, StoredResult
+from ..runtime.compute import Call, Compute, StoredResult
 from ..store.files import CURVE
 from ..tasks import Task
 from ..weightspace.curves import Curve
@@ -38,7 +38,7 @@ def connect(
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
     same_t: bool = False,
-    mode: Mode | None = None,
+    compute: Compute | None = None,
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
 ) -> Curve:
@@ -64,16 +64,16 @@ def connect(
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
     _check_trainable(curve)
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
-    call = Call(mode or Mode(), progress)
+    call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:
-        motion = _bends(Probe(module, curve.start, call.mode), curve, settings.seed, loss, call)
+        motion = _bends(Probe(module, curve.start, call.compute), curve, settings.seed, loss, call)
         motion.same_t = same_t
         train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", run=held)
         return motion.snapshot()
 
     arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "curve": curve}
-    arguments |= {"loss": loss, "same_t": same_t, "mode": call.mode}
+    arguments |= {"loss": loss, "same_t": same_t, "compute": call.compute}
     file = StoredResult(CURVE, lambda folder: type(curve).load(folder / CURVE), lambda made, folder: made.save(folder / CURVE))
     return call.resumed(run, "connect", arguments, file, trained).to(curve.start.vector.device)
 
@@ -81,8 +81,8 @@ def connect(
 def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
     half = probe.layout.dtype in (torch.float16, torch.bfloat16)
     if loss == "uniform":
-        return call.streamed(probe, curve, seed) if call.mode.stream or half else UniformBends(probe, curve, seed)
-    if call.mode.stream:
+        return call.streamed(probe, curve, seed) if call.compute.stream or half else UniformBends(probe, curve, seed)
+    if call.compute.stream:
         raise ThalwegError("the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream")
     if half:
         raise ThalwegError(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError, several, whole
-from ..runtime.compute import Call, Mode, StoredResult
+from ..runtime.compute import Call, Compute, StoredResult
 from ..store import files
 from ..store.files import WEIGHTS
 from ..tasks import Task
@@ -40,7 +40,7 @@ def fit(
     clip: float | None = None,
     seed: int = 0,
     keep: Collection[int] = (),
-    mode: Mode | None = None,
+    compute: Compute | None = None,
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
 ) -> Weights:
@@ -61,19 +61,19 @@ def fit(
     clip: the largest norm that the gradient of the data loss may have, with respect to what is trained.
     seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
     keep: epochs after which to keep the weights with the optimizer's state, in `.kept[epoch]` of the result.
-    mode: how to compute; see `Mode`.
+    compute: how to compute; see `Compute`.
     run: a folder that keeps the state of the run, from which the same call goes on if it was stopped or killed.
     progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
-    call = Call(mode or Mode(), progress)
+    call = Call(compute or Compute(), progress)
     keep, epochs = several(keep, "keep", whole), settings.epochs
     odd = [epoch for epoch in keep if not 1 <= epoch <= epochs]
     if odd:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
-        keeper, motion = _Keeper(keep, held, call.processes), Network(Probe(module, None, call.mode))
+        keeper, motion = _Keeper(keep, held, call.processes), Network(Probe(module, None, call.compute))
         train(motion, task, batches, settings, call, "training", keeper, run=held)
         found = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed})
         return replace(found, kept=keeper.kept)
@@ -82,7 +82,7 @@ def fit(
         kept = {epoch: Checkpoint.load(_kept_file(folder, epoch)) for epoch in sorted(keep)}
         return replace(Weights.load(folder / WEIGHTS), kept=kept)
 
-    arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "keep": keep, "mode": call.mode}
+    arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "keep": keep, "compute": call.compute}
     file = StoredResult(WEIGHTS, load, lambda made, folder: made.save(folder / WEIGHTS))
     return call.resumed(run, "fit", arguments, file, trained).to(next(module.parameters()).device)
 

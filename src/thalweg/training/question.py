@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..evaluation.question import Facts, curve_question, data_question, first_pass, measured_question, rounding, summary
-from ..runtime.compute import Mode, Processes
+from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
@@ -36,7 +36,7 @@ def training_question(
     start: Weights,
     task: Task,
     batches: Batches,
-    mode: Mode,
+    compute: Compute,
     processes: Processes,
     vectors: Sequence[Tensor] = (),
 ) -> Facts:
@@ -46,9 +46,9 @@ def training_question(
     data, first = data_question(batches, "the training data")
     return {
         **{name: getattr(settings, name) for name in PLAIN},
-        "precision": mode.precision,
+        "precision": compute.precision,
         **data,
-        **first_pass(module, start, task, first, mode, "the first batch", trains=True),
+        **first_pass(module, start, task, first, compute, "the first batch", trains=True),
         "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
         **_optimizer_question(settings, [v.detach() for v in vectors or [start.vector]]),
     }
@@ -73,7 +73,7 @@ def walk_question(
     plan: Plan,
     starts: Sequence[Any],
     watch: Mapping[str, Batches],
-    mode: Mode,
+    compute: Compute,
     **common: Any,
 ) -> Facts:
     """starts: weights, checkpoints, or None for the module's own weights."""
@@ -81,12 +81,12 @@ def walk_question(
     names = [f"start {k}" for k in range(1, len(starts) + 1)]
     states = {f"the optimizer state of {name}": _state(here) for name, here in zip(names, starts, strict=True)}
     return {
-        **training_question(module=module, task=task, mode=mode, start=points[0], **common),
+        **training_question(module=module, task=task, compute=compute, start=points[0], **common),
         "the method's": method_table(method, plan),
         "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", names),
         **states,
         "watch": sorted(map(str, watch)),
-        **measured_question(module, points[0], task, watch, mode),
+        **measured_question(module, points[0], task, watch, compute),
     }
 
 

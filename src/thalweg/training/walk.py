@@ -16,7 +16,7 @@ from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
 from ..evaluation.question import asked
 from ..results import Trace
-from ..runtime.compute import Call, Mode
+from ..runtime.compute import Call, Compute
 from ..runtime.live import Accelerated
 from ..runtime.rng import seeded
 from ..store import files
@@ -58,7 +58,7 @@ def walk(
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
     seed: int = 0,
-    mode: Mode | None = None,
+    compute: Compute | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Walk:
@@ -84,9 +84,9 @@ def walk(
     _check(starts, method)
     plan = method.plan(count(batches), epochs)
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
-    call, pooled = Call(mode or Mode(), progress), Walk()
+    call, pooled = Call(compute or Compute(), progress), Walk()
     once = call.processes.once
-    asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.mode)
+    asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.compute)
     question = asked(run, lambda: asking(settings=common, batches=batches, processes=call.processes), call.processes)
     last = f"trace-{len(given)}.json"
     with opened(run, "walk", question, last, call.processes) as held:
@@ -97,7 +97,7 @@ def walk(
             with opened(held and held.child(f"start-{number + 1}"), "walk", question, TRACE, call.processes) as folder:
                 observer = WalkObserver(plan, task, watch or {}, made, folder, call)
                 if once(lambda: folder is None or not (folder.folder / TRACE).is_file()):
-                    motion = Network(Probe(module, weights, call.mode))
+                    motion = Network(Probe(module, weights, call.compute))
                     try:
                         train(motion, task, batches, settings, call, label, observer, state, folder)
                     except Diverged as error:
@@ -143,13 +143,13 @@ class WalkObserver(Observer):
     def begin(self, step: Accelerated, steps: int) -> None:
         self.probe, self.steps = step.plain.probe, steps
         self.measures = {
-            name: Measurement(self.probe.module, self.task, batches, self.probe.device, self.call.mode, step.pool)
+            name: Measurement(self.probe.module, self.task, batches, self.probe.device, self.call.compute, step.pool)
             for name, batches in self.watch.items()
         }
         self.origin = self.probe.point.clone()
         if self.watch:
             with self.probe.kept():
-                prove_measuring(self.probe, self.task, next(iter(self.watch.values())), self.call.mode).again()
+                prove_measuring(self.probe, self.task, next(iter(self.watch.values())), self.call.compute).again()
         self._look(0)
 
     def after_step(self, i: int, lr: float, loss: Tensor) -> None:

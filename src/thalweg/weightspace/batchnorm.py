@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..batches import Batches, count, home, source
 from ..errors import ThalwegError, during
 from ..explaining import explained
-from ..runtime.compute import Mode, present
+from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import Replay, aside
 from ..runtime.rng import seeded
 from ..tasks import Task, split
@@ -26,13 +26,13 @@ from .weights import Weights
 Forward = Callable[[nn.Module, Any], object]
 
 
-def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | None = None) -> Weights:
+def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task | None = None) -> Weights:
     """The same point with batch-norm statistics: pooled mean and variance of all inputs in one pass over `batches`.
 
     >>> import thalweg as tw
     >>> module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> middle = tw.average([Weights.of(module), Weights.of(module)])
-    >>> middle.has_statistics, refresh(module, middle, [(torch.randn(8, 2), None)]).has_statistics
+    >>> middle.has_statistics, update_bn(module, middle, [(torch.randn(8, 2), None)]).has_statistics
     (False, True)
 
     batches: training data, without augmentation; their size matters, since each batch is normalised by itself.
@@ -42,11 +42,11 @@ def refresh(module: nn.Module, weights: Weights, batches: Batches, task: Task | 
     forward = task.loss if task else _plain_forward
     with aside(probe.device, present.get().stream):
         if weights.layout.statistics:
-            count(batches, "the refresh batches")
+            count(batches, "bn_batches")
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
         with during("refreshing batch-norm statistics"), seeded(0, batches):
-            Statistics(probe, forward, batches, Mode())()
+            Statistics(probe, forward, batches, Compute())()
         found = replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
         if weights.layout.statistics:
             proof.again()
@@ -60,13 +60,13 @@ class Statistics:
     pieces of one tensor, so that what a batch adds to the pool is added for all layers at once, in float64.
     """
 
-    def __init__(self, probe: Probe, forward: Forward, batches: Batches, mode: Mode, pool: Any = None):
-        self.probe, self.forward, self.batches, self.mode = probe, forward, batches, mode
+    def __init__(self, probe: Probe, forward: Forward, batches: Batches, compute: Compute, pool: Any = None):
+        self.probe, self.forward, self.batches, self.compute = probe, forward, batches, compute
         found = {id(layer): (name, layer) for name, layer in reversed([*batch_norms(probe.module)])}
         self.names, self.layers = [name for name, _ in found.values()], [layer for _, layer in found.values()]
         if not self.layers:
             return
-        count(batches, "the refresh batches")
+        count(batches, "bn_batches")
         sizes = [layer.num_features for layer in self.layers]
         self.starts = [0, *accumulate(sizes)][:-1]
         kind = self.layers[0].get_buffer("running_mean").dtype
@@ -78,7 +78,7 @@ class Statistics:
         self.strange = {k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")}
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(self._see, probe.module, probe.device, mode.records(probe.device), pool, settle=self._hold)
+        self.replay = Replay(self._see, probe.module, probe.device, compute.records(probe.device), pool, settle=self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
 
     def __call__(self) -> None:
@@ -95,12 +95,12 @@ class Statistics:
                     if "more than 1 value per channel" not in str(error):
                         raise
                     rule = "batch norm cannot take statistics of a batch of one example"
-                    raise ThalwegError(f"{rule}: use another size for refresh batches") from error
+                    raise ThalwegError(f"{rule}: use another size for bn_batches") from error
         self._write()
 
     def _see(self, drawn: Any) -> None:
         self.waiting: dict[int, int] = {}
-        with self.mode.casting(self.probe.device):
+        with self.compute.casting(self.probe.device):
             self.forward(self.probe.module, self.make(drawn))
         if len(self.waiting) == len(self.layers):
             sizes = tuple(self.waiting[k] for k in range(len(self.layers)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError, first_line
-from ..runtime.compute import Mode
+from ..runtime.compute import Compute
 from .frozen import held_once
 from .layout import Layout, compiled, named_buffers, named_parameters, overlap, span, unwrapped
 from .state import Contents, ModuleState, kept, plain, same_randomness
@@ -26,10 +26,10 @@ class Probe:
     lays out the weights of recurrent layers itself), the probe copies tensor by tensor instead, behind the same calls:
     `moved()` after writing to `point`, `backward(loss)` for the gradient.
 
-    mode: how it will compute, on which the layout of its weights in memory depends.
+    compute: how it will compute, on which the layout of its weights in memory depends.
     """
 
-    def __init__(self, module: nn.Module, weights: Weights | None = None, mode: Mode | None = None):
+    def __init__(self, module: nn.Module, weights: Weights | None = None, compute: Compute | None = None):
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
         _refuse_cached()
@@ -38,10 +38,10 @@ class Probe:
         originals = [parameters[name] for name in self.layout.names]
         if originals[0].is_meta:
             raise ThalwegError(f"'{self.layout.names[0]}' has no values, being on the meta device: load the network first")
-        mode = mode or Mode()
-        if mode.precision == "bf16" and self.layout.dtype != torch.float32:
+        compute = compute or Compute()
+        if compute.precision == "bf16" and self.layout.dtype != torch.float32:
             raise ThalwegError(f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}")
-        channels_last = mode.channels_last(originals[0].device)
+        channels_last = compute.channels_last(originals[0].device)
         self._shapes = [(p.shape, p.numel(), _strides(p, channels_last)) for p in originals]
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
         self.grad = torch.zeros_like(self.point)

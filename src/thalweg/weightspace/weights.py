@@ -97,12 +97,12 @@ class Weights:
         return {**state, **{alias: state[name] for alias, name in self.layout.aliases}, **self.buffers}
 
     def load_into(self, module: nn.Module) -> None:
-        """Write these weights into `module`; points of curves and averages need batch-norm statistics first, from `refresh`."""
+        """Write these weights into `module`; points of curves and averages need batch-norm statistics first, from `update_bn`."""
         if not self.has_statistics:
             missing = next(name for name in self.layout.statistics if name not in self.buffers)
             raise ThalwegError(
                 f"weights of a network with batch norm can be used only with its statistics, and these have no '{missing}', as "
-                "points of curves and averages have none: write refresh(module, weights, batches).load_into(module)"
+                "points of curves and averages have none: write update_bn(module, weights, batches).load_into(module)"
             )
         mine = self.state_dict()
         parameters, _ = named_parameters(module)
@@ -203,7 +203,7 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
     >>> abs(middle.distance(first) - middle.distance(second)) < 1e-6
     True
 
-    The result carries no batch-norm statistics; `refresh` adds them.
+    The result carries no batch-norm statistics; `update_bn` adds them.
     """
     if isinstance(weights, Weights) or not weights:
         raise ThalwegError(f"an average needs a list of at least one point; got {weights!r}")
