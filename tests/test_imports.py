@@ -1,6 +1,7 @@
 """Imports point one way, and the public names are all there."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,19 +9,24 @@ from pathlib import Path
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
-BASE = {"errors", "text", "hidden", "batches", "tasks", "store", "explaining", "values", "runtime"}
+BASE = {"errors", "text", "hidden", "batches", "tasks", "store", "explaining"}
+PLAIN = BASE | {"runtime"}  # of which the files on the way to `connect` import the one that asks for accelerators; see below
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
-    "runtime": BASE | {"weightspace", "training", "evaluation"},
+    "store": BASE | {"runtime"},  # for the types of what a call finds around it
+    "runtime": PLAIN | {"weightspace", "training", "evaluation"},
+    "results": BASE,
     "data": {"errors", "runtime", "data"},
     "models": {"models"},
-    "weightspace": BASE | {"weightspace"},
-    "training": BASE | {"weightspace", "evaluation", "training"},
-    "evaluation": BASE | {"weightspace", "evaluation"},
+    "weightspace": PLAIN | {"weightspace"},
+    "training": PLAIN | {"results", "weightspace", "evaluation", "training"},
+    "evaluation": PLAIN | {"results", "weightspace", "evaluation"},
     "integrations": BASE | {"weightspace", "training", "integrations"},
-    "reporting": BASE | {"evaluation", "reporting"},
+    "reporting": BASE | {"results", "reporting"},
 }
 TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs", "bench", "paper"}
+FILES, STATEMENTS = 18, 2130  # on the way to `connect`, at most
+ACCELERATORS = re.compile(r"cuda.?graph|triton|\brank\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE)
 
 
 def imported(path: Path):
@@ -57,6 +63,92 @@ def test_the_check_sees_late_and_relative_imports(tmp_path):
     finally:
         Path.read_text = original
     assert found == {"evaluation", "cli", "store"}
+
+
+def statements(path: Path) -> int:
+    def counts(node: ast.AST) -> bool:
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return isinstance(node, ast.stmt) and not text
+
+    return sum(map(counts, ast.walk(ast.parse(path.read_text()))))
+
+
+def modules(path: Path):
+    """The files of ours that a file imports; not those that it names for the type checker, nor, in `runtime`, those that a
+    function imports when it picks an accelerator."""
+    here = path.relative_to(ROOT).with_suffix("").parts
+    runtime, nodes = here[0] == "runtime", [ast.parse(path.read_text())]
+    while nodes:
+        for node in ast.iter_child_nodes(nodes.pop()):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
+                wanted = [ROOT.joinpath(*filter(None, base)), *(ROOT.joinpath(*filter(None, base), a.name) for a in node.names)]
+                yield from (file for one in wanted if (file := one.with_suffix(".py")).is_file())
+            elif not (runtime and isinstance(node, ast.FunctionDef)):
+                nodes.append(node)
+
+
+def closure(start: Path) -> set[Path]:
+    found, waiting = set(), [start]
+    while waiting:
+        if (path := waiting.pop()) not in found:
+            found.add(path)
+            waiting += modules(path)
+    return found
+
+
+def test_the_way_to_connect_is_short_and_plain():
+    read = closure(ROOT / "training" / "connect.py")
+    assert {path.name for path in read} >= {"step.py", "loop.py", "probe.py", "curves.py", "compute.py"}
+    assert len(read) <= FILES, sorted(map(str, read))
+    assert sum(map(statements, read)) <= STATEMENTS
+    speaking = {str(path.relative_to(ROOT)) for path in read if ACCELERATORS.search(path.read_text())}
+    assert speaking == {"runtime/compute.py"}
+
+
+def test_a_call_without_accelerators_imports_none():
+    code = """
+import sys, torch, thalweg as tw
+x = torch.ones(4, 2)
+tw.fit(torch.nn.Linear(2, 1), tw.regression(), [(x, x[:, :1])], epochs=1, lr=0.1)
+print(sorted(name for name in sys.modules if name.startswith("thalweg.runtime.")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    accelerators = {"captured", "compiled", "kernels", "exchange", "streamed", "interleave", "distributed"}
+    assert not {name for name in accelerators if f"thalweg.runtime.{name}'" in done.stdout}, done.stdout
+    assert "thalweg.runtime.live" in done.stdout
+
+
+def test_only_the_context_is_module_level_state():
+    """Of what a module holds, nothing is written to after it was made, but for the context of a call and a weak cache."""
+    writes = {"append", "pop", "update", "clear", "add", "setdefault", "extend", "remove", "set"}
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        made = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        targets = [target for node in made for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in ast.walk(tree):
+            assert not isinstance(node, ast.Global), f"{path} has a global statement"
+            owner = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in writes:
+                owner = node.func.value
+            elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)) or (
+                isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            ):
+                owner = node.value
+            if isinstance(owner, ast.Name) and owner.id in names:
+                found.add(f"{path.relative_to(ROOT)}: {owner.id}")
+        if "threading.local" in path.read_text() or "ContextVar(" in path.read_text():
+            found.add(f"{path.relative_to(ROOT)}: context")
+    assert found == {"runtime/compute.py: context", "weightspace/frozen.py: _held"}
+
+
+def test_figures_and_the_page_do_not_load_torch():
+    code = "import sys, thalweg.reporting.figures, thalweg.reporting.page; print({'torch', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
 def test_public_names():

@@ -23,7 +23,7 @@ class Batches(Protocol):
 @runtime_checkable
 class Drawn(Protocol):
     """Batches that lie on the device, such as `DeviceBatches`: `make` turns each of the small tensors that `draws` gives into a
-    batch, and so belongs to the step; where that is recorded, augmentation is recorded with it."""
+    batch, and so belongs to the step; where that is captured, augmentation is captured with it."""
 
     @property
     def device(self) -> torch.device: ...

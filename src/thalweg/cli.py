@@ -52,7 +52,7 @@ def _several() -> bool:
 
 def _as_a_sentence(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
     """Our own warnings without the place in the code where they come from."""
-    return f"thalweg: {message}\n" if category.__name__ == "Slower" else f"{category.__name__}: {message}\n"
+    return f"thalweg: {message}\n" if category.__name__ == "SlowPathWarning" else f"{category.__name__}: {message}\n"
 
 
 def _version(wanted: bool) -> None:

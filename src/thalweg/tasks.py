@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, compiler
 from torch.nn import functional as F
 
 from .errors import ThalwegError, number
@@ -182,7 +182,7 @@ def language_modelling(padding: bool = True) -> Task:
 
     Batches as in `classification`; tokens labelled -100 do not count. Perplexity is exp of the `data_loss`.
 
-    padding: whether there are such tokens. Looking for them waits for the device; with False steps can be recorded.
+    padding: whether there are such tokens. Looking for them waits for the device; with False steps can be captured.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
@@ -259,7 +259,7 @@ class _Labels:
     def __call__(self, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
         labels, classes = labels.long(), outputs.shape[1]
         fits = (labels >= 0) & (labels < classes)
-        if not torch.compiler.is_compiling() and (labels.device.type == "cpu" or not self.looked):
+        if not compiler.is_compiling() and (labels.device.type == "cpu" or not self.looked):
             self.looked, self.ignores = True, bool((labels == IGNORED).any())
             check_labels(labels, classes)
         values = torch.where(fits, measure(outputs, torch.where(fits, labels, 0)), torch.nan)

@@ -18,7 +18,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own module inside torch.compile and data-parallel wrappers."""
+    """The user's own module inside the wrappers of the compiler and of data parallelism."""
     while True:
         if compiled(module):
             module = module._orig_mod  # type: ignore[assignment]
@@ -29,7 +29,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def compiled(module: nn.Module) -> bool:
-    """Whether it is torch.compile's wrapper, and not a network of the user's with a part of that name."""
+    """Whether it is the compiler's wrapper, and not a network of the user's with a part of that name."""
     return "_orig_mod" in module._modules and type(module).__module__.startswith("torch.")
 
 
@@ -74,7 +74,7 @@ def named_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _plain(name: str, network: nn.Module) -> str:
-    """A name without the steps through torch.compile's wrappers."""
+    """A name without the steps through the compiler's wrappers."""
     if "_orig_mod" not in name:
         return name
     part, steps = network, []

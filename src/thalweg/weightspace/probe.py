@@ -313,7 +313,7 @@ def _dress(new: Tensor, old: Tensor) -> None:
 
 
 def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy without torch.compile wrappers; tensors that a forward pass left behind come along as plain values, those
+    """A deep copy without the compiler's wrappers; tensors that a forward pass left behind come along as plain values, those
     that share memory with a parameter follow it, and weak references refer to parts of the copy."""
     try:
         _follow(module, memo)
