@@ -21,6 +21,7 @@ Snapshot do help.
 
 import argparse
 import time
+from collections.abc import Sequence
 from statistics import mean, stdev
 
 import torch
@@ -36,7 +37,7 @@ def network(seed: int) -> nn.Module:
     return tw.models.digits_net()
 
 
-def members_of(seed: int, budget: int, train: tw.data.DeviceBatches) -> dict[str, list[tw.Weights]]:
+def members_of(seed: int, budget: int, train: tw.data.DeviceBatches) -> dict[str, Sequence[tw.Weights]]:
     """What each way makes of one budget; FGE leaves the plain run early and collects for the rest."""
     task = tw.classification()
     early = [round(0.6 * budget), round(0.8 * budget)]
@@ -54,7 +55,7 @@ def members_of(seed: int, budget: int, train: tw.data.DeviceBatches) -> dict[str
         weight_decay=DECAY,
         seed=seed + 1000,  # not the order of the data that the run it leaves has seen
     )
-    return {"one network": [trained], "Snapshot": snapshots, "FGE": walked}
+    return {"one network": [trained], "Snapshot": snapshots.members, "FGE": walked.members}
 
 
 def main() -> None:

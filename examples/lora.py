@@ -70,8 +70,8 @@ def main(epochs: int = 5) -> None:
         print(tw.scan(model, path, task, {"train": train, "test": test}, points=9).table())
 
     fge = tw.FGE(cycle=2, lr_max=RATE, lr_min=RATE / 10)
-    members = tw.walk(model, task, train, fge, epochs=epochs, start=a, optimizer=adam)
-    ensemble = tw.Ensemble(model, members)
+    walk = tw.walk(model, task, train, fge, epochs=epochs, start=a, optimizer=adam)
+    ensemble = tw.Ensemble(model, walk.members)
     print(ensemble.report(task, test).table())
 
     with tempfile.TemporaryDirectory() as folder:

@@ -42,8 +42,8 @@ def main(epochs: int = 10) -> None:
         print(tw.scan(model, path, task, data, points=9, weight_decay=decay, bn_batches=train).table())
 
     fge = tw.FGE(cycle=2, lr_max=RATE / 2, lr_min=RATE / 50)
-    members = tw.walk(model, task, train, fge, epochs=8, start=a, weight_decay=decay)
-    print(tw.Ensemble(model, members).report(task, test).table())
+    walk = tw.walk(model, task, train, fge, epochs=8, start=a, weight_decay=decay)
+    print(tw.Ensemble(model, walk.members).report(task, test).table())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def together(processes):
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
     animal = ZOO["mlp"]
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False)
+    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False).members
     found["walk"] = torch.stack([member.vector for member in members])
     run = Run(Path(sys.argv[2]) / f"run-{processes.size}")
     tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))

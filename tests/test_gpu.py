@@ -80,7 +80,7 @@ def test_walks_and_ensembles_agree_with_the_cpu(name):
     for device in ("cpu", "cuda"):
         module = animal.module(1).to(device)
         trained = tw.fit(module, animal.task, animal.batches(), keep=[2], **SETTINGS)
-        members = tw.walk(module, animal.task, animal.batches(), method, epochs=4, start=trained.kept[2])
+        members = tw.walk(module, animal.task, animal.batches(), method, epochs=4, start=trained.kept[2]).members
         assert {member.vector.device.type for member in members} == {"cpu"}
         outputs, _ = tw.Ensemble(module, members).predict(animal.task, animal.batches())
         found[device] = [*(member.vector for member in members), outputs]
@@ -136,7 +136,7 @@ def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
             return [tw.fit(module, animal.task, batches, lr=0.05, **common).vector]
         if call == "connect":
             return [w.vector for w in tw.connect(module, tw.Bezier(a, b), animal.task, batches, lr=0.05, **common).bends]
-        return [member.vector for member in tw.walk(module, animal.task, batches, method, **common)]
+        return [member.vector for member in tw.walk(module, animal.task, batches, method, **common).members]
 
     with pytest.raises(Stopped):
         go(Deadly(animal.batches()), tmp_path / "run")

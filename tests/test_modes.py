@@ -149,7 +149,7 @@ def test_measuring_leaves_a_carried_state_as_it_was(rebinds):
     batches = ZOO["mlp"].batches()
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.05, lr_min=0.005)
     plain, watched = (
-        tw.walk(module, task, batches, method, epochs=2, watch=watch)[-1].vector for watch in (None, {"x": batches})
+        tw.walk(module, task, batches, method, epochs=2, watch=watch).members[-1].vector for watch in (None, {"x": batches})
     )
     assert torch.equal(plain, watched)
     weights = tw.Weights.of(module)

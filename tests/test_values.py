@@ -56,9 +56,9 @@ def test_fit_and_walk_take_numpy_numbers(tmp_path):
         tw.walk(ANIMAL.module(1), ANIMAL.task, ANIMAL.batches(), tw.Snapshot(i(1), f(0.1)), epochs=i(1))
         tw.walk(ANIMAL.module(1), ANIMAL.task, ANIMAL.batches(), tw.SWA(f(0.1), cycle=tw.Iterations(i(2))), epochs=i(1))
         assert "np." not in str(fge)
-        assert "np." not in json.dumps(fitted.made | walked[0].made)
+        assert "np." not in json.dumps(fitted.made | dict(walked.members[0].made))
         assert set(fitted.kept) == {1, 2}
-        return [fitted.vector, *(member.vector for member in walked)]
+        return [fitted.vector, *(member.vector for member in walked.members)]
 
     ours, expected = plain(trained)
     assert all(map(torch.equal, ours, expected))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
     from .reporting import figures, page
-    from .results import Comparison, CurveEnsemble, Report, Scan, Trace
+    from .results import Comparison, CurveEnsemble, Report, Scan, Trace, Walk
     from .runtime.compute import Compute, SlowPathWarning
     from .runtime.distributed import distributed
     from .runtime.interleave import together
@@ -43,7 +43,7 @@ _HOMES = {
     "evaluation.curve_ensemble": ("curve_ensemble",),
     "evaluation.ensemble": ("Ensemble",),
     "evaluation.scan": ("scan",),
-    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace"),
+    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace", "Walk"),
     "runtime.compute": ("Compute", "SlowPathWarning"),
     "runtime.distributed": ("distributed",),
     "runtime.interleave": ("together",),
@@ -65,7 +65,7 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE", "Independent",
     "Iterations", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "SlowPathWarning", "Snapshot", "Task", "ThalwegError",
-    "Trace", "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data",
+    "Trace", "Walk", "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data",
     "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "together",
     "update_bn", "walk",
 ]  # fmt: skip

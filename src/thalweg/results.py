@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from . import text
 from .store import files
 from .store.files import check_fields
+
+if TYPE_CHECKING:
+    from .weightspace.weights import Weights
 
 Values = dict[str, dict[str, np.ndarray]]
 SHARES = {
@@ -217,6 +220,14 @@ class Trace(Saved):
             raise ValueError("what was watched does not have one value per look")
         if not all(0 < i <= len(self.lr) for i in self.collected):
             raise ValueError("networks were collected after iterations that are not there")
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What a walk collected: `members`, networks on the CPU in the order of their collection, and `traces`, one per start."""
+
+    members: "tuple[Weights, ...]"
+    traces: tuple[Trace, ...]
 
 
 @dataclass(frozen=True, eq=False)

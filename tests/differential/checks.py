@@ -69,7 +69,7 @@ def check_walk(kind: Kind, module: nn.Module, task: tw.Task) -> None:
     method = tw.FGE(cycle=tw.Iterations(FGE["cycle"]), lr_max=FGE["high"], lr_min=FGE["low"])
     start = tw.Weights.of(kind.module(1))
     epochs = EPOCHS if length_hint(kind.batches(), 2) > 1 else 2 * EPOCHS
-    got = tw.walk(module, task, kind.data(), method, epochs=epochs, start=start, weight_decay=DECAY)
+    got = tw.walk(module, task, kind.data(), method, epochs=epochs, start=start, weight_decay=DECAY).members
     expected = reference.walk(kind.module, kind.loss, kind.batches(), epochs, **FGE, weight_decay=DECAY)
     assert len(got) == len(expected) > 1
     for number, (member, state) in enumerate(zip(got, expected, strict=True), start=1):

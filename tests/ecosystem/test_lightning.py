@@ -56,7 +56,7 @@ def trainer(callback, tmp_path, **settings):
 
 def expected(epochs):
     task = tw.Task(lambda net, batch: nn.functional.cross_entropy(net.net(batch[0]), batch[1], reduction="none"))
-    return tw.walk(Module(), task, loader(), FGE, epochs=epochs)
+    return tw.walk(Module(), task, loader(), FGE, epochs=epochs).members
 
 
 def test_the_same_networks_as_walk(tmp_path):

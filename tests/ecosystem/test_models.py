@@ -35,7 +35,7 @@ def test_every_verb(name, tmp_path):
     assert plane[0, 0] == pytest.approx(line.values["train"]["loss"][0], rel=1e-4)
 
     fge = tw.FGE(cycle=tw.Iterations(2), lr_max=kind.lr / 2, lr_min=kind.lr / 20)
-    members = tw.walk(module, task, batches, fge, epochs=1, start=a, optimizer=torch.optim.Adam)
+    members = tw.walk(module, task, batches, fge, epochs=1, start=a, optimizer=torch.optim.Adam).members
     ensemble = tw.Ensemble(module, members)
     assert len(ensemble) == len(batches) // 2
     assert ensemble.score(task, batches)["error"] < 0.5

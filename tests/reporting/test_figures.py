@@ -153,8 +153,8 @@ def test_what_cannot_be_drawn_says_why(scans):
 def test_a_trace_marks_what_was_collected(tmp_path):
     animal = ZOO["mlp"]
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, watch={"test": animal.batches()})
-    members.traces[0].save(tmp_path / "trace.json")
+    walk = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, watch={"test": animal.batches()})
+    walk.traces[0].save(tmp_path / "trace.json")
     trace = tw.Trace.load(tmp_path / "trace.json")
     axes = tw.figures.trace(trace, axes=Figure().subplots(3, 1))
     assert [ax.get_ylabel() for ax in axes] == ["learning rate", "test error (%)", "distance from the start"]

@@ -46,7 +46,7 @@ def test_shared_epochs_give_what_each_method_would_find_alone(result):
     for seed in (1, 2):
         trained = tw.fit(animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7])
         starts = [trained.kept[5], trained.kept[7]]
-        pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009))
+        pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009).members)
         alone = tw.Ensemble(animal.module(seed), pool[-1]).score(animal.task, batches)
         assert result.entries["FGE"]["runs"][seed - 1] == pytest.approx(alone, rel=1e-12)
     both = tw.Ensemble(animal.module(1), pool[0] + pool[1]).score(animal.task, batches)
@@ -120,7 +120,7 @@ def test_everything_asked_for_reaches_the_runs():
     later = {"seed": 3 + 500_009, **common}
     swa = tw.walk(animal.module(3), animal.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
     snapshots = tw.walk(animal.module(3), animal.task, batches, methods[2], epochs=4, **later)
-    for name, members in (("Independent", [trained]), ("SWA", [tw.average(swa)]), ("Snapshot", snapshots)):
+    for name, members in (("Independent", [trained]), ("SWA", [tw.average(swa.members)]), ("Snapshot", snapshots.members)):
         alone = tw.Ensemble(animal.module(3), members).score(animal.task, animal.batches())
         assert result.entries[name]["runs"][0] == pytest.approx(alone, rel=1e-12)
 
@@ -129,7 +129,7 @@ def test_the_average_of_swa_has_statistics_of_its_own(result):
     animal = ZOO["conv_bn"]
     batches = animal.batches()
     trained = tw.fit(animal.module(2), animal.task, batches, epochs=6, schedule=decay(0.1, 10, 3), seed=2, keep=[6])
-    members = tw.walk(animal.module(2), animal.task, batches, METHODS[3], epochs=4, start=trained.kept[6])
+    members = tw.walk(animal.module(2), animal.task, batches, METHODS[3], epochs=4, start=trained.kept[6]).members
     alone = tw.Ensemble(animal.module(2), [tw.update_bn(animal.module(2), tw.average(members), batches)])
     assert result.entries["SWA"]["runs"][1] == pytest.approx(alone.score(animal.task, batches), rel=1e-12)
 

@@ -240,7 +240,7 @@ def test_a_kept_epoch_has_all_of_the_optimizer(optimizer, tmp_path):
     """From the file or from memory, a walk begins as training would have gone on; a file without it is still read."""
 
     def begun(start):
-        return tw.walk(Plain(), plain_loss(), BATCHES, tw.SWA(lr=0.02), epochs=1, start=start, optimizer=optimizer)[0]
+        return tw.walk(Plain(), plain_loss(), BATCHES, tw.SWA(lr=0.02), epochs=1, start=start, optimizer=optimizer).members[0]
 
     torch.manual_seed(1)
     first = tw.fit(Plain(), plain_loss(), BATCHES, epochs=2, schedule=lambda i: 0.02, optimizer=optimizer, keep=[1])

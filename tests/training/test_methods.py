@@ -84,6 +84,6 @@ def test_a_method_of_the_users_own():
     from zoo import ZOO
 
     animal = ZOO["mlp"]
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), Sparse(), epochs=1)
-    assert members.traces[0].collected == [2, 3]
-    assert members.traces[0].lr.tolist() == [0.1, 0.05, 0.1 / 3]
+    walk = tw.walk(animal.module(1), animal.task, animal.batches(), Sparse(), epochs=1)
+    assert walk.traces[0].collected == [2, 3]
+    assert walk.traces[0].lr.tolist() == [0.1, 0.05, 0.1 / 3]

@@ -34,7 +34,7 @@ def test_the_same_networks_as_walk(name):
     animal = ZOO[name]
     parts = prepare(animal)
     loop(animal, *parts, epochs=4)
-    ours = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4)
+    ours = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4).members
     for one, two in zip(parts[-1].members, ours, strict=True):
         assert torch.allclose(one.vector, two.vector, rtol=1e-9, atol=1e-12)
         assert one.made["iteration"] == two.made["iteration"]

@@ -100,7 +100,7 @@ def walk(run, module=None, task=None, data=None, method=FGE, watch=None, **setti
     watch = {"test": batches(number=2)} if watch is None else watch
     chosen = {"epochs": 3, **settings}
     found = tw.walk(module or Net(), task or smoothed(), data or batches(), method, watch=watch, run=run, **chosen)
-    return torch.cat([member.vector for member in found])
+    return torch.cat([member.vector for member in found.members])
 
 
 def scan(run, target=None, module=None, task=None, data=None, **settings):

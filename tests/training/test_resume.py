@@ -57,10 +57,10 @@ def calls(animal, task, batches):
 def bits_of(result):
     if isinstance(result, tw.Curve):
         return [bend.vector for bend in result.bends]
-    if isinstance(result, list):
+    if isinstance(result, tw.Walk):
         numbers = [torch.tensor(trace.loss) for trace in result.traces] + [torch.tensor(t.distance) for t in result.traces]
         watched = [torch.tensor(trace.watched["x"]["data_loss"]) for trace in result.traces]
-        return [t for member in result for t in in_order(member)] + numbers + watched
+        return [t for member in result.members for t in in_order(member)] + numbers + watched
     kept = [result.kept[epoch].optimizer[key] for epoch in result.kept for key in sorted(result.kept[epoch].optimizer)]
     return [*in_order(result), *kept]
 

@@ -1,5 +1,7 @@
 """Walks against plain torch, from kept checkpoints, with everything that is told about them."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 import torch
@@ -34,13 +36,25 @@ def test_a_walk_is_plain_training_with_copies(name, method):
     animal = ZOO[name]
     module = animal.module(1)
     before = bits(module)
-    ours = tw.walk(module, animal.task, animal.batches(), method, epochs=4, weight_decay=0.01)
+    ours = tw.walk(module, animal.task, animal.batches(), method, epochs=4, weight_decay=0.01).members
     assert same_bits(before, bits(module))
     theirs = plain_walk(animal, module, method, 4, 0.01)
     assert len(ours) == len(theirs) == 3 + isinstance(method, tw.SWA)
     for one, two in zip(ours, theirs, strict=True):
         assert torch.allclose(one.vector, two.vector, rtol=1e-8, atol=1e-11)
         assert all(torch.allclose(one.buffers[key], two.buffers[key]) for key in two.buffers)
+
+
+def test_a_walk_is_a_frozen_result_and_not_a_list():
+    animal = ZOO["mlp"]
+    walk = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4)
+    assert type(walk) is tw.Walk
+    with pytest.raises(FrozenInstanceError):
+        walk.members = ()
+    assert type(walk.members) is type(walk.traces) is tuple
+    for misused in (lambda: tw.Ensemble(animal.module(1), walk), lambda: tw.average(walk), lambda: tw.PolyChain.through(walk)):
+        with pytest.raises(tw.ThalwegError, match=r"a list of at least [12] Weights, such as walk\(\.\.\.\)\.members; got Walk"):
+            misused()
 
 
 @pytest.mark.parametrize("start", [torch.nn.Linear(2, 2), "weights.safetensors", [1]])
@@ -57,9 +71,9 @@ def test_a_kept_epoch_goes_on_with_its_momentum():
     assert sorted(whole.kept) == [2, 5]
     assert torch.equal(whole.kept[5].weights.vector, whole.vector)
     walked = tw.walk(animal.module(9), animal.task, animal.batches(), rate, epochs=3, start=whole.kept[2])
-    assert torch.allclose(walked[-1].vector, whole.vector, rtol=1e-12)
+    assert torch.allclose(walked.members[-1].vector, whole.vector, rtol=1e-12)
     cold = tw.walk(animal.module(9), animal.task, animal.batches(), rate, epochs=3, start=whole.kept[2].weights)
-    assert not torch.allclose(cold[-1].vector, whole.vector, rtol=1e-3)
+    assert not torch.allclose(cold.members[-1].vector, whole.vector, rtol=1e-3)
 
 
 def test_adam_keeps_its_state_too_and_another_optimizer_is_refused():
@@ -68,7 +82,7 @@ def test_adam_keeps_its_state_too_and_another_optimizer_is_refused():
     whole = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=4, keep=[2], **settings)
     walk = {"epochs": 2, "start": whole.kept[2]}
     walked = tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), optimizer=torch.optim.Adam, **walk)
-    assert torch.allclose(walked[-1].vector, whole.vector, rtol=1e-12)
+    assert torch.allclose(walked.members[-1].vector, whole.vector, rtol=1e-12)
     with pytest.raises(tw.ThalwegError, match="kept with the state of Adam, and cannot be resumed with SGD"):
         tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), **walk)
 
@@ -78,17 +92,17 @@ def test_several_starts_are_pooled():
     trained = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=4, lr=0.1, keep=[2, 3])
     both = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4, start=list(trained.kept.values()))
     alone = [tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4, start=s) for s in trained.kept.values()]
-    assert len(both) == 6
+    assert len(both.members) == 6
     assert len(both.traces) == 2
-    assert all(torch.equal(a.vector, b.vector) for a, b in zip(both, alone[0] + alone[1], strict=True))
-    assert [member.made["start"] for member in both] == [0, 0, 0, 1, 1, 1]
+    assert all(torch.equal(a.vector, b.vector) for a, b in zip(both.members, alone[0].members + alone[1].members, strict=True))
+    assert [member.made["start"] for member in both.members] == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_trace_tells_every_iteration():
     animal = ZOO["conv_bn"]
     module, test = animal.module(1), animal.batches()[:2]
-    members = tw.walk(module, animal.task, animal.batches(), FGE, epochs=4, watch={"test": test})
-    trace = members.traces[0]
+    walk = tw.walk(module, animal.task, animal.batches(), FGE, epochs=4, watch={"test": test})
+    [trace], members = walk.traces, walk.members
     plan = FGE.plan(3, 4)
     assert trace.lr.tolist() == [plan.rate(i) for i in range(1, 13)]
     assert trace.collected == [2, 6, 10]
@@ -110,20 +124,20 @@ def test_watching_does_not_change_the_walk():
     loader = torch.utils.data.DataLoader(animal.batches()[0][0], batch_size=2, shuffle=True)
     task = tw.Task(lambda net, batch: net(batch if isinstance(batch, torch.Tensor) else batch[0]).square().mean(1))
     walks = [tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch) for watch in (None, {"test": loader})]
-    assert all(torch.equal(a.vector, b.vector) for a, b in zip(*walks, strict=True))
+    assert all(torch.equal(a.vector, b.vector) for a, b in zip(*(walk.members for walk in walks), strict=True))
 
 
 def test_a_trace_survives_its_file(tmp_path):
     animal = ZOO["mlp"]
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=2, watch={"test": animal.batches()})
-    members.traces[0].save(tmp_path / "trace.json")
-    assert tw.Trace.load(tmp_path / "trace.json").to_dict() == members.traces[0].to_dict()
+    walk = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=2, watch={"test": animal.batches()})
+    walk.traces[0].save(tmp_path / "trace.json")
+    assert tw.Trace.load(tmp_path / "trace.json").to_dict() == walk.traces[0].to_dict()
 
 
 def test_swa_average_is_torchs():
     animal = ZOO["conv_bn"]
     module, batches = animal.module(1), animal.batches()
-    members = tw.walk(module, animal.task, batches, tw.SWA(lr=0.05), epochs=4)
+    members = tw.walk(module, animal.task, batches, tw.SWA(lr=0.05), epochs=4).members
     averaged = torch.optim.swa_utils.AveragedModel(animal.module(2))
     for member in members:
         member.load_into(module)
@@ -138,10 +152,10 @@ def test_swa_average_is_torchs():
 
 def test_the_chain_through_members_is_a_curve():
     animal = ZOO["conv_bn"]
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4)
+    members = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4).members
     chain = tw.PolyChain.through(members)
     scan = tw.scan(animal.module(1), chain, animal.task, {"train": animal.batches()}, points=5, bn_batches=animal.batches())
-    alone = tw.scan(animal.module(1), list(members), animal.task, {"train": animal.batches()}, bn_batches=animal.batches())
+    alone = tw.scan(animal.module(1), members, animal.task, {"train": animal.batches()}, bn_batches=animal.batches())
     assert np.allclose(scan.values["train"]["loss"][[0, 2, 4]], alone.values["train"]["loss"], rtol=1e-10)
 
 

@@ -44,7 +44,7 @@ def points(count):
 
 def members(run=None):
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=1e-2, lr_min=1e-3)
-    return tw.walk(Adapted(), tw.classification(), BATCHES, method, epochs=3, run=run)
+    return tw.walk(Adapted(), tw.classification(), BATCHES, method, epochs=3, run=run).members
 
 
 def test_points_with_equal_bases_hold_one():

@@ -380,7 +380,7 @@ def test_a_cache_on_the_class_that_train_clears_is_right_along_a_walk():
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.5, lr_min=0.1)
     walk = tw.walk(Doubles().double(), TASK, BATCHES[:2], method, epochs=3, watch={"x": BATCHES[:1]})
     [trace], (x, labels) = walk.traces, BATCHES[0]
-    for member, i in zip(walk, trace.collected, strict=True):
+    for member, i in zip(walk.members, trace.collected, strict=True):
         w = member.state_dict()
         hidden = F.batch_norm(x @ (2 * w["first.weight"]).T, w["norm.running_mean"], w["norm.running_var"])
         logits = (hidden * w["norm.weight"] + w["norm.bias"]) @ w["last.weight"].T + w["last.bias"]

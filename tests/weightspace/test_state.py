@@ -251,7 +251,7 @@ def test_training_is_that_of_plain_torch(kind):
 def test_a_look_in_the_middle_of_training_changes_nothing(kind):
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.05)
     walks = [tw.walk(made(kind, 1), TASK, BATCHES, method, epochs=3, watch=watch) for watch in (None, {"x": BATCHES})]
-    assert [w.digest() for w in walks[0]] == [w.digest() for w in walks[1]]
+    assert [w.digest() for w in walks[0].members] == [w.digest() for w in walks[1].members]
 
 
 def test_the_weight_decay_is_that_of_the_point_before_eval_merges():

@@ -76,7 +76,7 @@ def walk(
         figure = Figure(figsize=(7, 8), layout="constrained")
         tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
         tw.figures.save(figure, out / f"trace-{number}")
-    typer.echo(f"collected {len(found)} networks")
+    typer.echo(f"collected {len(found.members)} networks")
     done(out, following(ensemble, given, out, out="ensemble"))
 
 

@@ -21,7 +21,7 @@ from ..weightspace.frozen import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
-from ..weightspace.weights import Weights
+from ..weightspace.weights import Weights, check_list
 from . import metrics
 from .measure import First, check_finite, predicted, prove_predicting
 
@@ -44,8 +44,7 @@ class Ensemble:
     """
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
-        if not members:
-            raise ThalwegError("an ensemble needs at least one member; got none")
+        check_list(members, "an ensemble")
         self.module = module
         self.members: list[Weights] = []
         self._probe = Probe(module)

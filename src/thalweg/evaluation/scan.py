@@ -272,7 +272,9 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
         count(batches, f"the batches of '{name}'")
     between = isinstance(target, Curve | Plane)
     if not between and not (isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)):
-        raise ThalwegError(f"a scan needs a curve, a plane, or a list of Weights; got {type(target).__name__}")
+        raise ThalwegError(
+            f"a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got {type(target).__name__}"
+        )
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "what is scanned")
     carried = not between and all(w.has_statistics for w in target)

@@ -14,8 +14,8 @@ from ..store import files
 from ..store.runs import versions
 from . import imagenet, paths, voting, words
 from .drawing import draw
-from .paths import CURVES, NETWORKS, Found
-from .recipes import RECIPES, SCALES, Scale, find_recipe
+from .paths import CURVES, NETWORKS, Outcome
+from .recipes import RECIPES, SCALES, Preset, find_recipe
 from .voting import CHAIN
 from .workshop import Need, Workshop, prepare
 
@@ -41,12 +41,12 @@ class Entry:
     """
 
     name: str
-    run: Callable[[Workshop, Path, int], Found]
+    run: Callable[[Workshop, Path, int], Outcome]
     pairs: tuple[Pair, ...]
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
     parts: Callable[[Workshop], list[tuple[Workshop, Need]]] = lambda shop: []
-    points: Callable[[Scale], int] = lambda scale: 0
+    points: Callable[[Preset], int] = lambda scale: 0
     more: str = ""
 
     def wanted(self, shop: Workshop, seeds: int) -> list[tuple[Workshop, Need]]:

@@ -15,9 +15,9 @@ from ..reporting.result import Claim
 from ..training.methods import FGE
 from ..training.walk import walk
 from ..weightspace.weights import Weights
-from .paths import Found
+from .paths import Outcome
 from .published import figure, quoted
-from .recipes import Recipe, Scale
+from .recipes import Preset, Recipe
 from .workshop import Workshop
 
 RECIPE = Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)
@@ -28,7 +28,7 @@ class ImageShop(Workshop):
 
     size, workers = 224, 8
 
-    def __init__(self, folder: Path, recipe: Recipe, scale: Scale, given: Path | None = None, **settings: Any):
+    def __init__(self, folder: Path, recipe: Recipe, scale: Preset, given: Path | None = None, **settings: Any):
         self.drawn = scale.name == "smoke" and given is None  # then a small network on images drawn at random
         make = {} if self.drawn else {"make": self._pretrained}
         super().__init__(folder, recipe, scale, given, **{**make, **settings})
@@ -59,11 +59,11 @@ class ImageShop(Workshop):
         return super().test if self.drawn else self._read("val")
 
 
-def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Found:
+def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Outcome:
     method = FGE(cycle=2, lr_max=1e-3, lr_min=1e-5)
     start = Weights.of(shop.form)
     own: dict[str, Any] = {"epochs": 5, "start": start, "run": shop.folder / "fge-0", **shop.settings}
-    members = [start, *walk(shop.form, shop.task, shop.train, method, **own)]
+    members = [start, *walk(shop.form, shop.task, shop.train, method, **own).members]
     found = Ensemble(shop.form, members).report(shop.task, shop.test, progress=shop.progress)
     before, after = 100 * found.members[0]["error"], 100 * found.scores["error"]
     together, told = f"FGE, {len(members)} with the start", "FGE top-1 error after 5 epochs with 4 members (%)"

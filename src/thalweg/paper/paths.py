@@ -36,7 +36,7 @@ TABLE = (
 BENDS = "distance between the bends"
 PUBLISHED = {"the paper": "curves", "its public code": "reference_curves"}
 FAR, TWICE = 5.0, 2.0  # points, and times the loss, from which on a curve of the paper's is not one along which they stay
-Found = tuple[list[dict[str, Any]], list[Claim]]
+Outcome = tuple[list[dict[str, Any]], list[Claim]]
 
 
 def scans_of(shop: Workshop) -> dict[str, Scan]:
@@ -46,7 +46,7 @@ def scans_of(shop: Workshop) -> dict[str, Scan]:
     return {"single": shop.scan("single", [a, b], bn_batches=None), **{k: shop.scan(k, v) for k, v in targets.items()}}
 
 
-def curves(shop: Workshop, out: Path, seeds: int) -> Found:
+def curves(shop: Workshop, out: Path, seeds: int) -> Outcome:
     """The paper's table, turned: a column for each curve."""
     scans = scans_of(shop)
     rows = []
@@ -117,7 +117,7 @@ def _bars(shop: Workshop, curve: str) -> list[tuple[str, float, float]]:
     return [bar for bar in bars if bar[1:] != (inf, inf)]
 
 
-def profile(shop: Workshop, out: Path, seeds: int) -> Found:
+def profile(shop: Workshop, out: Path, seeds: int) -> Outcome:
     scans = scans_of(shop)
     keep(scans, out)
     rows = [
@@ -136,7 +136,7 @@ def keep(scans: Mapping[str, Scan], out: Path) -> None:
         scan.save(out / f"{name.replace(' ', '-')}.json")
 
 
-def planes(shop: Workshop, out: Path, seeds: int) -> Found:
+def planes(shop: Workshop, out: Path, seeds: int) -> Outcome:
     a, b, c = shop.networks(3)
     curves = {kind: shop.curve(kind) for kind in ("bezier", "polychain")}
     thirds = {"three optima": c, **{kind: curve.bends[0] for kind, curve in curves.items()}}
@@ -167,7 +167,7 @@ def _halfway(scan: Scan) -> list[float]:
     return found
 
 
-def two_bends(shop: Workshop, out: Path, seeds: int) -> Found:
+def two_bends(shop: Workshop, out: Path, seeds: int) -> Outcome:
     one, two = shop.curve("polychain", 0), shop.curve("polychain", 1)
     apart, ends = one.bends[0].distance(two.bends[0]), one.start.distance(one.end)
     same = shop.recipe.dataset == "CIFAR-10" and shop.recipe.title == "VGG-16"
@@ -190,7 +190,7 @@ def of_all_widths(shop: Workshop) -> list[tuple[Workshop, Need]]:
     return [(shop.wide(breadth), need) for breadth in shop.scale.widths for need in (*NETWORKS, Need("bezier", 0))]
 
 
-def width(shop: Workshop, out: Path, seeds: int) -> Found:
+def width(shop: Workshop, out: Path, seeds: int) -> Outcome:
     rows: list[dict[str, Any]] = []
     for breadth in shop.scale.widths:
         part = shop.wide(breadth)
@@ -209,7 +209,7 @@ def width(shop: Workshop, out: Path, seeds: int) -> Found:
     return rows, found
 
 
-def trivial(shop: Workshop, out: Path, seeds: int) -> Found:
+def trivial(shop: Workshop, out: Path, seeds: int) -> Outcome:
     """Through the origin: predictions stay, the loss rises."""
     a, b = shop.networks(2)
     path = OriginPath(shop.form, a, b)
@@ -249,7 +249,7 @@ def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
     return off, same
 
 
-def cost(shop: Workshop, out: Path, seeds: int) -> Found:
+def cost(shop: Workshop, out: Path, seeds: int) -> Outcome:
     data: dict[str, Any] = {"train": shop.clean, "test": shop.test}
     timer = Bench(Inputs(shop.form, shop.task, shop.train, shop.clean, data), shop.compute, rounds=9)
     with aside(shop.device):

@@ -12,7 +12,7 @@ GREY = (0.1307,), (0.3081,)
 
 
 @dataclass(frozen=True)
-class Walk:
+class FgeSettings:
     """FGE: after which epochs of the plain run it leaves, how long it walks from each, and between which rates."""
 
     starts: tuple[int, ...]
@@ -41,7 +41,7 @@ class Recipe:
     weight_decay: float
     curve_epochs: int
     curve_lr: float
-    walk: Walk | None = None
+    walk: FgeSettings | None = None
     cycles: int = 5
     sse_lr: float = 0.05
     colours: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
@@ -61,7 +61,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Preset:
     """How much of everything: all of it, or just enough to run every line of the code.
 
     images, tests: how many of each, None for all. points: along a curve. grid: along each side of a plane. members: points of a
@@ -84,12 +84,12 @@ class Scale:
 
 
 SCALES = {
-    "full": Scale("full", None, None, 121, 21, 50),
-    "smoke": Scale("smoke", 64, 32, 5, 3, 4, (0.3, 1.0)),
+    "full": Preset("full", None, None, 121, 21, 50),
+    "smoke": Preset("smoke", 64, 32, 5, 3, 4, (0.3, 1.0)),
 }
-VGG = Walk((120, 156), 22, 2, 1e-2, 5e-4)
-PRERESNET = Walk((125,), 22, 4, 5e-2, 5e-4)
-WIDE = Walk((120, 156), 22, 4, 5e-2, 5e-4)
+VGG = FgeSettings((120, 156), 22, 2, 1e-2, 5e-4)
+PRERESNET = FgeSettings((125,), 22, 4, 5e-2, 5e-4)
+WIDE = FgeSettings((120, 156), 22, 4, 5e-2, 5e-4)
 
 
 def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:

@@ -10,13 +10,12 @@ from typing import Any
 from ..evaluation.curve_ensemble import curve_ensemble as measure
 from ..evaluation.ensemble import Ensemble
 from ..reporting.result import Claim
-from ..results import CurveEnsemble, Report, Scan
-from ..training.walk import Walk
+from ..results import CurveEnsemble, Report, Scan, Walk
 from ..weightspace.curves import PolyChain, Segment
 from ..weightspace.weights import Weights
 from . import claims
 from .drawing import METHODS
-from .paths import CURVES, Found, keep
+from .paths import CURVES, Outcome, keep
 from .published import beside, figure, quoted
 from .workshop import Workshop
 
@@ -51,7 +50,7 @@ def report(shop: Workshop, members: Sequence[Weights]) -> Report:
     return Ensemble(shop.form, members).report(shop.task, shop.test, progress=shop.progress)
 
 
-def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
+def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Outcome:
     found = voters(shop, "polychain", shop.scale.members)
     pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
     found.save(out / "polychain.json")
@@ -70,7 +69,7 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
     ]
 
 
-def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Found:
+def curve_ensemble(shop: Workshop, out: Path, seeds: int) -> Outcome:
     found = voters(shop, "polychain", shop.scale.members)
     found.save(out / "points.json")
     along = {"segment": Segment(*shop.networks(2)), "polychain": shop.curve("polychain")}
@@ -95,10 +94,10 @@ def _rows_of_points(shop: Workshop, found: CurveEnsemble, ends: float, three: fl
     return rows + [{"ensemble": name, **quoted("error (%)", value, what, same)} for name, value, what in others]
 
 
-def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
+def ensembles(shop: Workshop, out: Path, seeds: int) -> Outcome:
     rows = []
     for method in METHODS:
-        runs, pool = [list(members) for members, _ in runs_of(shop, method, seeds)], pooled(shop, method, seeds, out)
+        runs, pool = [members for members, _ in runs_of(shop, method, seeds)], pooled(shop, method, seeds, out)
         first = 100 * pool.growth[len(runs[0]) - 1]["error"]
         alone = [first, *(100 * report(shop, run).scores["error"] for run in runs[1:])]
         where = {"dataset": shop.recipe.dataset, "model": shop.recipe.in_ensembles, "method": method}
@@ -113,17 +112,18 @@ def ensembles(shop: Workshop, out: Path, seeds: int) -> Found:
 
 def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
     """The networks of each run of a method, and how many epochs had been spent when each was there, earlier runs included."""
-    makers: dict[str, Any] = {"Ind": lambda seed: [shop.network(seed)], "SSE": shop.snapshot, "FGE": shop.fge}
-    made = [makers[method](seed) for seed in range(seeds)]
-    return [(run, [seed * shop.recipe.epochs + epoch for epoch in _spent(shop, method, run)]) for seed, run in enumerate(made)]
+    if method == "Ind":
+        return [([shop.network(seed)], [(seed + 1) * shop.recipe.epochs]) for seed in range(seeds)]
+    walks = [(shop.snapshot if method == "SSE" else shop.fge)(seed) for seed in range(seeds)]
+    return [(walk.members, _spent(shop, method, walk, k * shop.recipe.epochs)) for k, walk in enumerate(walks)]
 
 
-def _spent(shop: Workshop, method: str, run: Sequence[Weights]) -> list[float]:
+def _spent(shop: Workshop, method: str, walk: Walk, earlier: int) -> list[float]:
     """FGE begins after the last of its starts, and goes from one after another."""
-    if not isinstance(run, Walk):
-        return [shop.recipe.epochs]
     before = max(shop.recipe.walk.starts) if method == "FGE" and shop.recipe.walk else 0
-    return [before + (k * len(part.lr) + i) / part.steps for k, part in enumerate(run.traces) for i in part.collected]
+    return [
+        earlier + (before + (k * len(part.lr) + i) / part.steps) for k, part in enumerate(walk.traces) for i in part.collected
+    ]
 
 
 def pooled(shop: Workshop, method: str, seeds: int, out: Path) -> Report:
@@ -138,7 +138,7 @@ def pooled(shop: Workshop, method: str, seeds: int, out: Path) -> Report:
     return found
 
 
-def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
+def fge_trace(shop: Workshop, out: Path, seeds: int) -> Outcome:
     trace = shop.fge(0).traces[-1]
     trace.save(out / "trace.json")
     growth = {method: pooled(shop, method, seeds, out) for method in ("SSE", "FGE")}
@@ -150,15 +150,15 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Found:
     return rows, claims.on_trace(trace, rows, seeds)
 
 
-def last_walk(shop: Workshop) -> list[Weights]:
+def last_walk(shop: Workshop) -> Sequence[Weights]:
     """The members of FGE from its last start."""
     walk = shop.fge(0)
-    return list(walk)[-len(walk.traces[-1].collected) :]
+    return walk.members[-len(walk.traces[-1].collected) :]
 
 
-def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
+def diversity(shop: Workshop, out: Path, seeds: int) -> Outcome:
     same = shop.recipe.dataset == "CIFAR-100" and shop.recipe.model == "preresnet164"
-    groups = {"independent": shop.networks(2), "FGE": last_walk(shop), "SSE": shop.snapshot(0)}
+    groups = {"independent": shop.networks(2), "FGE": last_walk(shop), "SSE": shop.snapshot(0).members}
     rows = []
     for name, members in groups.items():
         found, (disagreement, distance, accuracy) = report(shop, members), DIVERSITY[name]
@@ -170,7 +170,7 @@ def diversity(shop: Workshop, out: Path, seeds: int) -> Found:
     return rows, claims.on_diversity(rows)
 
 
-def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
+def fge_path(shop: Workshop, out: Path, seeds: int) -> Outcome:
     members = last_walk(shop)
     path, knots = PolyChain.through([member.bare().to(shop.device) for member in members]), len(members) - 1
     scan = shop.scan("fge-path", path, points=[k / (8 * knots) for k in range(8 * knots + 1)])
@@ -178,7 +178,7 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Found:
     return between_members(scan, knots)
 
 
-def between_members(scan: Scan, knots: int) -> Found:
+def between_members(scan: Scan, knots: int) -> Outcome:
     """The best of each piece of a chain against its two ends; the loss with the penalty for large weights, and without."""
     train, test = scan.values["train"], scan.values["test"]
     measured = {"train loss": train["loss"], "train cross-entropy": train["data_loss"], "test error (%)": 100 * test["error"]}

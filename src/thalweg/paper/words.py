@@ -20,9 +20,9 @@ from ..tasks import language_modelling
 from ..training.optimizers import Schedule
 from ..weightspace.curves import Curve, Segment
 from .claims import TWENTIETH
-from .paths import NETWORKS, Found, keep
+from .paths import NETWORKS, Outcome, keep
 from .published import row_of
-from .recipes import Recipe, Scale
+from .recipes import Preset, Recipe
 from .workshop import Need, Workshop
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
@@ -62,7 +62,7 @@ RECIPES = {
 class WordShop(Workshop):
     """A workshop whose networks read words; perplexity is exp of their loss."""
 
-    def __init__(self, folder: Path, recipe: Recipe, scale: Scale, given: Path | None = None, **settings: Any):
+    def __init__(self, folder: Path, recipe: Recipe, scale: Preset, given: Path | None = None, **settings: Any):
         super().__init__(folder, recipe, scale, given, **settings)
         self.words = SIZES[recipe.model]
         self.recipe = replace(self.recipe, batch=recipe.batch)
@@ -117,7 +117,7 @@ class WordShop(Workshop):
         return scan(self.form, target, self.task, self.data, points=points if isinstance(target, Curve) else None, **common)
 
 
-def perplexity(shop: Workshop, out: Path, seeds: int) -> Found:
+def perplexity(shop: Workshop, out: Path, seeds: int) -> Outcome:
     assert isinstance(shop, WordShop)
     a, b = shop.networks(2)
     targets = {"single": [a, b], "segment": Segment(a, b), "bezier": shop.curve("bezier")}

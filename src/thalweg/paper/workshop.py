@@ -15,7 +15,7 @@ from .. import models
 from ..data import DeviceBatches
 from ..errors import ThalwegError
 from ..evaluation.scan import scan
-from ..results import Scan
+from ..results import Scan, Walk
 from ..runtime.compute import Compute
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
@@ -24,11 +24,11 @@ from ..tasks import Task, classification
 from ..training.connect import connect
 from ..training.fit import fit
 from ..training.methods import FGE, Snapshot
-from ..training.walk import Walk, walk
+from ..training.walk import walk
 from ..weightspace.curves import Bezier, Curve, PolyChain
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights
-from .recipes import Recipe, Scale
+from .recipes import Preset, Recipe
 
 READERS: dict[str, Callable[..., Any]] = {"mnist": sets.mnist, "cifar10": sets.cifar10, "cifar100": sets.cifar100}
 STAGES = (0, 1)
@@ -65,7 +65,7 @@ class Workshop:
         self,
         folder: Path,
         recipe: Recipe,
-        scale: Scale,
+        scale: Preset,
         given: Path | None = None,
         device: str = "cpu",
         compute: Compute | None = None,

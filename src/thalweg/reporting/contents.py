@@ -11,7 +11,7 @@ from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store.files import reading
 from ..store.record import check_record
 from .axes import factor, places
-from .folders import Found
+from .folders import ResultFile
 from .result import Result
 from .scale import Scale
 
@@ -27,7 +27,7 @@ STEPS = 4000  # of a walk about as many are shown, however long it is
 RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command leaves once it has finished
 
 
-def content(found: Sequence[Found]) -> dict[str, Any]:
+def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     """Everything a page shows, as plain data; where there is none of a kind, `missing` has the line that says so."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
     for item in parts["run"]:
@@ -62,12 +62,12 @@ def content(found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def _read(reader: Callable[[Found], dict[str, Any]], item: Found) -> dict[str, Any]:
+def _read(reader: Callable[[ResultFile], dict[str, Any]], item: ResultFile) -> dict[str, Any]:
     with reading(item.path):
         return reader(item)
 
 
-def _scan(item: Found) -> dict[str, Any]:
+def _scan(item: ResultFile) -> dict[str, Any]:
     scan = Scan.checked(item.content)
     own = scan.to_dict()
     own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
@@ -131,11 +131,11 @@ def _called_by_kind(scan: Mapping[str, Any]) -> bool:
     return str(scan["label"]).rpartition("/")[2] == scan["name"].lower()
 
 
-def _report(item: Found) -> dict[str, Any]:
+def _report(item: ResultFile) -> dict[str, Any]:
     return {**Report.checked(item.content).to_dict(), "label": item.full_label, "folder": str(item.path.parent)}
 
 
-def _comparison(item: Found) -> dict[str, Any]:
+def _comparison(item: ResultFile) -> dict[str, Any]:
     result = Comparison.checked(item.content)
     rows = []
     for method, entry in result.entries.items():
@@ -148,7 +148,7 @@ def _comparison(item: Found) -> dict[str, Any]:
     return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
 
 
-def _trace(item: Found) -> dict[str, Any]:
+def _trace(item: ResultFile) -> dict[str, Any]:
     trace = Trace.checked(item.content)
     pace = 1 + len(trace.lr) // STEPS
     shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, len(trace.lr)} - {0})
@@ -166,7 +166,7 @@ def _trace(item: Found) -> dict[str, Any]:
     return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
 
 
-def _paper(item: Found) -> dict[str, Any]:
+def _paper(item: ResultFile) -> dict[str, Any]:
     result = Result.checked(item.content)
     heads, rows = result.cells()
     keys = list(dict.fromkeys(key for row in result.rows for key in row))
@@ -175,18 +175,18 @@ def _paper(item: Found) -> dict[str, Any]:
     return {"label": item.full_label, "title": f"{result.entry}: {result.of}", **table, **told}
 
 
-def _once(items: Sequence[Found]) -> list[Found]:
+def _once(items: Sequence[ResultFile]) -> list[ResultFile]:
     """A walk keeps its trace where it ran and where it ended."""
     return [item for i, item in enumerate(items) if item.content not in [before.content for before in items[:i]]]
 
 
-def _whole(runs: Sequence[Found]) -> list[Found]:
+def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
     """Runs that are not a part of another, such as of a walk or a comparison."""
     above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan")}
     return [run for run in runs if not above & {*run.path.parent.parents}]
 
 
-def _run(item: Found) -> dict[str, Any]:
+def _run(item: ResultFile) -> dict[str, Any]:
     record = item.content
     times = " to ".join(_time(record[key]) for key in ("started", "finished") if key in record)
     facts = {"command": record["command"], "time": times, "arguments": " ".join(record["argv"])}
@@ -216,13 +216,13 @@ def _brief(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _data_of(runs: Iterable[Found]) -> dict[str, str]:
+def _data_of(runs: Iterable[ResultFile]) -> dict[str, str]:
     """Folder -> the data set on which its run measured."""
     named = {str(item.path.parent): item.content["settings"].get("data") for item in runs}
     return {folder: name for folder, name in named.items() if isinstance(name, str)}
 
 
-def _unfinished(item: Found) -> str:
+def _unfinished(item: ResultFile) -> str:
     """A line on a command whose result is not there."""
     result = RESULTS.get(item.content["command"])
     by_command = "task" in item.content["settings"]  # in Python results are saved by the caller, anywhere

@@ -14,7 +14,7 @@ USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does n
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultFile:
     """One file of ours: where it lies, what kind it is, and what it holds.
 
     group: the folder around the one it lies in, from where the search began; what lies in one belongs together.
@@ -27,7 +27,7 @@ class Found:
     kind: str
     content: dict[str, Any]
 
-    def copies(self, other: "Found") -> bool:
+    def copies(self, other: "ResultFile") -> bool:
         return (self.group, self.kind, self.content) == (other.group, other.kind, other.content)
 
     @property
@@ -35,7 +35,7 @@ class Found:
         return f"{self.group}/{self.label}" if self.group else self.label
 
 
-def find(folders: Sequence[str | Path]) -> list[Found]:
+def find(folders: Sequence[str | Path]) -> list[ResultFile]:
     """Every JSON file of ours in the folders and in those inside them; a damaged one is an error that names it."""
     for folder in folders:
         if not Path(folder).is_dir():
@@ -43,11 +43,11 @@ def find(folders: Sequence[str | Path]) -> list[Found]:
     roots = [Path(folder).resolve() for folder in folders]
     bases = roots if len(roots) == 1 else [root.parent for root in roots]
     common = Path(os.path.commonpath(bases))
-    found: dict[Path, Found] = {}
+    found: dict[Path, ResultFile] = {}
     for root, base in zip(roots, bases, strict=True):
         for path in _json_files(root):
             if path not in found and (kind := files.json_kind(path)) is not None:
-                item = Found(path, *_named(path, base, common), kind, files.load_json(path, kind))
+                item = ResultFile(path, *_named(path, base, common), kind, files.load_json(path, kind))
                 beside = [other for other in found.values() if other.path.is_relative_to(root)]
                 if kind == "run" or not any(item.copies(other) for other in beside):
                     found[path] = item

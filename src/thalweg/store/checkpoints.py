@@ -30,7 +30,7 @@ CONVERT = (  # 'xb': a file that is there is not written over
 )
 
 
-class Place(NamedTuple):
+class Candidate(NamedTuple):
     """Where in a checkpoint the weights of a network may lie: under `key`, each name behind `prefix`."""
 
     key: str
@@ -109,13 +109,13 @@ def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict
         raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
 
 
-def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Place]:
+def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Candidate]:
     prefixes: dict[str, None] = {}
     for name in tensors:
         words = name.split(".")
         ends = (".".join(words[i:]) for i in range(min(len(words), PARTS)))
         prefixes |= {name[: len(name) - len(end)]: None for end in ends if end in wanted}
-    yield from (Place(key, prefix, tensors) for prefix in prefixes)
+    yield from (Candidate(key, prefix, tensors) for prefix in prefixes)
 
 
 def _plain(value: Any) -> bool:

@@ -217,9 +217,9 @@ class _Runner:
             return [trained.to("cpu")]
         start = [trained.kept[epoch] for epoch in self.starts(contender)] if trained else []
         own: dict[str, Any] = {"epochs": self.walk_epochs(contender), "start": start or None, "seed": seed + OTHER_ORDER}
-        members = walk(module, self.task, self.train, contender, run=run, **own, **self.common)
+        members = list(walk(module, self.task, self.train, contender, run=run, **own, **self.common).members)
         if not isinstance(contender, SWA):
-            return list(members)
+            return members
         mean = average(members)
         return [mean if self.bn_batches is None else update_bn(module, mean, self.bn_batches, self.task).to("cpu")]
 

@@ -15,7 +15,7 @@ from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
 from ..evaluation.question import asked
-from ..results import Trace
+from ..results import Trace, Walk
 from ..runtime.compute import Call, Compute
 from ..runtime.live import Accelerated
 from ..runtime.rng import seeded
@@ -36,14 +36,6 @@ Start = Weights | Checkpoint
 APART = 1_000_003  # between the seeds of several starts, which should not see the same order of data
 
 
-class Walk(list[Weights]):
-    """The networks collected, a list; `traces` has what happened on the way, one per start."""
-
-    def __init__(self, members: Sequence[Weights] = (), traces: Sequence[Trace] = ()):
-        super().__init__(members)
-        self.traces = list(traces)
-
-
 def walk(
     module: nn.Module,
     task: Task,
@@ -62,13 +54,13 @@ def walk(
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Walk:
-    """Go on training under a method's learning rate and give the list of networks collected.
+    """Go on training under a method's learning rate and collect networks on the way.
 
     >>> import thalweg as tw
     >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
     >>> fge = tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)
-    >>> members = tw.walk(nn.Linear(4, 3), tw.classification(), batches, fge, epochs=5)
-    >>> len(members), members.traces[0].collected
+    >>> walk = tw.walk(nn.Linear(4, 3), tw.classification(), batches, fge, epochs=5)
+    >>> len(walk.members), walk.traces[0].collected
     (3, [6, 18, 30])
 
     module: where the walk starts, unless `start` says otherwise; it is left as it was.
@@ -84,7 +76,9 @@ def walk(
     _check(starts, method)
     plan = method.plan(count(batches), epochs)
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
-    call, pooled = Call(compute or Compute(), progress), Walk()
+    call = Call(compute or Compute(), progress)
+    pooled: list[Weights] = []
+    traces: list[Trace] = []
     once = call.processes.once
     asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.compute)
     question = asked(run, lambda: asking(settings=common, batches=batches, processes=call.processes), call.processes)
@@ -105,16 +99,17 @@ def walk(
                         raise
                 members, trace = once(observer.end)
             pooled.extend(members)
-            pooled.traces.append(trace)
+            traces.append(trace)
+        found = Walk(tuple(pooled), tuple(traces))
         if held is not None and not (held.folder / last).is_file():
-            held.finish(lambda folder: _save(module, pooled, folder))
-    return pooled
+            held.finish(lambda folder: _save(module, found, folder))
+    return found
 
 
 def _save(module: nn.Module, found: Walk, folder: Path) -> None:
     """The members as an ensemble, then the traces, of which the last says that the walk has finished."""
-    if found:
-        Ensemble(module, found).save(files.no_link(folder / MEMBERS))
+    if found.members:
+        Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
     for number, trace in enumerate(found.traces, start=1):
         trace.save(folder / f"trace-{number}.json")
 

@@ -205,8 +205,7 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
 
     The result carries no batch-norm statistics; `update_bn` adds them.
     """
-    if isinstance(weights, Weights) or not weights:
-        raise ThalwegError(f"an average needs a list of at least one point; got {weights!r}")
+    check_list(weights, "an average")
     check_weights(weights[0], "point 1")
     coefficients = [1 / len(weights)] * len(weights) if coefficients is None else [float(c) for c in coefficients]
     if len(coefficients) != len(weights) or not abs(sum(coefficients) - 1) <= 1e-6:
@@ -255,6 +254,12 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
 def check_weights(weights: object, name: str) -> None:
     if not isinstance(weights, Weights):
         raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use Weights.of(module)")
+
+
+def check_list(points: object, what: str, least: int = 1) -> None:
+    if not isinstance(points, Sequence) or len(points) < least:
+        got = len(points) if isinstance(points, Sequence) else type(points).__name__
+        raise ThalwegError(f"{what} needs a list of at least {least} Weights, such as walk(...).members; got {got}")
 
 
 def inner_products(vectors: Sequence[Tensor]) -> Tensor:
