@@ -10,11 +10,19 @@ GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on an err
 
 
 class ThalwegError(ValueError):
-    """Something the caller can put right; the message gives the rule, what came, and what to do."""
+    """An error the caller can correct; the message says what the rule is, what was given, and what to do."""
 
 
 class Diverged(ThalwegError):
-    """The loss stopped being finite. `last_good` holds the weights, or the curve, from before that epoch."""
+    """The loss stopped being finite.
+
+    Attributes:
+        step: The iteration at which it happened.
+        t: Where on the curve, or None.
+        lr: The learning rate of that iteration.
+        last_good: The weights, or the curve, from before that epoch.
+        members: The networks a walk had collected until then.
+    """
 
     def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
         super().__init__(message)
@@ -23,9 +31,11 @@ class Diverged(ThalwegError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A run that was asked to stop, by Ctrl-C or SIGTERM, and has saved its state.
+    """A run that was interrupted, by Ctrl-C or SIGTERM, and has saved its state.
 
-    what: what happened, without how to resume, which is another thing in Python and on the command line.
+    Args:
+        what: What happened, without how to resume, which differs between Python and the command line.
+        signal: The signal's number.
     """
 
     def __init__(self, what: str, signal: int):
@@ -63,7 +73,7 @@ def number(value: Any, name: str) -> float:
 
 
 def several(values: Any, name: str, of: Any = number) -> list[Any]:
-    """A list of plain numbers from any sequence of them, `of` being `number` or `whole`."""
+    """A list of plain numbers from any sequence, converted by `of`, which is `number` or `whole`."""
     if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise ThalwegError(f"{name} must be a sequence of numbers; got {values!r}")
     return [of(value, name) for value in values]
@@ -79,7 +89,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Add to an error from inside code of the user's own what it was needed for.
+    """Add a note to an error from user code: what thalweg was doing when it called that code.
 
     >>> try:
     ...     with during("training (3 of 8 done)"), during("making the optimizer"):
@@ -96,11 +106,11 @@ def during(what: str) -> Iterator[None]:
 
 
 def note(error: BaseException, text: str, mark: str) -> None:
-    """Add a note that begins with `mark` to an error that is not our own, unless it has one."""
+    """Add a note that starts with `mark` to an error that is not our own, unless it already has one."""
     if isinstance(error, Exception) and not isinstance(error, ThalwegError) and not notes_of(error, mark):
         error.add_note(text)
 
 
 def notes_of(error: BaseException, *marks: str) -> list[str]:
-    """The notes on an error that begin with one of these."""
+    """The notes of an error that start with one of these marks."""
     return [text for text in getattr(error, "__notes__", []) if text.startswith(marks)]

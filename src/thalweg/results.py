@@ -27,7 +27,7 @@ FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distan
 
 
 class Saved:
-    """A result that one JSON file holds."""
+    """A result that is saved as one JSON file."""
 
     saved_as: ClassVar[str]
     names: ClassVar[tuple[str, ...]] = ()  # of its file in a run folder, where that is not called as it is saved
@@ -40,40 +40,50 @@ class Saved:
         return cls(**entry)
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file."""
         files.save_json(Path(path), self.saved_as, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file, or what a finished run left in its folder (of the traces of a walk the first)."""
+        """Read a file, or the result in the folder of a finished run (for a walk, its first trace)."""
         found = files.inside(path, *(cls.names or [f"{cls.saved_as}.json"]))
         with files.reading(found):
             return cls.checked(files.load_json(found, cls.saved_as))
 
     @classmethod
     def checked(cls, entry: Mapping[str, Any]) -> Self:
-        """What a file held, if it is whole."""
+        """The result in a file, checked."""
         found = cls.from_dict(entry)
         found.check()
         return found
 
     def check(self) -> None:
-        """Raise unless everything in it has its type and its size, as in a file that we wrote."""
+        """Raise unless every field has its type and size, as in a file that we wrote."""
         check_fields(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Scan(Saved):
-    """What was measured along a curve, over a plane, or at a list of weights. Everything is a fraction, not a percentage.
+    """What was measured along a curve, over a plane, or at a list of weights; rates are fractions, not percentages.
 
-    name: "Bezier", "Plane", ... kind: "curve", "plane" or "points".
-    values: data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the task's mean
-        loss, `loss` adds weight_decay / 2 times the squared length of the moving weights.
-    t: of a curve, the parameter. length: of a curve or a list, the length so far. x, y: of a plane, its coordinates.
-    length_ratio: the curve's length over the distance of its ends; None where these are the same network.
-    stored: data set -> quantity -> the values at both ends with the batch-norm statistics they came with.
-    corners, paths, marks: of a plane, where its three points, the curves (at equally spaced t from 0 to 1) and the weights
-        drawn in it lie; away: for each point of these curves and weights, its distance from the plane.
-    units: quantity -> its unit; "%" is for a share, which tables and figures show in percent.
+    Attributes:
+        name: "Bezier", "Plane", ...
+        kind: "curve", "plane" or "points".
+        values: Data set -> quantity -> one number per point, shaped `(ny, nx)` for a plane. `data_loss` is the mean
+            loss of the task; `loss` adds weight_decay / 2 times the squared norm of the trainable weights.
+        weight_decay: The one in `loss`.
+        t: The parameter along a curve.
+        length: The length so far along a curve or a list of points.
+        x: Coordinates of a plane.
+        y: Coordinates of a plane.
+        length_ratio: The length of the curve divided by the distance between its ends; None if both are the same
+            network.
+        stored: Data set -> quantity -> the values at both ends with the batch-norm statistics they were saved with.
+        corners: The coordinates of a plane's three points.
+        paths: Curves in a plane by name: coordinates at equally spaced t from 0 to 1.
+        marks: Weights in a plane by name: their coordinates.
+        away: For each point of `paths` and `marks`, its distance from the plane.
+        units: Quantity -> unit; "%" is for fractions, which tables and figures show in percent.
     """
 
     saved_as = "scan"
@@ -98,10 +108,10 @@ class Scan(Saved):
         return f"Scan({self.name}, {' x '.join(map(str, shape))} points, {', '.join(self.values)})"
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Data set -> quantity -> min, mean, max, and along a curve int and barrier.
+        """Data set -> quantity -> min, mean and max, and for a curve also int and barrier.
 
-        mean: over t. int: over the length of the curve. barrier: the largest excess over the straight line that joins the
-        values at both ends.
+        `mean` is over t, `int` over the length of the curve, and `barrier` is the largest excess over the straight line
+        between the values at both ends.
         """
         return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
 
@@ -119,8 +129,12 @@ class Scan(Saved):
         return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
 
     def off_plane(self) -> dict[str, tuple[float, float]]:
-        """Of a plane: what is drawn in it but leaves it -> its largest distance, and that as a share of the distance between the
-        plane's first two points."""
+        """Curves and points drawn in a plane that lie outside it.
+
+        Returns:
+            Name -> the largest distance from the plane, and that distance relative to the one between the plane's first
+            two points.
+        """
         farthest = {name: max(distances) for name, distances in self.away.items() if distances and len(self.corners) > 1}
         found = {name: (far, far / self.corners[1][0]) for name, far in farthest.items()}
         return {name: pair for name, pair in found.items() if pair[1] > FAR}
@@ -191,9 +205,15 @@ class Scan(Saved):
 class Trace(Saved):
     """What happened along one walk, iteration by iteration.
 
-    lr, loss, distance: of each iteration, the last being the Euclidean distance from the start after its update.
-    collected: the iterations after which a network was collected.
-    watched: data set -> quantity -> values at the iterations in `watched_at` (0 is the start). units: as of a `Scan`.
+    Attributes:
+        lr: Learning rate of each iteration.
+        loss: Loss of each iteration.
+        distance: Euclidean distance from the start after each iteration.
+        collected: The iterations after which a network was collected.
+        steps: Iterations per epoch.
+        watched_at: The iterations at which `watched` was measured; 0 is the start.
+        watched: Data set -> quantity -> values.
+        units: As in `Scan`.
     """
 
     saved_as = "trace"
@@ -224,7 +244,12 @@ class Trace(Saved):
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What a walk collected: `members`, networks on the CPU in the order of their collection, and `traces`, one per start."""
+    """What a walk collected.
+
+    Attributes:
+        members: The networks, on the CPU, in the order of their collection.
+        traces: What happened on the way, one per start.
+    """
 
     members: "tuple[Weights, ...]"
     traces: tuple[Trace, ...]
@@ -232,10 +257,13 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Saved):
-    """The budget table; shares, no percentages.
+    """Ensembles of several methods at equal training budget; rates are fractions, not percentages.
 
-    budget: epochs. multiples: of the budget, k pooling the first k runs. seeds: one per run.
-    entries: method -> epochs spent and networks collected per run, the scores of every run alone, and of the pools by k.
+    Attributes:
+        budget: Epochs of one run.
+        multiples: Multiples of the budget; k pools the first k runs.
+        seeds: One per run.
+        entries: Method -> epochs and networks per run, the scores of each run alone, and those of the pools by k.
     """
 
     saved_as = "comparison"
@@ -250,7 +278,7 @@ class Comparison(Saved):
             self.table(name)
 
     def score(self, method: str, multiple: int, name: str = "error") -> tuple[float, float]:
-        """A score with its standard deviation over runs, which a pool of several runs does not have."""
+        """The mean of a score and its standard deviation over runs; a pool of several runs has none."""
         entry = self.entries[method]
         if multiple > 1:
             return entry["pooled"][str(multiple)][name], float("nan")
@@ -259,11 +287,15 @@ class Comparison(Saved):
 
     @property
     def first_score(self) -> str:
-        """`error`, where that is defined."""
+        """The first score there is: `error`, where it is defined."""
         return next(iter(next(iter(self.entries.values()))["runs"][0]))
 
     def table(self, name: str | None = None) -> str:
-        """One row per method; name: the score, the first there is if not given."""
+        """One row per method, as text.
+
+        Args:
+            name: The score to show; the first by default.
+        """
         name = name or self.first_score
         header = [f"{name}{unit(name)}", "epochs per run", "networks per run"]
         rows = []
@@ -274,12 +306,12 @@ class Comparison(Saved):
         return "\n".join([text.grid([*header, *(f"{k}B" for k in self.multiples)], rows), *told])
 
     def titled(self, method: str) -> str:
-        """Its name in full, such as Fast Geometric Ensembling; with its settings where the key has them too."""
+        """The full name, such as Fast Geometric Ensembling; with the settings where the key has them too."""
         title = self.entries[method].get("title") or method
         return title if method.isidentifier() else f"{title}, {method}"
 
     def described(self, method: str) -> str:
-        """Its name in full and its settings."""
+        """The full name and the settings."""
         entry = self.entries[method]
         return ", ".join(filter(None, (entry.get("title"), entry["settings"])))
 
@@ -290,14 +322,17 @@ class Comparison(Saved):
 
 @dataclass(frozen=True, eq=False)
 class Report(Saved):
-    """Everything about an ensemble on one data set; all shares, no percentages.
+    """The scores of an ensemble on one data set; rates are fractions, not percentages.
 
-    growth: the scores of the first member, of the first two, and so on; the last are those of the ensemble.
-    members: the scores of each member alone.
-    pairs: for each pair of members, the share of the data on which they disagree.
-    distances: between consecutive members, in weight space.
-    reliability: for each bin of the ensemble's confidence its share of the data, its accuracy, its mean confidence.
-    epochs: how many had been trained when each member was there, where that is known.
+    Attributes:
+        growth: The scores of the first member, of the first two together, and so on; the last are those of the
+            ensemble.
+        members: The scores of each member alone.
+        pairs: For each pair of members, the fraction of the data on which they disagree.
+        distances: Distances in weight space between consecutive members.
+        reliability: For each bin of the ensemble's confidence: its fraction of the data, its accuracy, its mean
+            confidence.
+        epochs: The epochs trained until each member was collected, where known.
     """
 
     saved_as = "report"
@@ -314,6 +349,7 @@ class Report(Saved):
 
     @property
     def scores(self) -> dict[str, float]:
+        """The scores of the whole ensemble."""
         return self.growth[-1]
 
     def table(self) -> str:
@@ -330,16 +366,22 @@ class Report(Saved):
 
 @dataclass(frozen=True, eq=False)
 class CurveEnsemble(Saved):
-    """What equally spaced points of a curve predict, alone, in pairs with the start, and together.
+    """Predictions of equally spaced points of a curve: alone, in pairs with the start, and all together.
 
-    t, train_loss: of each point. error: of each point alone. pair_error: of each point together with the start.
-    temperatures: scaling -> one per point (the mean of both halves where they were cross-fitted).
-    nll: scaling -> the test NLL of each point. scores: scaling -> the scores of the ensemble of all points.
-    reliability: scaling -> for each bin of the ensemble's confidence its share of the data, accuracy and mean confidence.
-    fitted_on: what the temperatures were fitted on.
+    The temperature scalings are "none"; "one" temperature for all; "train loss", proportional to it; "inverse train
+    loss", proportional to its inverse; and "per point".
 
-    The scalings: "none"; "one" temperature for all; "train loss", proportional to it; "inverse train loss", the other
-    way round; "per point".
+    Attributes:
+        t: Where the points lie.
+        train_loss: Train loss of each point.
+        error: Test error of each point.
+        pair_error: Test error of each point ensembled with the start.
+        temperatures: Scaling -> one per point (the mean of both halves if they were cross-fitted).
+        nll: Scaling -> test NLL of each point.
+        scores: Scaling -> scores of the ensemble of all points.
+        reliability: Scaling -> for each bin of the ensemble's confidence: its fraction of the data, accuracy and mean
+            confidence.
+        fitted_on: What the temperatures were fitted on.
     """
 
     saved_as = "curve-ensemble"

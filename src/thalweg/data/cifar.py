@@ -14,27 +14,31 @@ from .splits import Pair
 
 
 def cifar10(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]:
-    """Training and test images (uint8, 3 x 32 x 32) with their labels.
+    """Training and test images of CIFAR-10 (uint8, 3 x 32 x 32) with their labels.
 
-    >>> (images, labels), test = cifar10("data")  # doctest: +SKIP
-    >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
-    (torch.Size([50000, 3, 32, 32]), [6, 9, 9, 4])
+    Examples:
+        >>> (images, labels), test = cifar10("data")  # doctest: +SKIP
+        >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
+        (torch.Size([50000, 3, 32, 32]), [6, 9, 9, 4])
 
-    folder: where the files lie, or the folder `cifar-10-batches-bin` or `cifar-10-batches-py` that holds them.
-    download: fetch the set from its makers if it is not there.
+    Args:
+        folder: Where the files are, or the folder that contains `cifar-10-batches-bin` or `cifar-10-batches-py`.
+        download: Download the data set from its authors if it is not there.
     """
     return _read("cifar10", folder, download, labels=1)
 
 
 def cifar100(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]:
-    """Training and test images (uint8, 3 x 32 x 32) with their labels, the fine ones.
+    """Training and test images of CIFAR-100 (uint8, 3 x 32 x 32) with their fine labels.
 
-    >>> (images, labels), test = cifar100("data")  # doctest: +SKIP
-    >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
-    (torch.Size([50000, 3, 32, 32]), [19, 29, 0, 11])
+    Examples:
+        >>> (images, labels), test = cifar100("data")  # doctest: +SKIP
+        >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
+        (torch.Size([50000, 3, 32, 32]), [19, 29, 0, 11])
 
-    folder: where the files lie, or the folder `cifar-100-binary` or `cifar-100-python` that holds them.
-    download: fetch the set from its makers if it is not there.
+    Args:
+        folder: Where the files are, or the folder that contains `cifar-100-binary` or `cifar-100-python`.
+        download: Download the data set from its authors if it is not there.
     """
     return _read("cifar100", folder, download, labels=2)
 
@@ -57,7 +61,12 @@ def _pickled(copy: Copy, name: str) -> Pair:
 
 
 def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
-    """The images and labels in a pickle; path: where it comes from, for the error."""
+    """The images and labels in a pickle.
+
+    Args:
+        entries: The content of the pickle.
+        path: Its path, for the error message.
+    """
     try:
         labels = entries["fine_labels"] if "fine_labels" in entries else entries["labels"]
         return _shaped(entries["data"].tensor()), torch.tensor(labels, dtype=torch.long)

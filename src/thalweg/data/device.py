@@ -13,18 +13,25 @@ from ..errors import ThalwegError
 
 
 class DeviceBatches:
-    """Batches of images and labels from a set that lies on the device as uint8.
+    """Batches of images and labels from a data set that is on the device as uint8.
 
-    >>> images, labels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10)
-    >>> batches = DeviceBatches(images, labels, 4, shuffle=True, crop=1, flip=True)
-    >>> len(batches), [len(y) for _, y in batches], [y.tolist() for _, y in batches.clean()][0]
-    (3, [4, 4, 2], [0, 1, 2, 3])
+    Examples:
+        >>> images, labels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10)
+        >>> batches = DeviceBatches(images, labels, 4, shuffle=True, crop=1, flip=True)
+        >>> len(batches), [len(y) for _, y in batches], [y.tolist() for _, y in batches.clean()][0]
+        (3, [4, 4, 2], [0, 1, 2, 3])
 
-    images: uint8, (count, channels, height, width). labels: one per image.
-    shuffle: a new order in each pass. crop: pad by so many pixels and cut a random window. flip: mirror half of them.
-    mean, std: per channel, of pixels between 0 and 1, for normalisation.
-    generator: where randomness comes from, on the same device; torch's own if not given.
-    drop_last: leave out a short last batch.
+    Args:
+        images: uint8, (count, channels, height, width).
+        labels: One per image.
+        batch_size: Images per batch.
+        shuffle: Use a new order in each epoch.
+        crop: Pad by this many pixels and take a random crop.
+        flip: Flip images horizontally with probability 1/2.
+        mean: Per channel, for pixels between 0 and 1, for normalisation.
+        std: Per channel, for pixels between 0 and 1, for normalisation.
+        generator: The random generator, on the same device; torch's global one by default.
+        drop_last: Leave out a short last batch.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class DeviceBatches:
         self.generator, self.drop_last = generator, drop_last
 
     def clean(self, batch_size: int | None = None) -> "DeviceBatches":
-        """The same data in order, whole and without augmentation, for evaluation; nothing is copied."""
+        """The same data in order and without augmentation, for evaluation; nothing is copied."""
         view = copy(self)
         view.__dict__.pop("_padded", None)
         view.shuffle, view.crop, view.flip, view.drop_last = False, 0, False, False
@@ -63,7 +70,9 @@ class DeviceBatches:
         return view
 
     def widened(self, batch_size: int) -> "DeviceBatches":
-        """The same data in larger batches, for measuring what does not depend on them; as they are where there is chance."""
+        """The same data in larger batches, for measurements that do not depend on their size; unchanged if batches are
+        random.
+        """
         chance = self.shuffle or self.crop or self.flip or self.drop_last
         return self if chance or batch_size <= self.batch_size else self.clean(batch_size)
 
@@ -73,7 +82,7 @@ class DeviceBatches:
 
     @property
     def contents(self) -> dict[str, Any]:
-        """All that decides which batches come, but for the state of the generator; a run folder compares it."""
+        """Everything that determines the batches but the state of the generator; a run folder compares it."""
         return {key: value for key, value in vars(self).items() if key not in ("_padded", "generator")}
 
     def __len__(self) -> int:
@@ -84,8 +93,9 @@ class DeviceBatches:
         return map(self.make, self.draws())
 
     def draws(self) -> Iterator[Tensor]:
-        """For each batch of one pass, what was drawn for it: a row per image with its number, and, with augmentation, where
-        its window begins and whether it is mirrored."""
+        """For each batch of one epoch, what was drawn at random: a row per image with its index, and with augmentation
+        the position of its crop and whether it is flipped.
+        """
         count, device = len(self.images), self.images.device
 
         def draw(high: int) -> Tensor:
@@ -102,7 +112,7 @@ class DeviceBatches:
             yield rows[start : start + self.batch_size]
 
     def make(self, draw: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch for one of the `draws`; only tensors are read, so that a CUDA graph can hold it."""
+        """The batch for one of the `draws`; only tensors are read, so that it can be captured in a CUDA graph."""
         chosen = draw[:, 0]
         pixels = self.images[chosen] if draw.shape[1] == 1 else self._window(*draw.T)
         return (pixels.float() - self.mean) / self.std, self.labels[chosen]

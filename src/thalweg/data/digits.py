@@ -9,9 +9,10 @@ TEST = 500  # the last images, by other writers than the first
 def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test images (uint8, 1 x 8 x 8) with their labels.
 
-    >>> (images, labels), (test_images, _) = digits()
-    >>> images.shape, images.dtype, len(test_images)
-    (torch.Size([1297, 1, 8, 8]), torch.uint8, 500)
+    Examples:
+        >>> (images, labels), (test_images, _) = digits()
+        >>> images.shape, images.dtype, len(test_images)
+        (torch.Size([1297, 1, 8, 8]), torch.uint8, 500)
     """
     from sklearn.datasets import load_digits
 

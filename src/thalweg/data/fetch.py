@@ -23,7 +23,7 @@ PATIENCE = 60  # seconds without an answer
 
 
 class Copy(NamedTuple):
-    """A data set in one of its forms, and the folder where the files should lie, packed (.gz) or not."""
+    """A data set in one of its forms, and the folder of its files, compressed (.gz) or not."""
 
     form: Form
     folder: Path
@@ -35,7 +35,7 @@ class Copy(NamedTuple):
         return next((path for path in (self.folder / f"{name}.gz", self.folder / name) if path.is_file()), None)
 
     def content(self, name: str, check: bool = True) -> bytes:
-        """What one of the files holds, unpacked; with `check` it must be what its makers publish."""
+        """The decompressed content of one of the files; with `check` its md5 must be the published one."""
         path, remedy = self.path(name), f"delete it, and fetch it again from {self.form.origin(name)}"
         if path is None:
             raise ThalwegError(f"{self.folder / name} is missing: fetch it from {self.form.origin(name)}")
@@ -46,10 +46,14 @@ class Copy(NamedTuple):
 
 
 def find_data(folder: str | Path | None = None) -> Path:
-    """The folder where data sets lie: the one given, or else the one that the environment variable THALWEG_DATA names.
+    """The folder of data sets: the one given, or the one in the environment variable THALWEG_DATA.
 
-    >>> find_data("/data").as_posix()
-    '/data'
+    Examples:
+        >>> find_data("/data").as_posix()
+        '/data'
+
+    Args:
+        folder: A folder, or None to look at the environment.
     """
     chosen = folder or os.environ.get("THALWEG_DATA")
     if not chosen:
@@ -58,7 +62,9 @@ def find_data(folder: str | Path | None = None) -> Path:
 
 
 def found(name: str, folder: str | Path, download: bool) -> Copy:
-    """The copy of a set in `folder`, in whichever form; where there is none it is fetched, or the error says how to."""
+    """The copy of a data set in `folder`, in whichever form; if there is none it is downloaded, or the error says how
+    to.
+    """
     folder = Path(folder)
     copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
     for copy in copies:
@@ -76,7 +82,7 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
 
 
 def fetch(form: Form, folder: Path) -> None:
-    """Bring the files of one form of a set to their place below `folder`, where they appear when they are whole."""
+    """Download the files of one form of a data set to their place below `folder`, where they appear once complete."""
     home = folder / form.home
     for url, expected in form.urls.items():
         try:
@@ -91,7 +97,7 @@ def fetch(form: Form, folder: Path) -> None:
 
 
 def download(url: str, expected: str, path: Path) -> None:
-    """Fetch a file that must have the md5 that is expected."""
+    """Download a file, which must have the expected md5."""
     digest = md5(usedforsecurity=False)
     with urlopen(url, timeout=PATIENCE) as answer, open(path, "wb") as file:
         size = int(answer.headers.get("Content-Length") or 0)

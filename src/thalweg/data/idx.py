@@ -12,15 +12,18 @@ from .splits import Pair
 
 
 def mnist(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]:
-    """Training and test images (uint8, 1 x 28 x 28) with their labels, of MNIST, Fashion-MNIST or another set of that form.
+    """Training and test images (uint8, 1 x 28 x 28) of MNIST, Fashion-MNIST or another set in that format, with their
+    labels.
 
-    >>> (images, labels), test = mnist("data")  # doctest: +SKIP
-    >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
-    (torch.Size([60000, 1, 28, 28]), [5, 0, 4, 1])
+    Examples:
+        >>> (images, labels), test = mnist("data")  # doctest: +SKIP
+        >>> images.shape, labels[:4].tolist()  # doctest: +SKIP
+        (torch.Size([60000, 1, 28, 28]), [5, 0, 4, 1])
 
-    folder: where the four `*-ubyte` files lie, packed (.gz) or not, or the folder `MNIST/raw` that holds them. Only files in
-        a folder of that name must be those of MNIST itself; elsewhere they may be those of a relative.
-    download: fetch MNIST from its makers if the files are not there.
+    Args:
+        folder: Where the four `*-ubyte` files are, compressed (.gz) or not, or the folder that contains `MNIST/raw`.
+            Files in a folder of that name must be those of MNIST itself; elsewhere they may be those of a similar set.
+        download: Download MNIST from its authors if the files are not there.
     """
     copy = found("mnist", folder, download)
     train_images, train_labels, test_images, test_labels = copy.form.files

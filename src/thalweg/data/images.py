@@ -23,23 +23,28 @@ Box = tuple[float, float, float, float]
 def images_in(
     folder: str | Path, batch_size: int, *, size: int = 224, train: bool = False, workers: int = 0
 ) -> DataLoader[Example]:
-    """Batches of images (float32, 3 x size x size, normalised as for ImageNet) and the numbers of their classes.
+    """Batches of images (float32, 3 x size x size, normalised as for ImageNet) and their class indices.
 
-    >>> for images, labels in images_in("imagenet/train", 256, train=True, workers=8):  # doctest: +SKIP
-    ...     print(images.shape, labels.shape)
-    torch.Size([256, 3, 224, 224]) torch.Size([256])
+    Examples:
+        >>> for images, labels in images_in("imagenet/train", 256, train=True, workers=8):  # doctest: +SKIP
+        ...     print(images.shape, labels.shape)
+        torch.Size([256, 3, 224, 224]) torch.Size([256])
 
-    All randomness is torch's own, so that `torch.manual_seed`, or the seed of a run, decides it.
+    All randomness comes from torch, so `torch.manual_seed`, or the seed of a run, determines it.
 
-    folder: holds a folder for each class, with JPEG or PNG files; classes are numbered by the order of their names.
-    train: in a new order in each pass, a random part of each image, mirrored or not; otherwise the middle, in order.
-    workers: how many processes prepare images; with another number a seed gives other images.
+    Args:
+        folder: Contains one folder per class, with JPEG or PNG files; classes are numbered in the order of their names.
+        batch_size: Images per batch.
+        size: Height and width of the images.
+        train: Shuffle, and take a random resized crop of each image, randomly flipped; otherwise the centre crop, in
+            order.
+        workers: The number of processes that load images; the images drawn for a seed depend on it.
     """
     return DataLoader(ImageFolder(Path(folder), size, train), batch_size, shuffle=train, num_workers=workers)
 
 
 class ImageFolder(Dataset[Example]):
-    """The images of all classes, one after another, each as a tensor with the number of its class."""
+    """The images of all classes, one after another, each as a tensor with its class index."""
 
     def __init__(self, folder: Path, size: int, train: bool):
         self.size, self.train = size, train

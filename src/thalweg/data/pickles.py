@@ -12,7 +12,7 @@ from ..errors import ThalwegError
 
 
 class Kind:
-    """Stands in for the types that a pickle of an array names."""
+    """Stands in for the types named in a pickled array."""
 
     def __init__(self, *arguments: object):
         pass
@@ -22,7 +22,7 @@ class Kind:
 
 
 class Array(Kind):
-    """Stands in for numpy's array: it keeps what the pickle says of one."""
+    """Stands in for numpy's array: it keeps what the pickle says about one."""
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
         _, self.shape, _, self.by_columns, self.content = state
@@ -60,10 +60,15 @@ class _Reader(pickle.Unpickler):
 
 
 def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
-    """A dict of lists, texts and `Array`s; path: where it comes from, for the error.
+    """A dict of lists, strings and `Array`s.
 
-    >>> read_pickle(pickle.dumps({b"labels": [3, 8]}), Path("train"))
-    {'labels': [3, 8]}
+    Examples:
+        >>> read_pickle(pickle.dumps({b"labels": [3, 8]}), Path("train"))
+        {'labels': [3, 8]}
+
+    Args:
+        content: The pickle.
+        path: Its path, for the error message.
     """
     try:
         entries = _Reader(content, path).load()

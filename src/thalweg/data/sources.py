@@ -42,8 +42,12 @@ TREEBANK_URLS = {"http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz": 
 class Form:
     """One of the forms in which a data set is published.
 
-    home: where its files lie below the data folder, and where they go when fetched. also: where people keep copies, too.
-    files: the md5 of each one's content, unpacked. urls: what its makers offer, with the md5 of each.
+    Args:
+        title: Its name.
+        home: Where its files are below the data folder, and where they go when downloaded.
+        files: The md5 of each file's decompressed content.
+        urls: The published downloads, with the md5 of each.
+        also: Other places where people keep copies.
     """
 
     title: str
@@ -58,11 +62,11 @@ class Form:
 
     @property
     def archived(self) -> bool:
-        """Whether the files come together in one archive, or each on its own."""
+        """Whether the files come in one archive, or each on its own."""
         return all(url.endswith((".tar.gz", ".tgz")) for url in self.urls)
 
     def origin(self, name: str) -> str:
-        """The URL from which one of the files comes."""
+        """The URL of one of the files."""
         return next((url for url in self.urls if PurePosixPath(url).stem == name), next(iter(self.urls)))
 
 

@@ -8,12 +8,20 @@ Pair = tuple[Tensor, Tensor]
 
 
 def held_out(train: Pair, count: int = 5000) -> tuple[Pair, Pair]:
-    """The training set without its last `count` images, and those, to choose settings by.
+    """Split off the last `count` training images, to choose settings with.
 
-    >>> import torch
-    >>> (_, labels), (_, held) = held_out((torch.zeros(10, 1, 8, 8), torch.arange(10)), count=3)
-    >>> labels.tolist(), held.tolist()
-    ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
+    Examples:
+        >>> import torch
+        >>> (_, labels), (_, held) = held_out((torch.zeros(10, 1, 8, 8), torch.arange(10)), count=3)
+        >>> labels.tolist(), held.tolist()
+        ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
+
+    Args:
+        train: Images and labels.
+        count: The number of images to hold out.
+
+    Returns:
+        The rest of the training set, and the held-out images, each with labels.
     """
     images, labels = train
     if not 0 < count < len(images):

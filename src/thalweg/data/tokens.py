@@ -15,7 +15,7 @@ END = "<eos>"
 
 
 class Corpus(NamedTuple):
-    """The tokens of a text (int64), in three parts, and the words that they number."""
+    """The tokens of a text (int64), in three parts, and the words they stand for."""
 
     train: Tensor
     valid: Tensor
@@ -24,18 +24,20 @@ class Corpus(NamedTuple):
 
 
 def ptb(folder: str | Path, *, download: bool = False) -> Corpus:
-    """The Penn Treebank: 929,589 tokens to train on, 73,760 to choose settings by, 82,430 to test; 10,000 words.
+    """The Penn Treebank: 929,589 training, 73,760 validation and 82,430 test tokens; 10,000 words.
 
-    >>> train, valid, test, words = ptb("data")  # doctest: +SKIP
-    >>> " ".join(words[token] for token in train[24:35].tolist())  # doctest: +SKIP
-    '<eos> pierre <unk> N years old will join the board as'
+    Examples:
+        >>> train, valid, test, words = ptb("data")  # doctest: +SKIP
+        >>> " ".join(words[token] for token in train[24:35].tolist())  # doctest: +SKIP
+        '<eos> pierre <unk> N years old will join the board as'
 
-    Words are numbered by how often the training part has them, the most frequent first, and then by the alphabet; every
-    line ends with the word `<eos>`.
+    Words are numbered by their frequency in the training part, most frequent first, then alphabetically; every line
+    ends with the word `<eos>`.
 
-    folder: where `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt` lie, or the folder `ptb` or `simple-examples/data` that
-        holds them.
-    download: fetch the text from the page of those who prepared it if it is not there.
+    Args:
+        folder: Where `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt` are, or the folder that contains `ptb` or
+            `simple-examples/data`.
+        download: Download the text if it is not there.
     """
     copy = found("ptb", folder, download)
     train, valid, test = (copy.content(name).decode().replace("\n", f" {END} ").split() for name in copy.form.files)
@@ -47,18 +49,23 @@ def ptb(folder: str | Path, *, download: bool = False) -> Corpus:
 
 
 class TokenBatches:
-    """Batches `(inputs, fresh, targets)` for a recurrent network that carries its state from one to the next.
+    """Batches `(inputs, fresh, targets)` for a recurrent network that carries its state from one batch to the next.
 
-    >>> for inputs, fresh, targets in TokenBatches(torch.arange(11), batch_size=2, steps=2):
-    ...     inputs.tolist(), fresh.item(), targets.tolist()
-    ([[0, 1], [5, 6]], 1.0, [[1, 2], [6, 7]])
-    ([[2, 3], [7, 8]], 0.0, [[3, 4], [8, 9]])
+    Examples:
+        >>> for inputs, fresh, targets in TokenBatches(torch.arange(11), batch_size=2, steps=2):
+        ...     inputs.tolist(), fresh.item(), targets.tolist()
+        ([[0, 1], [5, 6]], 1.0, [[1, 2], [6, 7]])
+        ([[2, 3], [7, 8]], 0.0, [[3, 4], [8, 9]])
 
-    The text is cut into `batch_size` streams of equal length, and row i of every batch goes on where row i of the one before
-    ended. Targets are the tokens that follow. `fresh` is 1 in the first batch of a pass, where the state must be set to zero,
-    and 0 afterwards. What does not fill the streams, or `steps` at their end, is left out.
+    The text is cut into `batch_size` streams of equal length, and row i of every batch continues row i of the previous
+    one. Targets are the tokens that follow. `fresh` is 1 in the first batch of an epoch, where the state must be reset
+    to zero, and 0 afterwards. Tokens that do not fill the streams, or `steps` at their end, are dropped.
 
-    tokens: one long row of them. steps: how many of each stream a batch holds. device: where everything lies.
+    Args:
+        tokens: The text, one long row.
+        batch_size: The number of streams.
+        steps: Tokens of each stream in a batch.
+        device: Where the tokens are stored.
     """
 
     def __init__(self, tokens: Tensor, batch_size: int = 20, steps: int = 35, device: torch.device | str = "cpu"):
@@ -77,7 +84,7 @@ class TokenBatches:
 
     @property
     def contents(self) -> dict[str, Any]:
-        """All that decides which batches come; a run folder compares it."""
+        """Everything that determines the batches; a run folder compares it."""
         return {"streams": self.streams, "steps": self.steps}
 
     def __len__(self) -> int:
@@ -87,10 +94,10 @@ class TokenBatches:
         return map(self.make, self.draws())
 
     def draws(self) -> Iterator[Tensor]:
-        """For each batch of one pass, where in the streams it begins."""
+        """For each batch of one epoch, its position in the streams."""
         return iter(torch.arange(len(self), device=self.device) * self.steps)
 
     def make(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The batch that begins there; only tensors are read, so that a CUDA graph can hold it."""
+        """The batch at this position; only tensors are read, so that it can be captured in a CUDA graph."""
         place = start + self.along
         return self.streams[:, place], (start == 0).float(), self.streams[:, place + 1]

@@ -36,12 +36,19 @@ def curve_ensemble(
     compute: Compute | None = None,
     progress: bool | None = None,
 ) -> CurveEnsemble:
-    """Ensemble equally spaced points of a curve.
+    """Ensemble equally spaced points of a curve, before and after temperature scaling.
 
-    bn_batches: the training data without augmentation, for the batch-norm statistics and the train loss at each point.
-    held_out: data neither trained nor tested on, for the temperatures; without, they are cross-fitted on two halves of the
-        test set, each half scaled by what was fitted on the other, and the result says so.
-    compute: how to compute statistics and train loss; see `Compute`.
+    Args:
+        module: A network of the same architecture; it is not changed.
+        curve: The trained curve.
+        task: A classification task.
+        test: The data to score on.
+        bn_batches: Training data without augmentation, for the batch-norm statistics and the train loss at each point.
+        points: The number of points.
+        held_out: Data neither trained nor tested on, to fit the temperatures. Without it they are cross-fitted: each
+            half of the test set is scaled by what was fitted on the other, and the result says so.
+        compute: How to compute statistics and train loss; see `Compute`.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     check_task(task)
     if task.activation not in (None, softmax):
@@ -103,7 +110,7 @@ def _keep(found: Predicted, pair: tuple[Tensor, Tensor], name: str) -> None:
 
 
 def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tensor, Tensor]]:
-    """Logits and labels to fit temperatures to, and which of the test data to scale by these."""
+    """Logits and labels to fit temperatures on, and the indices of the test data to scale with them."""
     everything = torch.arange(len(tested[0][1]))
     if held:
         return [([x for x, _ in held], held[0][1], everything)]

@@ -29,18 +29,20 @@ MANIFEST = "ensemble.json"
 
 
 class Ensemble:
-    """Several networks of one kind, whose predicted probabilities are averaged.
+    """Several networks of one architecture, whose predicted probabilities are averaged.
 
-    >>> import thalweg as tw
-    >>> members = [tw.Weights.of(nn.Linear(4, 3)) for _ in range(3)]
-    >>> ensemble = tw.Ensemble(nn.Linear(4, 3), members)
-    >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
-    >>> probabilities, targets = ensemble.predict(tw.classification(), batches)
-    >>> probabilities.shape, sorted(ensemble.score(tw.classification(), batches))
-    (torch.Size([8, 3]), ['brier', 'disagreement', 'ece', 'error', 'nll'])
+    Examples:
+        >>> import thalweg as tw
+        >>> members = [tw.Weights.of(nn.Linear(4, 3)) for _ in range(3)]
+        >>> ensemble = tw.Ensemble(nn.Linear(4, 3), members)
+        >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+        >>> probabilities, targets = ensemble.predict(tw.classification(), batches)
+        >>> probabilities.shape, sorted(ensemble.score(tw.classification(), batches))
+        (torch.Size([8, 3]), ['brier', 'disagreement', 'ece', 'error', 'nll'])
 
-    module: any network of that kind; it is left as it is, and only one member at a time is on its device.
-    members: from one run or several; those with batch norm must carry their statistics.
+    Args:
+        module: A network of the same architecture; it is not changed. Only one member at a time is on its device.
+        members: The networks, from one run or several; with batch norm they must have their statistics.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
@@ -56,7 +58,7 @@ class Ensemble:
         return len(self.members)
 
     def add(self, member: Weights) -> None:
-        """One more member; it must be of the same kind and know its batch-norm statistics."""
+        """Add a member of the same architecture, with its batch-norm statistics."""
         name = f"member {len(self.members) + 1}"
         if not isinstance(member, Weights):
             raise ThalwegError(f"members are Weights; {name} is {type(member).__name__}: use Weights.of(module)")
@@ -68,13 +70,22 @@ class Ensemble:
         self.members.append(member.to("cpu"))
 
     def predict(self, task: Task, batches: Batches, *, progress: bool | None = None) -> tuple[Tensor, Tensor]:
-        """The averaged probabilities (or outputs, for regression) and the targets, on the CPU, in the batches' order."""
+        """Predict with the ensemble.
+
+        Returns:
+            The averaged probabilities (for regression the outputs) and the targets, on the CPU, in the order of the
+            batches.
+        """
         [(_, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
         return mean.to(torch.promote_types(self._probe.layout.dtype, torch.float32)), targets
 
     def score(self, task: Task, batches: Batches, *, progress: bool | None = None) -> dict[str, float]:
-        """error, nll, brier, ece and the mean pairwise disagreement of the members, of what labels there are; against
-        probabilities (mixup) what is defined of these; for regression the squared error."""
+        """Score the ensemble.
+
+        Returns:
+            error, nll, brier, ece and the mean pairwise disagreement of the members; against soft labels (mixup) those
+            of them that are defined; for regression the squared error.
+        """
         return self.report(task, batches, progress=progress).scores
 
     def report(self, task: Task, batches: Batches, *, progress: bool | None = None) -> Report:
@@ -95,8 +106,9 @@ class Ensemble:
         return Report(growth, members, pairs, distances, reliability)
 
     def save(self, folder: str | Path) -> None:
-        """One safetensors file per member, one for frozen parameters that members share, and a manifest with their hashes and
-        how each was made."""
+        """Write one safetensors file per member, one for shared frozen parameters, and a manifest with hashes and
+        provenance.
+        """
         folder, manifest = Path(folder), Path(folder) / MANIFEST
         again = manifest.is_file()
         files.sweep(folder)
@@ -112,9 +124,12 @@ class Ensemble:
 
     @classmethod
     def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
-        """Read an ensemble, from its folder or from that of a walk; each member is checked against the manifest.
+        """Read an ensemble from its folder or from that of a walk; each member is checked against the manifest.
 
-        skip: files of members to leave out, such as a damaged one.
+        Args:
+            folder: The folder written by `save`, or the run folder of a `walk`.
+            module: A network of the same architecture.
+            skip: File names of members to leave out, such as a damaged one.
         """
         manifest = files.inside(folder, MANIFEST, f"members/{MANIFEST}")
         if manifest.parent.parent == Path(folder):

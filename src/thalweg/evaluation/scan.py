@@ -59,23 +59,32 @@ def scan(
 ) -> Scan:
     """Measure loss and metrics at points of a curve or a plane, or at given weights.
 
-    >>> import thalweg as tw
-    >>> x = torch.linspace(-1, 1, 8).reshape(-1, 1)
-    >>> a, b = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
-    >>> line = tw.scan(nn.Linear(1, 1), tw.Segment(a, b), tw.regression(), {"train": [(x, 2 * x)]}, points=5)
-    >>> line.t.tolist(), line.values["train"]["loss"].shape, line.length_ratio
-    ([0.0, 0.25, 0.5, 0.75, 1.0], (5,), 1.0)
+    Examples:
+        >>> import thalweg as tw
+        >>> x = torch.linspace(-1, 1, 8).reshape(-1, 1)
+        >>> a, b = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
+        >>> line = tw.scan(nn.Linear(1, 1), tw.Segment(a, b), tw.regression(), {"train": [(x, 2 * x)]}, points=5)
+        >>> line.t.tolist(), line.values["train"]["loss"].shape, line.length_ratio
+        ([0.0, 0.25, 0.5, 0.75, 1.0], (5,), 1.0)
 
-    module: any network of that kind; its form matters, and the device it is on.
-    data: name -> batches; use data without augmentation.
-    points: for a curve, how many equally spaced values of t, or the values themselves; 121 if not given.
-    grid, margin: for a plane, how many points along x and y, and how far beyond its three points, as a share; 21 x 21 and 0.2
-        if not given.
-    weight_decay: the one used in training, for `loss`.
-    bn_batches: batches over which batch-norm statistics are recomputed at every point.
-    compute: how to compute; see `Compute`.
-    run: a folder that keeps every point measured, so that the same call goes on if it was stopped or killed.
-    overlay: for a plane, curves and lists of weights by name, whose places in it are kept for the figure.
+    Args:
+        module: A network of the same architecture; it is not changed. Measuring runs on its device.
+        target: A curve, a plane, or a list of weights.
+        task: The loss and metrics to measure.
+        data: Batches by name, such as `{"train": ..., "test": ...}`; use data without augmentation.
+        points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves.
+        grid: For a plane: the number of points along x and y, 21 x 21 by default.
+        margin: For a plane: how far to go beyond its three points, as a fraction of its size; 0.2 by default.
+        weight_decay: The one used in training; it is part of `loss`.
+        bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
+        overlay: For a plane: curves and lists of weights by name, whose coordinates in the plane are kept for the
+            figure.
+        compute: How to compute; see `Compute`.
+        run: A folder that stores every measured point. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Returns:
+        The values at every point.
     """
     check_task(task)
     weight_decay = number(weight_decay, "weight_decay")

@@ -13,9 +13,16 @@ from ..weightspace.weights import Weights
 
 
 class WalkCallback(Callback):
-    """Sets the learning rate of a method in every step and collects networks: `Trainer(callbacks=[WalkCallback(FGE(...))])`.
+    """Sets the learning rate of a method in every step and collects networks:
+    `Trainer(callbacks=[WalkCallback(FGE(...))])`.
 
-    Afterwards `members` holds the collected `Weights`. The module must have one optimizer and no scheduler of its own.
+    The module must have one optimizer and no scheduler of its own.
+
+    Args:
+        method: `FGE`, `Snapshot` or `SWA`.
+
+    Attributes:
+        members: The collected `Weights`.
     """
 
     def __init__(self, method: Method):

@@ -16,17 +16,19 @@ AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: lab
 
 
 def own_loss(model: nn.Module) -> Task:
-    """The loss that a transformers model computes itself from a batch with `labels`, one per example or per token.
+    """The loss that a transformers model computes itself from a batch with `labels`, per example or per token.
 
-    >>> import torch, thalweg as tw
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8))
-    >>> tokens = torch.randint(9, (4, 6))
-    >>> task = own_loss(model)
-    >>> task.size({"input_ids": tokens, "labels": tokens})
-    20
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8))
+        >>> tokens = torch.randint(9, (4, 6))
+        >>> task = own_loss(model)
+        >>> task.size({"input_ids": tokens, "labels": tokens})
+        20
 
-    model: one of that kind, a peft model too; only its form matters. Tokens labelled -100 do not count.
+    Args:
+        model: A model of the same architecture, or a peft model. Tokens labelled -100 are ignored.
     """
     encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     ahead = 1 if not encodes and getattr(model, "loss_type", None) in AHEAD else 0
@@ -52,10 +54,17 @@ def _per_token(labels: Tensor) -> bool:
 
 
 class WalkCallback(TrainerCallback):
-    """Sets the learning rate of a method in every step and collects networks: `Trainer(callbacks=[WalkCallback(FGE(...))])`.
+    """Sets the learning rate of a method in every step and collects networks:
+    `Trainer(callbacks=[WalkCallback(FGE(...))])`.
 
-    Afterwards `members` holds the collected `Weights`. The trainer's own scheduler is overruled. Whenever the trainer saves a
-    checkpoint, the networks collected so far are saved beside it, and a resumed training goes on with them.
+    The trainer's own scheduler is overruled. Whenever the trainer saves a checkpoint, the networks collected so far are
+    saved next to it, and a resumed training continues with them.
+
+    Args:
+        method: `FGE`, `Snapshot` or `SWA`.
+
+    Attributes:
+        members: The collected `Weights`.
     """
 
     def __init__(self, method: Method):

@@ -7,12 +7,13 @@ from torch import nn
 
 
 def resnet50(classes: int = 1000, pretrained: bool = False) -> nn.Module:
-    """The ResNet-50 of torchvision, or of timm where only that is installed.
+    """The ResNet-50 of torchvision, or of timm if only that is installed.
 
         net = resnet50(pretrained=True)
 
-    classes: other than 1000, a pretrained network gets a last layer that is not trained yet.
-    pretrained: with the weights of 2018 that the paper started from (top-1 error 23.87 %), which are downloaded.
+    Args:
+        classes: The number of classes; if it is not 1000, the last layer of a pretrained network is newly initialised.
+        pretrained: Download the weights of 2018 that the paper started from (top-1 error 23.87 %).
     """
     if vision := _installed("torchvision"):
         network = vision.models.resnet50(weights="IMAGENET1K_V1" if pretrained else None)

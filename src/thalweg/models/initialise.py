@@ -6,7 +6,7 @@ from torch import nn
 
 
 def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
-    """The same network with its convolutions as N(0, 2 / (k k out)), their biases 0; batch norm as 1 and 0."""
+    """Initialise convolutions as N(0, 2 / (k k out)) with zero biases, and batch norm as 1 and 0; returns the network."""
     for part in network.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.normal_(part.weight, 0.0, sqrt(2 / (part.kernel_size[0] * part.kernel_size[1] * part.out_channels)))
@@ -16,7 +16,7 @@ def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
 
 
 def scaled_by_inputs(network: nn.Sequential) -> nn.Sequential:
-    """The same network with its convolutions as N(0, 1 / (k k in)), cut off at twice its deviation."""
+    """Initialise convolutions as N(0, 1 / (k k in)), truncated at two standard deviations; returns the network."""
     for part in network.modules():
         if isinstance(part, nn.Conv2d):
             deviation = 1 / sqrt(part.kernel_size[0] * part.kernel_size[1] * part.in_channels)

@@ -8,12 +8,17 @@ WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 def fc(classes: int = 10) -> nn.Sequential:
-    """A fully connected network for 28 x 28 images.
+    """A fully connected network for 28 x 28 images: 784, 1000, 500, classes, with ReLU and torch's default
+    initialisation.
 
-    >>> sum(p.numel() for p in fc(classes=10).parameters())
-    1290510
+    Examples:
+        >>> sum(p.numel() for p in fc(classes=10).parameters())
+        1290510
 
-    The paper does not say which one it used. Chosen here: 784, 1000, 500, classes, with ReLU between, as torch starts them.
+    The paper does not say which one it used; this one is our choice.
+
+    Args:
+        classes: The number of classes.
     """
     hidden = [nn.Linear(784, 1000), nn.ReLU(inplace=True), nn.Linear(1000, 500), nn.ReLU(inplace=True)]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(500, classes))
@@ -22,12 +27,15 @@ def fc(classes: int = 10) -> nn.Sequential:
 def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
     """Three convolutions and three linear layers, for 32 x 32 images.
 
-    >>> sum(p.numel() for p in conv3fc3(classes=10).parameters())
-    2422634
-    >>> conv3fc3(width=0.3)[-1]
-    Linear(in_features=300, out_features=10, bias=True)
+    Examples:
+        >>> sum(p.numel() for p in conv3fc3(classes=10).parameters())
+        2422634
+        >>> conv3fc3(width=0.3)[-1]
+        Linear(in_features=300, out_features=10, bias=True)
 
-    width: the two hidden linear layers have 1000 times as many units.
+    Args:
+        width: The two hidden linear layers have 1000 * width units.
+        classes: The number of classes.
     """
     units = round(1000 * width)
     if units < 1:
@@ -40,19 +48,28 @@ def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
 
 
 def vgg16(classes: int = 10) -> nn.Sequential:
-    """VGG-16 for 32 x 32 images, as in the paper: thirteen convolutions, three linear layers with dropout, no batch norm.
+    """VGG-16 for 32 x 32 images, as in the paper: thirteen convolutions, three linear layers with dropout, no batch
+    norm.
 
-    >>> sum(p.numel() for p in vgg16(classes=10).parameters())
-    15245130
+    Examples:
+        >>> sum(p.numel() for p in vgg16(classes=10).parameters())
+        15245130
+
+    Args:
+        classes: The number of classes.
     """
     return _vgg16(classes, normalised=False)
 
 
 def vgg16_bn(classes: int = 10) -> nn.Sequential:
-    """The same with batch norm after each convolution, whose biases stay.
+    """VGG-16 with batch norm after each convolution; the convolutions keep their biases.
 
-    >>> sum(p.numel() for p in vgg16_bn(classes=10).parameters())
-    15253578
+    Examples:
+        >>> sum(p.numel() for p in vgg16_bn(classes=10).parameters())
+        15253578
+
+    Args:
+        classes: The number of classes.
     """
     return _vgg16(classes, normalised=True)
 
@@ -73,10 +90,15 @@ def _vgg16(classes: int, normalised: bool) -> nn.Sequential:
 
 
 def digits_net(width: int = 8, classes: int = 10) -> nn.Sequential:
-    """A convolutional network with batch norm for 8 x 8 images.
+    """A small convolutional network with batch norm for 8 x 8 images.
 
-    >>> sum(p.numel() for p in digits_net().parameters())
-    9570
+    Examples:
+        >>> sum(p.numel() for p in digits_net().parameters())
+        9570
+
+    Args:
+        width: Channels of the first convolution.
+        classes: The number of classes.
     """
     return nn.Sequential(
         *_block(1, width, stride=1),

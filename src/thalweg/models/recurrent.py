@@ -9,22 +9,25 @@ SIZES = {"large": (1500, 0.04, 0.65), "medium": (650, 0.05, 0.5)}  # hidden, ini
 
 
 class Lstm(nn.Module):
-    """LSTM layers over words, with dropout before each and after the last.
+    """An LSTM language model with dropout before each layer and after the last.
 
-    >>> net = Lstm(hidden=8, words=50, batch=4)
-    >>> tokens = torch.zeros(4, 7, dtype=torch.int64)
-    >>> net(tokens, fresh=torch.tensor(1.0)).shape
-    torch.Size([4, 7, 50])
+    Examples:
+        >>> net = Lstm(hidden=8, words=50, batch=4)
+        >>> tokens = torch.zeros(4, 7, dtype=torch.int64)
+        >>> net(tokens, fresh=torch.tensor(1.0)).shape
+        torch.Size([4, 7, 50])
 
-    `net(tokens, fresh)` takes words (batch, time) and gives logits (batch, time, words). It goes on from the state that the
-    batch before left; `fresh` is 1 in the first batch of a pass, which starts from zeros, and 0 in the others. The state is no
-    part of the weights, and no gradient flows through it.
+    `net(tokens, fresh)` maps words (batch, time) to logits (batch, time, words). It continues from the state after the
+    previous batch; `fresh` is 1 in the first batch of an epoch, which starts from zeros, and 0 in the others. The state
+    is not part of the weights, and no gradient flows through it.
 
-    hidden: the size of a layer, and of the embedding.
-    words: the size of the vocabulary.
-    batch: the number of sequences read side by side, the same in every batch.
-    init: all weights, biases included, start uniformly between -init and init.
-    dropout: the probability of dropping a value.
+    Args:
+        hidden: The size of each layer and of the embedding.
+        words: The size of the vocabulary.
+        batch: The number of parallel sequences, the same in every batch.
+        layers: The number of LSTM layers.
+        init: All weights and biases are initialised uniformly between -init and init.
+        dropout: The probability of dropping a value.
     """
 
     hidden: Tensor
@@ -66,13 +69,16 @@ class Lstm(nn.Module):
 
 
 def lstm(size: Literal["large", "medium"] = "large", words: int = 10_000, batch: int = 20) -> Lstm:
-    """The network of the paper for Penn Treebank: two layers, with the sizes of the TensorFlow tutorial of 2018.
+    """The paper's network for Penn Treebank: two layers, with the sizes of the TensorFlow tutorial of 2018.
 
-    >>> sum(p.numel() for p in lstm("medium").parameters())
-    19780400
+    Examples:
+        >>> sum(p.numel() for p in lstm("medium").parameters())
+        19780400
 
-    size: 1500 units, init 0.04, dropout 0.65 ("large"), or 650, 0.05, 0.5 ("medium").
-    words, batch: as in `Lstm`, which makes other sizes.
+    Args:
+        size: "large" (1500 units, init 0.04, dropout 0.65) or "medium" (650, 0.05, 0.5); `Lstm` takes other sizes.
+        words: The size of the vocabulary.
+        batch: The number of parallel sequences.
     """
     if size not in SIZES:
         raise ValueError(f"the size must be one of {', '.join(SIZES)}; got {size!r}: use Lstm(hidden=...) for another")

@@ -13,7 +13,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3, 1 x 1, each after batch norm and ReLU, added to what came in."""
+    """1 x 1, 3 x 3, 1 x 1 convolutions, each after batch norm and ReLU, added to the input."""
 
     def __init__(self, before: int, width: int, stride: int):
         super().__init__()
@@ -32,10 +32,15 @@ class Bottleneck(nn.Module):
 
 
 def preresnet(depth: int = 164, classes: int = 10) -> nn.Sequential:
-    """A bottleneck PreResNet; `depth` is 9 n + 2.
+    """A bottleneck PreResNet.
 
-    >>> sum(p.numel() for p in preresnet(164, classes=10).parameters())
-    1703258
+    Examples:
+        >>> sum(p.numel() for p in preresnet(164, classes=10).parameters())
+        1703258
+
+    Args:
+        depth: The number of layers, 9 n + 2.
+        classes: The number of classes.
     """
     blocks, rest = divmod(depth - 2, 9)
     if rest or blocks < 1:
@@ -47,14 +52,18 @@ def preresnet(depth: int = 164, classes: int = 10) -> nn.Sequential:
 def preresnet164(classes: int = 10) -> nn.Sequential:
     """The PreResNet of the paper, "ResNet-164" in its table of ensembles.
 
-    >>> sum(p.numel() for p in preresnet164(classes=100).parameters())
-    1726388
+    Examples:
+        >>> sum(p.numel() for p in preresnet164(classes=100).parameters())
+        1726388
+
+    Args:
+        classes: The number of classes.
     """
     return preresnet(164, classes)
 
 
 class Wide(nn.Module):
-    """Two 3 x 3 convolutions, each after batch norm and ReLU, added to what came in; the second takes the stride."""
+    """Two 3 x 3 convolutions, each after batch norm and ReLU, added to the input; the second has the stride."""
 
     def __init__(self, before: int, width: int, stride: int):
         super().__init__()
@@ -71,17 +80,26 @@ class Wide(nn.Module):
 def wrn28_10(classes: int = 10) -> nn.Sequential:
     """The wide residual network of the paper: 28 layers, ten times as wide as a plain one, with biases.
 
-    >>> sum(p.numel() for p in wrn28_10(classes=10).parameters())
-    36489290
+    Examples:
+        >>> sum(p.numel() for p in wrn28_10(classes=10).parameters())
+        36489290
+
+    Args:
+        classes: The number of classes.
     """
     first = nn.Conv2d(3, 16, 3, padding=1)
     return nn.Sequential(first, *_stages(Wide, 4, times=10), *_normalised_head(640, classes))
 
 
 class Unit(nn.Module):
-    """Convolutions, each after batch norm and ReLU, added to what came in, or to a 1 x 1 convolution of it.
+    """Convolutions, each after batch norm and ReLU, added to the input or to a 1 x 1 convolution of it.
 
-    shared: the shortcut sees what came in after its batch norm and ReLU, too. leak: the slope of the ReLUs below zero.
+    Args:
+        convolutions: The convolutions.
+        shortcut: Applied to the input.
+        shared: Whether the shortcut too comes after the first batch norm and ReLU.
+        leak: The slope of the ReLUs below zero.
+        norm: Makes a batch-norm layer.
     """
 
     def __init__(self, convolutions: list[nn.Conv2d], shortcut: nn.Module, shared: bool, leak: float, norm: Norm):
@@ -104,11 +122,17 @@ LEAK = 0.1
 
 
 def resnet158(classes: int = 10) -> nn.Sequential:
-    """The ResNet of the paper with 6 * 26 + 2 layers, that of TensorFlow's official models: batch norm before each convolution,
-    and at the beginning of each of the three widths a 1 x 1 convolution of what comes out of the first of them.
+    """The ResNet of the paper with 6 * 26 + 2 layers, that of TensorFlow's official models.
 
-    >>> sum(p.numel() for p in resnet158(classes=10).parameters())
-    2508506
+    Examples:
+        >>> sum(p.numel() for p in resnet158(classes=10).parameters())
+        2508506
+
+    Batch norm comes before each convolution; at the start of each of the three widths, the shortcut is a 1 x 1
+    convolution after the first batch norm.
+
+    Args:
+        classes: The number of classes.
     """
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
@@ -120,11 +144,17 @@ def resnet158(classes: int = 10) -> nn.Sequential:
 
 
 def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
-    """The ResNet of the paper with 9 * 18 + 2 layers, that of TensorFlow's research models: leaky ReLU, batch norm before each
-    convolution, of which the first takes the stride, and shortcuts without batch norm, of which only the very first shares one.
+    """The ResNet of the paper with 9 * 18 + 2 layers, that of TensorFlow's research models.
 
-    >>> sum(p.numel() for p in resnet_bottleneck164(classes=10).parameters())
-    1703258
+    Examples:
+        >>> sum(p.numel() for p in resnet_bottleneck164(classes=10).parameters())
+        1703258
+
+    Leaky ReLU; batch norm before each convolution, the first of which has the stride; shortcuts without batch norm,
+    except that the very first shares one.
+
+    Args:
+        classes: The number of classes.
     """
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:

@@ -18,9 +18,11 @@ SCALED = {"none": "before rescaling", "per point": "after rescaling"}  # a curve
 
 
 def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
-    """The test error of phi(0) and phi(t) together against t, along one or several curves; level: both ends together.
+    """Plot the test error of phi(0) and phi(t) ensembled against t; the level is that of both ends ensembled.
 
-    found: of one curve, or of several by name.
+    Args:
+        found: The ensemble of one curve, or of several by name.
+        ax: Axes to draw into; new ones by default.
     """
     ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
     for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
@@ -31,8 +33,13 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
 
 
 def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
-    """Along a curve: the test error with that of the ensemble of its points as levels, and the test cross-entropy; both before
-    and after temperature scaling."""
+    """Plot the test error and cross-entropy along a curve, with the ensemble's as levels, before and after temperature
+    scaling.
+
+    Args:
+        found: The ensemble of points of a curve.
+        axes: Two axes to draw into; new ones by default.
+    """
     left, right = several(axes, 1, 2)
     left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
     for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
@@ -44,10 +51,12 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
 
 
 def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None) -> "Axes":
-    """How often a prediction is right against how sure it is; on the diagonal it is as sure as it is right.
+    """Plot accuracy against confidence; a calibrated prediction lies on the diagonal.
 
-    found: a curve ensemble, drawn before and after temperature scaling, the report of an ensemble, or name -> bins as
-        `Report.reliability` holds them.
+    Args:
+        found: A curve ensemble, plotted before and after temperature scaling; the report of an ensemble; or name ->
+            bins as in `Report.reliability`.
+        ax: Axes to draw into; new ones by default.
     """
     if isinstance(found, Report):
         found = {"the ensemble": found.reliability}
@@ -66,10 +75,14 @@ def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[f
 def growth(
     reports: Report | Mapping[str, Report], score: str | None = None, budget: float | None = None, ax: "Axes | None" = None
 ) -> "Axes":
-    """A score of ensembles against the epochs spent on them: crosses for single networks, diamonds for all up to then.
+    """Plot a score against the epochs spent: crosses are single networks, diamonds the ensemble so far.
 
-    reports: one, or several by the name of the method; those without `epochs` are drawn against the number of networks.
-    score: the first there is if not given. budget: epochs of one budget, of which every multiple is marked.
+    Args:
+        reports: One report, or several by the name of the method; without `epochs` the x axis is the number of
+            networks.
+        score: The score; the first by default.
+        budget: Epochs of one budget, every multiple of which is marked.
+        ax: Axes to draw into; new ones by default.
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
     score = score or next(iter(next(iter(reports.values())).scores))
@@ -91,10 +104,17 @@ def growth(
 
 
 def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
-    """Learning rate, a watched quantity and the distance from the start along a walk, collected networks marked.
+    """Plot learning rate, a watched quantity and the distance from the start along a walk; collected networks are
+    marked.
 
-    trace: one of `traces` of what `walk` gives. Returns three axes.
-    data, quantity: what of the watched data to show; the error, or else the loss, of the last set if not given.
+    Args:
+        trace: One of the `traces` that `walk` returns.
+        data: The watched data set; the last by default.
+        quantity: The watched quantity; by default the error, or the loss if there is none.
+        axes: Three axes to draw into; new ones by default.
+
+    Returns:
+        The three axes.
     """
     axes = several(axes, 3, 1, sharex=True)
     iterations = np.arange(1, len(trace.lr) + 1)
@@ -123,7 +143,13 @@ def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str,
 
 
 def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """A score of each method, the first there is if not given, against the budget; bars show the standard deviation over runs."""
+    """Plot a score of each method against the budget; bars show the standard deviation over runs.
+
+    Args:
+        comparison: What `compare` returned.
+        score: The score; the first by default.
+        ax: Axes to draw into; new ones by default.
+    """
     ax, entries, score = one(ax), comparison.entries, score or comparison.first_score
     shifts = np.linspace(-0.06, 0.06, len(entries))
     for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):

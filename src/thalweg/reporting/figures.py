@@ -32,10 +32,13 @@ FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what does not lie in the pla
 def profile(
     scans: Scan | Mapping[str, Scan], data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None
 ) -> "Axes":
-    """A quantity against t along one or several curves.
+    """Plot a quantity against t along one or several curves.
 
-    scans: one scan, or several by the name they get in the legend.
-    data: which data set; the first one of the scan if not given.
+    Args:
+        scans: One scan, or several by their name in the legend.
+        data: The data set; the first of the scan by default.
+        quantity: What to plot.
+        ax: Axes to draw into; new ones by default.
     """
     named = _named(scans)
     ax, styles = one(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
@@ -48,9 +51,13 @@ def profile(
 def chain(
     scan: Scan, members: int, quantities: Sequence[tuple[str, str]] = (("train", "loss"), ("test", "error")), axes: Any = None
 ) -> Any:
-    """Quantities along a chain through networks, which are marked.
+    """Plot quantities along a chain through networks, which are marked.
 
-    members: how many networks the chain goes through, evenly spaced in t. quantities: pairs of data set and quantity.
+    Args:
+        scan: The scan of the chain.
+        members: The number of networks that the chain passes through, equally spaced in t.
+        quantities: Pairs of data set and quantity.
+        axes: Axes to draw into; new ones by default.
     """
     axes, knots = several(axes, 1, len(quantities)), np.linspace(0, 1, members)
     for ax, (data, quantity) in zip(axes, quantities, strict=True):
@@ -62,9 +69,12 @@ def chain(
 
 
 def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, axes: Any = None) -> Any:
-    """The worst loss on a curve and at its ends, and the curve's length ratio, against the width of the network.
+    """Plot the worst loss on a curve and at its ends, and its length ratio, against the width of the network.
 
-    scans: width -> the scan of the curve, and that of its ends.
+    Args:
+        scans: Width -> the scan of the curve, and that of its ends.
+        data: The data set; the first of the scan by default.
+        axes: Axes to draw into; new ones by default.
     """
     left, right = several(axes, 1, 2)
     at, worst = list(scans), [[float(_pick(scan, data, "loss").max()) for scan in pair] for pair in scans.values()]
@@ -82,7 +92,14 @@ def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, a
 
 
 def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
-    """A quantity over a plane: filled contours on a logarithmic scale of levels, the three points, the curve drawn in it."""
+    """Plot a quantity over a plane: filled contours on a logarithmic scale, the three points, and the curve in it.
+
+    Args:
+        scan: The scan of a plane.
+        data: The data set; the first of the scan by default.
+        quantity: What to plot.
+        ax: Axes to draw into; new ones by default.
+    """
     [scan] = _named(scan).values()
     flat = np.ptp(_need(scan.y, "a surface")) / np.ptp(_need(scan.x, "a surface"))
     ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * flat, 2, 8) + 0.9)[0]
@@ -95,7 +112,14 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
 
 
 def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
-    """Several surfaces side by side with one scale of colours, as in the paper's first figure."""
+    """Plot several surfaces side by side with a common colour scale, as in the paper's first figure.
+
+    Args:
+        scans: Scans of planes, by their title.
+        data: The data set; the first of the scan by default.
+        quantity: What to plot.
+        axes: Axes to draw into; new ones by default.
+    """
     axes = several(axes, 1, len(scans), layout="compressed")
     scale = Scale.of([(scan, _pick(scan, data, quantity)) for scan in scans.values()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
@@ -141,9 +165,14 @@ def lines(
     ax: "Axes | None" = None,
     levels: "Mapping[str, float] | None" = None,
 ) -> "Axes":
-    """Curves by name over a common axis, and horizontal lines for what does not depend on it.
+    """Plot named series over a common x axis, and horizontal lines for values that do not depend on it.
 
-    series: name -> places and values. x, y: what the axes are called, with units. levels: name -> value of a dashed line.
+    Args:
+        series: Name -> x values and y values.
+        x: Label of the x axis, with its unit.
+        y: Label of the y axis, with its unit.
+        ax: Axes to draw into; new ones by default.
+        levels: Name -> value of a dashed line.
     """
     ax = one(ax)
     for (name, (places, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
@@ -158,7 +187,12 @@ def lines(
 
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
-    """Write a figure as PNG and PDF."""
+    """Write a figure as PNG and PDF.
+
+    Args:
+        figure: The figure.
+        stem: The path without a suffix.
+    """
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
         write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))

@@ -21,17 +21,21 @@ SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", 
 
 
 def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False) -> Path:
-    """Write everything that some run folders hold as one HTML file, which opens without a network.
+    """Write the results in run folders as one self-contained HTML file.
 
-    >>> import tempfile, numpy as np, thalweg as tw
-    >>> folder, t = Path(tempfile.mkdtemp()), np.linspace(0, 1, 5)
-    >>> scan = tw.Scan("Segment", "curve", {"train": {"loss": t * (1 - t)}}, t=t, length=t, length_ratio=1.0)
-    >>> scan.save(folder / "scan.json")
-    >>> write(folder / "page.html", [folder]).name
-    'page.html'
+    Examples:
+        >>> import tempfile, numpy as np, thalweg as tw
+        >>> folder, t = Path(tempfile.mkdtemp()), np.linspace(0, 1, 5)
+        >>> scan = tw.Scan("Segment", "curve", {"train": {"loss": t * (1 - t)}}, t=t, length=t, length_ratio=1.0)
+        >>> scan.save(folder / "scan.json")
+        >>> write(folder / "page.html", [folder]).name
+        'page.html'
 
-    path: an .html file; one that is there is kept, and refused, unless `replace` says otherwise.
-    runs: folders that commands have written, or folders that hold such folders; at least one must hold a result.
+    Args:
+        path: The .html file to write.
+        runs: Folders written by commands or calls, or folders that contain such folders; at least one must hold a
+            result.
+        replace: Whether to overwrite an existing file.
     """
     path = Path(path)
     if path.suffix != ".html":

@@ -27,24 +27,26 @@ LONG = 50_000  # steps from which on the time that compiling took, half a minute
 
 
 class SlowPathWarning(UserWarning):
-    """Said once when a faster way of computing was not possible, with the reason."""
+    """Issued once when a faster way of computing was not possible, with the reason."""
 
 
 @dataclass(frozen=True)
 class Compute:
     """How to compute; the default is the fastest way that changes no results beyond rounding.
 
-    >>> Compute(precision="bf16")
-    Compute(precision='bf16', compile=None, graph=None, stream=False)
+    Examples:
+        >>> Compute(precision="bf16")
+        Compute(precision='bf16', compile=None, graph=None, stream=False)
 
-    precision: "fp32" computes in the network's own precision; "bf16" under autocast, in channels_last on a CUDA card, with
-        weights, their gradients' sums and all statistics kept in float32.
-    compile: pass the network through torch.compile; None means in long trainings on a CUDA card.
-    graph: on a CUDA card, record a whole step once and replay it; None means wherever that is safe.
-    stream: in `connect`, keep the points of the curve, their gradients and the optimizer on the CPU, and on the card only the
-        network at phi(t) and its gradient; for networks that would not fit otherwise.
+    What a network does not support is left out, and a `SlowPathWarning` says why.
 
-    What turns out not to be possible with a network is left out, and a warning says why.
+    Args:
+        precision: "fp32" computes in the network's own precision. "bf16" uses autocast, in channels_last on a CUDA GPU,
+            with weights, accumulated gradients and all statistics in float32.
+        compile: Use torch.compile. None compiles only long trainings on a CUDA GPU.
+        graph: On a CUDA GPU, capture a whole step in a CUDA graph and replay it. None captures wherever that is safe.
+        stream: In `connect`, keep the control points, their gradients and the optimizer on the CPU, and only the
+            network at phi(t) and its gradient on the GPU; for networks that would not fit otherwise.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -62,7 +64,7 @@ class Compute:
             raise ThalwegError(f"stream must be True or False; got {self.stream!r}")
 
     def casting(self, device: torch.device) -> AbstractContextManager[object]:
-        """For the length of one forward pass; a longer one would go on with weights it has cast before."""
+        """Autocast for one forward pass; around more than one it would reuse weights it has cast before."""
         return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def channels_last(self, device: torch.device) -> bool:
@@ -75,7 +77,7 @@ class Compute:
         return self.graph is not False and device.type == "cuda"
 
     def check(self, device: torch.device) -> None:
-        """Say what of it is not possible there."""
+        """Warn about what is not possible on this device."""
         if self.graph and device.type != "cuda":
             say_slower("steps are not recorded", f"that needs a CUDA card, and the network is on {device}")
 
@@ -90,7 +92,7 @@ def say_slower(what: str, reason: str) -> None:
 
 
 class Processes(Protocol):
-    """Those that make a call together; `Ranks` under torchrun, `Alone` otherwise."""
+    """The processes that make a call together: `Ranks` under torchrun, `Alone` otherwise."""
 
     @property
     def rank(self) -> int: ...
@@ -106,7 +108,7 @@ class Processes(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """One process, which does everything itself."""
+    """A single process, which does everything itself."""
 
     rank: ClassVar = 0
     size: ClassVar = 1
@@ -126,7 +128,7 @@ class Alone:
 
 
 class Slot(Protocol):
-    """The place of one of several interleaved runs; `number` counts from 1, and chooses its stream."""
+    """The slot of one of several interleaved runs; `number` counts from 1, and selects its CUDA stream."""
 
     number: int
     world: "World"
@@ -147,7 +149,7 @@ class Context:
 
     @property
     def stream(self) -> int:
-        """Which stream of a GPU is this run's own."""
+        """The number of this run's CUDA stream."""
         return 0 if self.slot is None else self.slot.number
 
 
@@ -156,7 +158,9 @@ present: ContextVar[Context] = ContextVar("thalweg", default=Context())  # noqa:
 
 @dataclass(frozen=True)
 class StoredResult(Generic[T]):
-    """How a result lies in the run folder of a finished call: the file that tells, and how to read and write it there."""
+    """How the result of a finished call is stored in its run folder: the file that marks it, how to read it, how to
+    write it.
+    """
 
     file: str
     load: Callable[[Path], T]
@@ -165,7 +169,7 @@ class StoredResult(Generic[T]):
 
 @dataclass(frozen=True)
 class Call:
-    """How a public call computes, who makes it, and whether it shows a bar."""
+    """How a public call computes, in which context, and whether it shows a progress bar."""
 
     compute: Compute
     progress: bool | None = None
@@ -181,13 +185,13 @@ class Call:
     def running(
         self, step: "Step", batches: Batches, seed: int, total: int, label: str, run: "Run | None"
     ) -> "AbstractContextManager[Live]":
-        """What a training loop of `total` steps runs inside, with the accelerators that suit its step."""
+        """The context in which a training loop of `total` steps runs, with the accelerators that suit its step."""
         from .live import running
 
         return running(step, self, batches, seed, total, label, run)
 
     def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
-        """The bends of a curve on the CPU if `stream` is asked for, and at least in float32."""
+        """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""
         from .streamed import StreamedBends
 
         return StreamedBends(probe, curve, seed, torch.device("cpu") if self.compute.stream else probe.device)
@@ -200,9 +204,16 @@ class Call:
         result: "StoredResult[T]",
         make: Callable[["Run | None"], T],
     ) -> T:
-        """What an earlier call with the same arguments left in its folder; or what `make` gives, which is then saved there.
+        """Return the stored result of an earlier call with the same arguments, or call `make` and store what it
+        returns.
 
-        arguments: those of the call, from which its question is made: what it would compute, which must be the same.
+        Args:
+            run: The run folder, or None.
+            command: The name of the call.
+            arguments: The arguments of the call, from which its question is made: what it would compute, which must be
+                the same.
+            result: How the result is stored.
+            make: Computes the result.
         """
         if run is None and self.processes.size == 1:
             return make(None)

@@ -31,7 +31,7 @@ class Parted(ThalwegError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a run: `rank` is this one's number, from 0, and `size` how many there are."""
+    """The processes of a distributed run: `rank` is the number of this one, from 0, and `size` how many there are."""
 
     rank: int
     size: int
@@ -43,7 +43,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, batch: Any) -> tuple[Any, bool]:
-        """This rank's part of a batch; where there are too few examples, one of them, and False: it does not count."""
+        """This rank's part of a batch; if there are too few examples, one of them, and False: it has weight zero."""
         length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
         if not length:
             raise ThalwegError(
@@ -56,7 +56,7 @@ class Ranks:
         return mapped(batch, lambda item: _cut(item, length, some)), high > low
 
     def once(self, work: Callable[[], T]) -> T:
-        """Done by rank 0, and broadcast: a result as well as an error."""
+        """Run by rank 0 and broadcast, be it a result or an error."""
         box: list[Any] = [_tried(work) if self.first else None]
         _meeting(lambda: dist.broadcast_object_list(box, src=0))
         found, error = box[0]
@@ -65,17 +65,17 @@ class Ranks:
         return found
 
     def gather(self, item: T) -> list[T]:
-        """Those of all, in the order of ranks."""
+        """The items of all ranks, in order."""
         found: list[Any] = [None] * self.size
         _meeting(lambda: dist.all_gather_object(found, item))
         return found
 
     def all_reduce(self, message: Tensor) -> None:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks, in place."""
         _meeting(lambda: dist.all_reduce(message))
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """All must have the same; what differs is named."""
+        """Raise, naming what differs, unless all ranks have the same facts."""
         first, *others = self.gather(dict(facts))
         for rank, other in enumerate(others, start=1):
             for name in (name for name in first if differences({name: first[name]}, {name: other.get(name)})):
@@ -84,11 +84,11 @@ class Ranks:
                 raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
-        """For a step: random numbers of this rank alone, whichever came before."""
+        """For one step: random numbers of this rank alone, seeded independently of what came before."""
         return seeded(((seed * APART + step) * APART + self.rank + 1) % 2**63)
 
     def reports(self) -> bool:
-        """Whether this rank is the one to say what went wrong: the first that asks."""
+        """Whether this rank should report an error: the first that asks."""
         try:
             return self.store is None or self.store.add(REPORTED, 1) == 1
         except RuntimeError:  # the store went with the process that kept it
@@ -97,14 +97,15 @@ class Ranks:
 
 @contextmanager
 def distributed() -> Iterator[Processes]:
-    """Take part in the run that torchrun started; every call inside is made by all its ranks. Alone it changes nothing.
+    """Join the run that torchrun started; every call inside is made by all ranks. Without torchrun it does nothing.
 
-    >>> with distributed() as processes:
-    ...     processes.rank, processes.size
-    (0, 1)
+    Examples:
+        >>> with distributed() as processes:
+        ...     processes.rank, processes.size
+        (0, 1)
 
-    All ranks are given the same batches in `fit`, `connect` and `walk`, and each takes its part of every batch. Points of a scan
-    and members of an ensemble are divided. Only rank 0 keeps a run folder.
+    All ranks pass the same batches to `fit`, `connect` and `walk`, and each takes its part of every batch. Points of a
+    scan and members of an ensemble are divided among the ranks. Only rank 0 reads and writes run folders.
     """
     above = present.get()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():

@@ -18,46 +18,51 @@ STRIDE = 4  # steps of one job before the next: a change costs more of the host 
 
 
 def together(*jobs: Callable[[], T]) -> list[T]:
-    """Do several jobs at once and give their results, which are those of doing one after another.
+    """Run several trainings interleaved; the results are the same as one after another.
 
-    >>> import thalweg as tw
-    >>> from functools import partial
-    >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
-    >>> job = partial(tw.fit, torch.nn.Linear(4, 3), tw.classification(), batches, epochs=2, lr=0.1)
-    >>> both = tw.together(partial(job, seed=1), partial(job, seed=2))
-    >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
-    [True, True]
+    Examples:
+        >>> import thalweg as tw
+        >>> from functools import partial
+        >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
+        >>> job = partial(tw.fit, torch.nn.Linear(4, 3), tw.classification(), batches, epochs=2, lr=0.1)
+        >>> both = tw.together(partial(job, seed=1), partial(job, seed=2))
+        >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
+        [True, True]
 
-    jobs: calls of `fit`, `connect` or `walk`, each with its own `seed`. They are interleaved, a few training steps each, every
-        one with random numbers of its own (other randomness inside the job, for a new network say, it should seed itself); on a
-        GPU their steps then run side by side. Data that keep a position of their own, such as a DataLoader with persistent
-        workers, must not be shared between them.
+    On a GPU, the steps of the jobs overlap. The first job that fails ends the others, which can be resumed if they have
+    a run folder.
 
-    The first job that fails ends the others, which can be resumed if they have a run folder.
+    Args:
+        jobs: Calls of `fit`, `connect` or `walk`, each with its own `seed` and random state; seed other randomness
+            inside a job, such as the initialisation of a network, yourself. Jobs must not share data that keeps a
+            position, such as a DataLoader with persistent workers.
+
+    Returns:
+        The results, in the order of the jobs.
     """
     return Interleaved(jobs).run() if jobs else []
 
 
 def at_once(jobs: Sequence[Callable[[], T]], device: torch.device, number: int = 3) -> list[T]:
-    """`together`, in groups of `number`, on a GPU; one after another elsewhere, where nothing would be gained."""
+    """`together` in groups of `number` on a GPU; one after another elsewhere, where it would gain nothing."""
     if device.type != "cuda" or present.get().processes.size > 1:
         return [job() for job in jobs]
     return [result for start in range(0, len(jobs), number) for result in together(*jobs[start : start + number])]
 
 
 class Job:
-    """The place of one of the interleaved jobs; see `context.Slot`."""
+    """The slot of one of the interleaved jobs; see `context.Slot`."""
 
     def __init__(self, all_jobs: "Interleaved", number: int, world: World):
         self.all, self.number, self.world = all_jobs, number, world
         self.interrupts, self.resumable, self.steps = all_jobs.interrupts, False, 0
 
     def running(self) -> int:
-        """How many run now, this one included."""
+        """How many jobs are running, including this one."""
         return len(self.all.left)
 
     def pass_on(self) -> None:
-        """After a step: let the others have theirs."""
+        """After a step: let the other jobs run."""
         self.steps += 1
         following = self.all.left[(self.all.left.index(self.number) + 1) % len(self.all.left)]
         if following != self.number and self.steps % STRIDE == 0:
@@ -73,7 +78,7 @@ class Job:
 
 
 class Interleaved:
-    """One thread per job, of which one at a time is awake: the next in the circle, after every few steps."""
+    """One thread per job, of which only one is awake at a time; the next one wakes after every few steps."""
 
     def __init__(self, jobs: tuple[Callable[[], Any], ...]):
         self.jobs = dict(enumerate(jobs, start=1))

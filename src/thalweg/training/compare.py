@@ -63,17 +63,28 @@ def compare(
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """Give each method the same number of epochs and score the ensembles they make of it.
+    """Give each ensembling method the same training budget and score the ensembles.
 
-    make: seed -> a fresh network.
-    methods: `Independent()`, `Snapshot(...)`, `FGE(...)`, `SWA(...)`; a bare class takes the paper's settings, scaled to `lr`.
-    budget: epochs of one run. multiples: of it; k times the budget pools the first k runs. seeds: one run each.
-    bn_batches: the training data without augmentation; SWA's average needs it where there is batch norm.
-    lr, momentum, weight_decay, clip: of the plain run, which FGE and SWA leave at their `starts`.
+    Training that several methods share runs once, and is charged to each of them as if it ran alone.
 
-    compute: how to compute; see `Compute`. On a CUDA card, the runs of three seeds go on at once.
-
-    What methods share is trained once, and charged to each as if it ran alone.
+    Args:
+        make: Maps a seed to a newly initialised network.
+        task: The loss to minimise.
+        train: The training data.
+        test: The data to score the ensembles on.
+        methods: `Independent()`, `Snapshot(...)`, `FGE(...)` or `SWA(...)`. A bare class uses the paper's settings,
+            scaled to `lr`.
+        budget: Epochs of one run.
+        multiples: Multiples of the budget to report; k times the budget pools the first k runs.
+        seeds: One run each.
+        bn_batches: Training data without augmentation. SWA's average needs it for networks with batch norm.
+        lr: Learning rate of the plain run, from which FGE and SWA branch off at their `starts`.
+        momentum: Momentum of SGD.
+        weight_decay: L2 penalty.
+        clip: Clip the gradient of the data loss to this norm.
+        compute: How to compute; see `Compute`. On a CUDA GPU, the runs of three seeds are interleaved.
+        run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     budget, lr = whole(budget, "budget", least=1), number(lr, "lr")
     multiples, seeds = several(multiples, "multiples", whole), several(seeds, "seeds", whole)

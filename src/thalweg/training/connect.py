@@ -42,23 +42,45 @@ def connect(
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
 ) -> Curve:
-    """Train the bends of a curve and give the trained curve; its ends, and the curve passed in, stay as they are.
+    """Train the bends of a curve so that the loss is low all along it.
 
-    >>> import thalweg as tw
-    >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-    >>> batches = [(x, x.sum(1, keepdim=True))]
-    >>> module = nn.Linear(3, 1)
-    >>> ends = [tw.Weights.of(nn.Linear(3, 1)) for _ in range(2)]
-    >>> curve = tw.connect(module, tw.Bezier(*ends), tw.regression(), batches, epochs=50, lr=0.02)
-    >>> curve.start is ends[0]
-    True
+    Examples:
+        >>> import thalweg as tw
+        >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+        >>> batches = [(x, x.sum(1, keepdim=True))]
+        >>> module = nn.Linear(3, 1)
+        >>> ends = [tw.Weights.of(nn.Linear(3, 1)) for _ in range(2)]
+        >>> curve = tw.connect(module, tw.Bezier(*ends), tw.regression(), batches, epochs=50, lr=0.02)
+        >>> curve.start is ends[0]
+        True
 
-    module: any network of the ends' kind; only its form matters, and the device it is on.
-    curve: where to start; its bends lie on the straight line at first.
-    loss: "uniform", the mean over t, loss (2) of the paper, or "arclength", the mean over the curve's length, loss (1).
-    same_t: where several processes train it together (`distributed`), one t for all of them in a step, not one each.
-    weight_decay: acts at the point phi(t) of the curve.
-    The other arguments are those of `fit`.
+    Args:
+        module: A network of the same architecture as the ends. Its weights are ignored and never changed; training runs
+            on its device.
+        curve: Where to start. Its bends lie on the straight line at first.
+        task: The loss to minimise.
+        batches: The training data, an iterable of batches with a length.
+        epochs: Passes over `batches`.
+        lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
+        momentum: Momentum of the default SGD.
+        weight_decay: L2 penalty, applied at the point phi(t) of the curve.
+        schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
+        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        clip: Clip the gradient of the data loss with respect to the bends to this norm.
+        seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
+        loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
+            the curve, equation (1).
+        same_t: In a distributed run, use the same t on all ranks in a step, instead of one each.
+        compute: How to compute; see `Compute`.
+        run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Returns:
+        The trained curve. The one passed in is left as it was.
+
+    Raises:
+        ThalwegError: If the curve has nothing to train, or does not fit the network.
+        Diverged: If the loss stops being finite.
     """
     if loss not in ("uniform", "arclength"):
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")

@@ -44,26 +44,37 @@ def fit(
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
 ) -> Weights:
-    """Train a network from where it stands and give its weights; the module itself is left as it was.
+    """Train a network and return its weights; the module itself is left as it was.
 
-    >>> import torch, thalweg as tw
-    >>> x = torch.linspace(-1, 1, 64).reshape(-1, 1)
-    >>> weights = tw.fit(nn.Linear(1, 1), tw.regression(), [(x, 3 * x + 1)], epochs=200, lr=0.1)
-    >>> [round(value, 3) for value in weights.vector.tolist()]
-    [3.0, 1.0]
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> x = torch.linspace(-1, 1, 64).reshape(-1, 1)
+        >>> weights = tw.fit(nn.Linear(1, 1), tw.regression(), [(x, 3 * x + 1)], epochs=200, lr=0.1)
+        >>> [round(value, 3) for value in weights.vector.tolist()]
+        [3.0, 1.0]
 
-    module: where training starts, and on which device it happens.
-    batches: an iterable of batches with a length, gone through once per epoch.
-    lr: the learning rate, decayed as in the paper's code unless `schedule` says otherwise.
-    weight_decay: its part of the gradient is `weight_decay * weights`, of the loss half that times their square.
-    schedule: iteration, counted from 1 -> learning rate; in the place of `lr`.
-    optimizer: flat vectors -> a torch optimizer without decay of its own; SGD with `momentum` if not given.
-    clip: the largest norm that the gradient of the data loss may have, with respect to what is trained.
-    seed: decides shuffling, augmentation and dropout; the caller's random state is untouched.
-    keep: epochs after which to keep the weights with the optimizer's state, in `.kept[epoch]` of the result.
-    compute: how to compute; see `Compute`.
-    run: a folder that keeps the state of the run, from which the same call goes on if it was stopped or killed.
-    progress: True or False to force or forbid the bar; otherwise it shows on a terminal.
+    Args:
+        module: The network. Training starts from its weights, on its device.
+        task: The loss to minimise.
+        batches: The training data, an iterable of batches with a length.
+        epochs: Passes over `batches`.
+        lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
+        momentum: Momentum of the default SGD.
+        weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
+        schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
+        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        clip: Clip the gradient of the data loss to this norm.
+        seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
+        keep: Epochs after which to keep a checkpoint (weights and optimizer state) in `.kept[epoch]` of the result.
+        compute: How to compute; see `Compute`.
+        run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Returns:
+        The trained weights.
+
+    Raises:
+        Diverged: If the loss stops being finite.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
     call = Call(compute or Compute(), progress)

@@ -12,10 +12,14 @@ from .optimizers import Schedule, cosine, triangle
 
 @dataclass(frozen=True)
 class Iterations:
-    """A length in iterations, where a bare number would mean epochs.
+    """A length in iterations, where a plain number would mean epochs.
 
-    >>> FGE(cycle=Iterations(100), lr_max=0.05, lr_min=0.0005).plan(steps=391, epochs=1).members
-    4
+    Examples:
+        >>> FGE(cycle=Iterations(100), lr_max=0.05, lr_min=0.0005).plan(steps=391, epochs=1).members
+        4
+
+    Args:
+        count: The number of iterations.
     """
 
     count: int
@@ -26,9 +30,12 @@ class Iterations:
 
 @dataclass(frozen=True)
 class Plan:
-    """A method made definite for a run of `total` iterations.
+    """A method's schedule for a run of `total` iterations.
 
-    rate: iteration, counted from 1 -> learning rate. collects: whether to keep the network after that iteration's update.
+    Args:
+        rate: Maps the iteration, counted from 1, to a learning rate.
+        collects: Whether to collect the network after this iteration's update.
+        total: Iterations of the run.
     """
 
     rate: Schedule
@@ -41,16 +48,17 @@ class Plan:
 
 
 class Method(ABC):
-    """A way of walking through weight space and collecting networks on the way.
+    """A learning-rate schedule under which networks are collected.
 
-    title: its name in full, for tables and figures.
+    Attributes:
+        title: The full name, for tables and figures.
     """
 
     title: ClassVar[str] = ""
 
     @abstractmethod
     def plan(self, steps: int, epochs: int) -> Plan:
-        """For `steps` iterations per epoch and `epochs` in all."""
+        """The schedule for `steps` iterations per epoch and `epochs` epochs."""
 
     def _plain(self, *names: str) -> None:
         """These fields as plain numbers."""
@@ -62,15 +70,19 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class FGE(Method):
-    """Fast Geometric Ensembling: the learning rate goes down and up in a triangle; collect at its lowest point.
+    """Fast Geometric Ensembling: a triangular cyclic learning rate; collects at its minimum.
 
-    >>> plan = FGE(cycle=2, lr_max=0.05, lr_min=0.01).plan(steps=3, epochs=5)
-    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
-    [3, 9, 15]
+    Examples:
+        >>> plan = FGE(cycle=2, lr_max=0.05, lr_min=0.01).plan(steps=3, epochs=5)
+        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        [3, 9, 15]
 
-    cycle: the length of a triangle in epochs, or `Iterations(n)`; an even number of iterations.
-    lr_max, lr_min: the rates between which it goes.
-    starts: for `compare`, after which shares of the budget it leaves the plain run; what is left is divided among them.
+    Args:
+        cycle: Length of a cycle in epochs, or `Iterations(n)`; an even number of iterations.
+        lr_max: Learning rate at the ends of a cycle.
+        lr_min: Learning rate in the middle of a cycle.
+        starts: For `compare`: the fractions of the budget at which it branches off the plain run. The rest of the
+            budget is divided among them.
     """
 
     title: ClassVar[str] = "Fast Geometric Ensembling"
@@ -100,13 +112,16 @@ class FGE(Method):
 
 @dataclass(frozen=True)
 class Snapshot(Method):
-    """Snapshot ensembles: the learning rate follows a cosine to zero and restarts; collect at the end of each cycle.
+    """Snapshot ensembles: a cosine learning rate with warm restarts; collects at the end of each cycle.
 
-    >>> plan = Snapshot(cycles=2, lr_max=0.1).plan(steps=5, epochs=3)
-    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
-    [8, 15]
+    Examples:
+        >>> plan = Snapshot(cycles=2, lr_max=0.1).plan(steps=5, epochs=3)
+        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        [8, 15]
 
-    cycles: how many, over the whole run. lr_max: the rate each starts from.
+    Args:
+        cycles: The number of cycles in the whole run.
+        lr_max: Learning rate at the start of each cycle.
     """
 
     title: ClassVar[str] = "Snapshot ensembles"
@@ -133,14 +148,17 @@ class Snapshot(Method):
 
 @dataclass(frozen=True)
 class SWA(Method):
-    """Stochastic weight averaging: a constant learning rate; collect at the end of each cycle, average afterwards.
+    """Stochastic Weight Averaging: a constant learning rate; collects at the end of each cycle, to be averaged.
 
-    >>> plan = SWA(lr=0.05, cycle=1).plan(steps=4, epochs=3)
-    >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
-    [4, 8, 12]
+    Examples:
+        >>> plan = SWA(lr=0.05, cycle=1).plan(steps=4, epochs=3)
+        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        [4, 8, 12]
 
-    lr: the rate. cycle: how often to collect, in epochs or `Iterations(n)`.
-    starts: for `compare`, after which share of the budget it leaves the plain run.
+    Args:
+        lr: The learning rate.
+        cycle: How often to collect, in epochs or `Iterations(n)`.
+        starts: For `compare`: the fractions of the budget at which it branches off the plain run.
     """
 
     title: ClassVar[str] = "Stochastic weight averaging"

@@ -14,14 +14,17 @@ Schedule = Callable[[int], float]
 
 
 def decay(lr: float, epochs: int, steps: int) -> Schedule:
-    """The decay of the paper's public code: constant for half the epochs, linear to 1 % at 90 %, then flat.
+    """The schedule of the paper's public code: constant for half the epochs, linear to 1 % at 90 %, then constant.
 
-    >>> rate = decay(0.1, epochs=10, steps=5)
-    >>> [round(rate(i), 4) for i in (1, 25, 26, 45, 50)]
-    [0.1, 0.1, 0.0753, 0.001, 0.001]
+    Examples:
+        >>> rate = decay(0.1, epochs=10, steps=5)
+        >>> [round(rate(i), 4) for i in (1, 25, 26, 45, 50)]
+        [0.1, 0.1, 0.0753, 0.001, 0.001]
 
-    lr: the rate of the first half. epochs: of the whole run. steps: iterations per epoch; the rate changes between epochs, or in
-        a single one, all of which would be trained at 1 %, between iterations.
+    Args:
+        lr: Learning rate of the first half.
+        epochs: Epochs of the whole run.
+        steps: Iterations per epoch. The rate changes between epochs, or between iterations if there is only one epoch.
     """
 
     def rate(i: int) -> float:
@@ -32,7 +35,7 @@ def decay(lr: float, epochs: int, steps: int) -> Schedule:
 
 
 def triangle(lr_max: float, lr_min: float, length: int) -> Schedule:
-    """FGE's cycle: down to `lr_min` in its first half, up again in its second.
+    """The cycle of FGE: down to `lr_min` in its first half, up again in its second.
 
     >>> [round(triangle(0.05, 0.01, 4)(i), 3) for i in range(1, 9)]
     [0.03, 0.01, 0.03, 0.05, 0.03, 0.01, 0.03, 0.05]
@@ -46,7 +49,7 @@ def triangle(lr_max: float, lr_min: float, length: int) -> Schedule:
 
 
 def cosine(lr_max: float, length: int) -> Schedule:
-    """Snapshot's cycle: from `lr_max` towards zero along a cosine, then at once back.
+    """The cycle of Snapshot ensembles: from `lr_max` towards zero along a cosine, then a restart.
 
     >>> [round(cosine(0.1, 4)(i), 3) for i in range(1, 6)]
     [0.1, 0.085, 0.05, 0.015, 0.1]
@@ -58,7 +61,7 @@ OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
 
 
 def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:
-    """SGD with momentum, or what the user's factory makes of the vectors."""
+    """SGD with momentum, or the optimizer that the user's factory makes from the vectors."""
     if factory is None:
         whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
         return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates

@@ -14,25 +14,31 @@ from .methods import Method
 
 
 class WalkScheduler(LRScheduler):
-    """The learning rate of a method, as one of torch's schedulers; call `step()` once per iteration.
+    """The learning rate of a method as a torch scheduler; call `step()` once per iteration.
 
-    >>> import torch, thalweg as tw
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    >>> scheduler = tw.WalkScheduler(optimizer, tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01), steps=10, epochs=4)
-    >>> collector = tw.Collector(model, scheduler)
-    >>> for _ in range(40):
-    ...     model(torch.randn(8, 4)).square().mean().backward()
-    ...     optimizer.step()
-    ...     collector.step()
-    ...     scheduler.step()
-    ...     optimizer.zero_grad()
-    >>> len(tw.Ensemble(model, collector.members))
-    2
-
-    steps: iterations per epoch. epochs: how many the walk will take.
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> scheduler = tw.WalkScheduler(optimizer, tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01), steps=10, epochs=4)
+        >>> collector = tw.Collector(model, scheduler)
+        >>> for _ in range(40):
+        ...     model(torch.randn(8, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     collector.step()
+        ...     scheduler.step()
+        ...     optimizer.zero_grad()
+        >>> len(tw.Ensemble(model, collector.members))
+        2
 
     With several parameter groups the first follows the method, and the others keep their ratio to it.
+
+    Args:
+        optimizer: The optimizer of your loop.
+        method: `FGE`, `Snapshot` or `SWA`.
+        steps: Iterations per epoch.
+        epochs: Epochs of the walk.
+        last_epoch: The last iteration done, as in torch; -1 starts from the beginning.
     """
 
     def __init__(self, optimizer: Optimizer, method: Method, *, steps: int, epochs: int, last_epoch: int = -1):
@@ -47,7 +53,7 @@ class WalkScheduler(LRScheduler):
 
 
 def rates(first: float, given: Sequence[Any]) -> list[float]:
-    """The rate of each parameter group: the first has the method's, the others keep the ratio to it that they were given.
+    """The learning rate of each parameter group: the first follows the method, the others keep their ratio to it.
 
     >>> rates(0.5, [0.1, 0.025])
     [0.5, 0.125]
@@ -59,21 +65,32 @@ def rates(first: float, given: Sequence[Any]) -> list[float]:
 
 
 class Collector:
-    """Collects the networks of a walk: call `step()` after the optimizer's and before the scheduler's."""
+    """Collects the networks of a walk; call `step()` after the optimizer's and before the scheduler's.
+
+    Args:
+        module: The network your loop trains.
+        scheduler: Decides when to collect.
+
+    Attributes:
+        members: The networks collected so far, on the CPU.
+    """
 
     def __init__(self, module: nn.Module, scheduler: WalkScheduler):
         self.module, self.scheduler = module, scheduler
         self.members: list[Weights] = []
 
     def step(self) -> None:
+        """Collect the network if this iteration ends a cycle."""
         i = self.scheduler.last_epoch + 1
         if self.scheduler.plan.collects(i):
             self.members.append(collect(self.module, i))
 
     def state_dict(self) -> dict[str, Any]:
+        """The collected networks, for your own checkpoint."""
         return {"members": [{"tensors": member.tensors(), "made": member.made} for member in self.members]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         layout = Layout.of(self.module)
         copies = [{name: t.clone() for name, t in entry["tensors"].items()} for entry in state["members"]]
         notes = [dict(entry["made"]) for entry in state["members"]]
@@ -81,7 +98,7 @@ class Collector:
 
 
 def collect(module: nn.Module, i: int) -> Weights:
-    """A module's weights on the CPU, with a note of the iteration."""
+    """A module's weights on the CPU, with the iteration as provenance."""
     weights = Weights.of(module).to("cpu")
     weights.made.update({"by": "own loop", "iteration": i})
     return weights

@@ -54,20 +54,36 @@ def walk(
     run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Walk:
-    """Go on training under a method's learning rate and collect networks on the way.
+    """Continue training under a method's learning rate and collect networks on the way.
 
-    >>> import thalweg as tw
-    >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
-    >>> fge = tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)
-    >>> walk = tw.walk(nn.Linear(4, 3), tw.classification(), batches, fge, epochs=5)
-    >>> len(walk.members), walk.traces[0].collected
-    (3, [6, 18, 30])
+    Examples:
+        >>> import thalweg as tw
+        >>> batches = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(6)]
+        >>> fge = tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)
+        >>> walk = tw.walk(nn.Linear(4, 3), tw.classification(), batches, fge, epochs=5)
+        >>> len(walk.members), walk.traces[0].collected
+        (3, [6, 18, 30])
 
-    module: where the walk starts, unless `start` says otherwise; it is left as it was.
-    method: `FGE`, `Snapshot` or `SWA`.
-    start: weights, or a kept epoch of a `fit` with its optimizer state; of several, each is walked from, and all pooled.
-    watch: name -> batches, measured at the start, after each epoch and at each collected network.
-    The other arguments are those of `fit`. Collected networks lie on the CPU.
+    Args:
+        module: The network. The walk starts from its weights unless `start` is given; it is left as it was.
+        task: The loss to minimise.
+        batches: The training data, an iterable of batches with a length.
+        method: `FGE`, `Snapshot` or `SWA`.
+        epochs: Passes over `batches`.
+        start: Weights, or a checkpoint of `fit(keep=)` with its optimizer state. With several, one walk starts from
+            each, and all collected networks are pooled.
+        watch: Data by name, on which to measure at the start, after each epoch and at each collected network.
+        momentum: Momentum of the default SGD.
+        weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
+        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        clip: Clip the gradient of the data loss to this norm.
+        seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
+        compute: How to compute; see `Compute`.
+        run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Returns:
+        The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
     """
     single = start is None or isinstance(start, Weights | Checkpoint) or not isinstance(start, Sequence)
     starts: list[Any] = [start] if single else list(start)  # type: ignore[arg-type]

@@ -27,16 +27,24 @@ Forward = Callable[[nn.Module, Any], object]
 
 
 def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task | None = None) -> Weights:
-    """The same point with batch-norm statistics: pooled mean and variance of all inputs in one pass over `batches`.
+    """Recompute batch-norm statistics at a point: pooled mean and variance of all inputs in one pass over `batches`.
 
-    >>> import thalweg as tw
-    >>> module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    >>> middle = tw.average([Weights.of(module), Weights.of(module)])
-    >>> middle.has_statistics, update_bn(module, middle, [(torch.randn(8, 2), None)]).has_statistics
-    (False, True)
+    Examples:
+        >>> import thalweg as tw
+        >>> module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        >>> middle = tw.average([Weights.of(module), Weights.of(module)])
+        >>> middle.has_statistics, update_bn(module, middle, [(torch.randn(8, 2), None)]).has_statistics
+        (False, True)
 
-    batches: training data, without augmentation; their size matters, since each batch is normalised by itself.
-    task: how the network sees a batch; without one, `(inputs, ..., targets)` or a dict, as in `classification`.
+    Args:
+        module: A network of the same architecture; it is not changed.
+        weights: The point, such as one on a curve or an average.
+        batches: Training data without augmentation. The batch size matters, since each batch is normalised by itself.
+        task: How the network is called on a batch. By default a batch is `(inputs, ..., targets)` or a dict, as in
+            `classification`.
+
+    Returns:
+        The same point with statistics.
     """
     probe = Probe(module, weights)
     forward = task.loss if task else _plain_forward

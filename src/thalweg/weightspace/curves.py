@@ -27,20 +27,24 @@ PANELS = 16  # quadrature panels for t from 0 to 1
 
 
 class Curve(ABC):
-    """A path between two networks, linear in its control points: the ends, which stay, and the bends, which train.
+    """A path between two networks, linear in its control points: the ends, which are fixed, and the bends, which are
+    trained.
 
-    Your own curve gives `coefficients(t)` and nothing else: one number per control point, adding up to one,
-    `(1, 0, ..., 0)` at t = 0 and `(0, ..., 0, 1)` at t = 1.
+    To define your own curve, implement `coefficients(t)`: one number per control point, adding up to one, `(1, 0, ...,
+    0)` at t = 0 and `(0, ..., 0, 1)` at t = 1.
 
-    >>> class Parabola(Curve):
-    ...     def coefficients(self, t):
-    ...         return [(1 - t) * (1 - 2 * t), 4 * t * (1 - t), t * (2 * t - 1)]
-    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
-    >>> round(Parabola(a, b).length_ratio(), 6)
-    1.0
+    Examples:
+        >>> class Parabola(Curve):
+        ...     def coefficients(self, t):
+        ...         return [(1 - t) * (1 - 2 * t), 4 * t * (1 - t), t * (2 * t - 1)]
+        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+        >>> round(Parabola(a, b).length_ratio(), 6)
+        1.0
 
-    start, end: the two networks; they must describe the same one, and agree in everything that does not move.
-    bends: how many trainable points lie between them, at first equally spaced on the straight line.
+    Args:
+        start: The network at t = 0.
+        end: The network at t = 1; it must have the same architecture, frozen parameters and buffers.
+        bends: The number of trainable points between them, at first equally spaced on the straight line.
     """
 
     points: tuple[Weights, ...]
@@ -55,10 +59,10 @@ class Curve(ABC):
 
     @abstractmethod
     def coefficients(self, t: float) -> Tensor | Sequence[float]:
-        """The weight of each control point at t."""
+        """The coefficient of each control point at t."""
 
     def derivatives(self, t: float) -> Tensor | Sequence[float]:
-        """d coefficients / dt; differences over five points here, closed forms in the curves of this module."""
+        """d coefficients / dt: five-point differences by default, closed forms in the curves of this module."""
         step, span = 1e-3, 2
         middle = min(max(t, span * step), 1 - span * step)
         nodes = [middle + k * step for k in range(-span, span + 1)]
@@ -70,14 +74,17 @@ class Curve(ABC):
 
     @property
     def start(self) -> Weights:
+        """The network at t = 0."""
         return self.points[0]
 
     @property
     def end(self) -> Weights:
+        """The network at t = 1."""
         return self.points[-1]
 
     @property
     def bends(self) -> tuple[Weights, ...]:
+        """The trainable control points."""
         return self.points[1:-1]
 
     @property
@@ -85,7 +92,7 @@ class Curve(ABC):
         return self.start.layout
 
     def point(self, t: float) -> Weights:
-        """The weights at t: bit for bit the ends at 0 and 1; batch-norm statistics are not among them."""
+        """The weights at t, without batch-norm statistics; at 0 and 1 bit for bit those of the ends."""
         return combine(self.points, self.checked_coefficients(t).tolist())
 
     def velocity(self, t: float) -> Tensor:
@@ -97,7 +104,7 @@ class Curve(ABC):
         return total
 
     def speed(self, t: float) -> float:
-        """|phi'(t)|"""
+        """The norm of phi'(t)."""
         rates = self._rates(t)[1:]
         return max(float(rates @ self.gram @ rates), 0.0) ** 0.5
 
@@ -108,7 +115,7 @@ class Curve(ABC):
         return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
 
     def length_ratio(self) -> float:
-        """The length of the curve over the distance of its ends, which must be two."""
+        """The length of the curve divided by the distance between its ends, which must differ."""
         if self.closed:
             raise ThalwegError(
                 "a length ratio needs two different ends, and those of this curve are the same network: use length()"
@@ -117,15 +124,20 @@ class Curve(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether its two ends are the same network."""
+        """Whether both ends are the same network."""
         return float(self.gram[-1, -1]) == 0
 
     def spaced(self, points: int, by: Literal["t", "length"] = "t") -> list[float]:
         """Values of t from 0 to 1, equally spaced in t or in length along the curve.
 
-        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
-        >>> PolyChain(a, b).spaced(5)
-        [0.0, 0.25, 0.5, 0.75, 1.0]
+        Examples:
+            >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+            >>> PolyChain(a, b).spaced(5)
+            [0.0, 0.25, 0.5, 0.75, 1.0]
+
+        Args:
+            points: How many.
+            by: "t", or "length" for equal distances along the curve.
         """
         points = whole(points, "points")
         if points < 2:
@@ -137,10 +149,11 @@ class Curve(ABC):
 
     @cached_property
     def gram(self) -> Tensor:
-        """Inner products of the differences of the control points to the first."""
+        """Inner products of the differences between each control point and the first."""
         return inner_products([point.vector for point in self.points]).cpu()
 
     def to(self, device: torch.device | str) -> "Curve":
+        """The same curve on another device."""
         points = tuple(point.to(device) for point in self.points)
         if all(there is here for there, here in zip(points, self.points, strict=True)):
             return self
@@ -149,7 +162,7 @@ class Curve(ABC):
         return other
 
     def with_bends(self, vectors: Sequence[Tensor]) -> "Curve":
-        """The same kind of curve between the same ends with other bends."""
+        """A curve of the same kind between the same ends with other bends."""
         other = copy(self)
         other.__dict__.pop("gram", None)
         other.points = (self.start, *(_at(self.start, vector) for vector in vectors), self.end)
@@ -167,9 +180,11 @@ class Curve(ABC):
 
     @staticmethod
     def from_state(state: Mapping[str, Tensor], module: nn.Module) -> "Curve":
-        """The curve in a checkpoint of the paper's public code, whose layers keep `weight_0`, `weight_1`, ... each.
+        """Read a curve from a checkpoint of the paper's public code, whose layers store `weight_0`, `weight_1`, ...
 
-        state: its `model_state`. module: a plain network with the same names, for the form of the weights.
+        Args:
+            state: The checkpoint's `model_state`.
+            module: A plain network with the same parameter names and shapes.
         """
         named = [(CONTROL.fullmatch(name), tensor) for name, tensor in state.items()]
         count = 1 + max((int(match["index"]) for match, _ in named if match), default=-1)
@@ -183,7 +198,7 @@ class Curve(ABC):
         return (Bezier if "coeff_layer.binom" in state else PolyChain if count > 2 else Segment).through(points)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with every control point; what they have in common is in the first alone."""
+        """Write one safetensors file with every control point; what they share is stored once."""
         tensors: dict[str, Tensor] = {}
         for i, point in enumerate(self.points):
             tensors |= {f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying}
@@ -193,7 +208,9 @@ class Curve(ABC):
 
     @classmethod
     def load(cls, path: str | Path) -> "Curve":
-        """Read a curve, a file or the folder of a finished `connect`; your own kind loads with its own class."""
+        """Read a curve from a file or the folder of a finished `connect`; your own kind of curve loads with its own
+        class.
+        """
         path = files.inside(path, "curve.safetensors")
         tensors, about = files.load_tensors(path, "curve")
         with files.reading(path):
@@ -298,11 +315,12 @@ class _Straight(Curve):
 
 
 class Segment(_Straight):
-    """The straight line between two networks; nothing to train, the baseline of every curve.
+    """The straight line between two networks: nothing to train, the baseline for every curve.
 
-    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
-    >>> Segment(a, b).coefficients(0.25)
-    tensor([0.7500, 0.2500], dtype=torch.float64)
+    Examples:
+        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+        >>> Segment(a, b).coefficients(0.25)
+        tensor([0.7500, 0.2500], dtype=torch.float64)
     """
 
     def __init__(self, start: Weights, end: Weights):
@@ -311,20 +329,22 @@ class Segment(_Straight):
 
 
 class PolyChain(_Straight):
-    """Straight pieces from bend to bend, each taking the same share of t.
+    """A polygonal chain through the bends; each piece takes the same share of t.
 
-    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
-    >>> PolyChain(a, b, bends=1).coefficients(0.25)
-    tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
+    Examples:
+        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+        >>> PolyChain(a, b, bends=1).coefficients(0.25)
+        tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
 
 
 class Bezier(Curve):
-    """The Bezier curve of its control points; smooth, and inside their convex hull.
+    """The Bezier curve of its control points: smooth, and inside their convex hull.
 
-    >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
-    >>> Bezier(a, b, bends=1).coefficients(0.5)
-    tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+    Examples:
+        >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
+        >>> Bezier(a, b, bends=1).coefficients(0.5)
+        tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
     """
 
     def coefficients(self, t: float) -> Tensor:

@@ -13,16 +13,19 @@ FLATTEST = 1e-4  # least height of the third point over the line of the others, 
 
 
 class Plane:
-    """The plane through three networks, with Euclidean lengths: the first at (0, 0), the second on the x axis.
+    """The plane through three networks, with Euclidean coordinates: the first at (0, 0), the second on the x axis.
 
-    >>> a, b, c = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(3))
-    >>> plane = Plane(a, b, c)
-    >>> x, y = plane.project(b)
-    >>> abs(x - a.distance(b)) < 1e-6, abs(y) < 1e-6
-    (True, True)
+    Examples:
+        >>> a, b, c = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(3))
+        >>> plane = Plane(a, b, c)
+        >>> x, y = plane.project(b)
+        >>> abs(x - a.distance(b)) < 1e-6, abs(y) < 1e-6
+        (True, True)
 
-    a, b: the ends, on the horizontal axis.
-    c: the third point, which gives the plane its other direction.
+    Args:
+        a: The origin.
+        b: The second network, on the x axis.
+        c: The third, which gives the plane its other direction.
     """
 
     def __init__(self, a: Weights, b: Weights, c: Weights):
@@ -50,11 +53,11 @@ class Plane:
 
     @property
     def corners(self) -> tuple[tuple[float, float], ...]:
-        """Where the three points lie."""
+        """The coordinates of the three networks."""
         return (0.0, 0.0), (self.width, 0.0), (self.shift, self.height)
 
     def point(self, x: float, y: float) -> Weights:
-        """The weights at (x, y): bit for bit the three points at their corners."""
+        """The weights at (x, y); at the corners bit for bit those of the three networks."""
         x, y = number(x, "x"), number(y, "y")
         third = y / self.height
         second = (x - third * self.shift) / self.width
@@ -70,13 +73,13 @@ class Plane:
         return along, (third - along * self.shift) / self.height
 
     def path(self, curve: Curve, points: int = 121) -> list[tuple[float, float]]:
-        """Where a curve runs, seen from the plane: a projection is linear, so its control points suffice."""
+        """The projection of a curve onto the plane, as coordinates at equally spaced t."""
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return [(x, y) for x, y in (weights @ places).tolist()]
 
     def path_distances(self, curve: Curve, points: int = 121) -> list[float]:
-        """How far from the plane a curve runs, at the points of its `path`: the part of its Gram matrix that the plane leaves."""
+        """The distance of a curve from the plane at the points of its `path`."""
         origin = self.points[0].vector
         gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)]).cpu()
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
@@ -85,7 +88,7 @@ class Plane:
         return ((weights @ rest) * weights).sum(1).clamp_min(0).sqrt().tolist()
 
     def distance(self, weights: Weights) -> float:
-        """How far from the plane a point lies."""
+        """The distance of a point from the plane."""
         x, y = self.project(weights)
         whole = self.points[0].distance(weights.to(self.points[0].vector.device))
         return max(whole**2 - hypot(x, y) ** 2, 0.0) ** 0.5

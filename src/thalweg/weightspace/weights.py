@@ -23,19 +23,21 @@ BLOCK = 1 << 22  # entries turned to float64 at a time
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """One point of weight space: the moving weights as one vector, with everything else the network needs there.
+    """A point of weight space: the trainable weights as one vector, and everything else the network needs.
 
-    >>> import thalweg as tw
-    >>> weights = tw.Weights.of(nn.Linear(3, 2))
-    >>> weights.vector.shape, sorted(weights.state_dict())
-    (torch.Size([8]), ['bias', 'weight'])
+    Examples:
+        >>> import thalweg as tw
+        >>> weights = tw.Weights.of(nn.Linear(3, 2))
+        >>> weights.vector.shape, sorted(weights.state_dict())
+        (torch.Size([8]), ['bias', 'weight'])
 
-    layout: what lies where in the vector.
-    vector: the moving weights, in the layout's order, each tensor row by row whatever its memory format.
-    buffers: persistent buffers by name; points that were never trained have no batch-norm statistics among them.
-    frozen: the parameters that do not move, by name; points in which they are equal hold the same tensors.
-    made: how these weights came about, as far as it is known; a note, saved along.
-    kept: checkpoints that `fit(keep=)` was asked for, by epoch.
+    Attributes:
+        layout: Which parameter lies where in the vector.
+        vector: The trainable weights, in the layout's order, each tensor in row-major order whatever its memory format.
+        buffers: Persistent buffers by name. Points that were never trained have no batch-norm statistics.
+        frozen: Parameters with `requires_grad=False`, by name. Points in which they are equal share the same tensors.
+        made: Provenance, saved with the file.
+        kept: The checkpoints requested by `fit(keep=)`, by epoch.
     """
 
     layout: Layout
@@ -47,7 +49,7 @@ class Weights:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
-        """The weights of a module, copied; the module is left as it is."""
+        """Copy the weights of a module; the module is left as it is."""
         if not isinstance(module, nn.Module):
             given = f"Weights.of takes a module; got {type(module).__name__}"
             raise ThalwegError(f"{given}: a state dict goes through Weights.from_state(state, module)")
@@ -62,7 +64,12 @@ class Weights:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], module: nn.Module) -> "Weights":
-        """The weights in a state dict of `module`'s kind; the module itself is only looked at."""
+        """The weights in a state dict.
+
+        Args:
+            state: Tensors by name.
+            module: A network of the same architecture; it is not changed.
+        """
         own = cls.of(module)
         nested = [key for key, value in state.items() if isinstance(value, Mapping)]
         if nested:
@@ -87,17 +94,26 @@ class Weights:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether the batch-norm statistics of this point are known; true where there is no batch norm."""
+        """Whether this point has its batch-norm statistics; true for networks without batch norm."""
         return all(name in self.buffers for name in self.layout.statistics)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name, tied ones under each of their names, as `load_state_dict` takes them; views, not copies, of
-        which the frozen ones belong to other points too: do not write to them."""
+        """Tensors by name, as `load_state_dict` takes them.
+
+        Returns:
+            Views, not copies, tied parameters under each of their names. Do not write to them: frozen tensors are
+            shared with other points.
+        """
         state = {**self.layout.split(self.vector), **self.frozen}
         return {**state, **{alias: state[name] for alias, name in self.layout.aliases}, **self.buffers}
 
     def load_into(self, module: nn.Module) -> None:
-        """Write these weights into `module`; points of curves and averages need batch-norm statistics first, from `update_bn`."""
+        """Write these weights into `module`.
+
+        Raises:
+            ThalwegError: If the batch-norm statistics are missing, as for points of curves and averages; call
+                `update_bn`.
+        """
         if not self.has_statistics:
             missing = next(name for name in self.layout.statistics if name not in self.buffers)
             raise ThalwegError(
@@ -114,13 +130,13 @@ class Weights:
                 tensor.copy_(mine[name])
 
     def distance(self, other: "Weights") -> float:
-        """Euclidean distance between the moving vectors."""
+        """Euclidean distance between the trainable weights of two points."""
         check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
         return float(inner_products([self.vector, other.vector])[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
-        """The same point on another device; itself if it is there."""
+        """The same point on another device; itself if it is already there."""
         if all(tensor.device == torch.device(device) for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())):
             return self
         buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
@@ -133,19 +149,24 @@ class Weights:
         return replace(self, buffers=plain)
 
     def save(self, path: str | Path, apart: bool = False) -> None:
-        """Write one safetensors file with a tensor per parameter, which other tools can read too.
+        """Write one safetensors file with one tensor per parameter, which other tools can read too.
 
-        apart: put the frozen parameters into a file of their own beside it, which all such files in the folder share.
+        Args:
+            path: The file to write.
+            apart: Put the frozen parameters in a separate file next to it, which all such files in the folder share.
         """
         files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
-        """Read weights: of a file of ours or the folder of a finished `fit`, or with `module` of anybody's checkpoint.
+        """Read weights from a file, from the folder of a finished `fit`, or from any checkpoint.
 
-        module: a network of the kind that is expected; it is only looked at. The weights go to its device.
-        key: which weights to take where a checkpoint holds several, such as "ema" or "callbacks.average"; files of ours
-            hold one. Names may begin with the wrappers' `module.`, `_orig_mod.`, `model.` or the like.
+        Args:
+            path: A file written by `save`, the folder of a run, or with `module` any checkpoint (`.pt`,
+                `.safetensors`).
+            module: A network of the same architecture; it is not changed. The weights go to its device.
+            key: Which weights to take if a checkpoint holds several, such as "ema" or "callbacks.average". Prefixes of
+                wrappers (`module.`, `_orig_mod.`, `model.`, ...) are removed.
         """
         path = files.inside(path, "weights.safetensors")
         if module is None:
@@ -160,15 +181,16 @@ class Weights:
         return found.to(next(module.parameters()).device)
 
     def digest(self) -> str:
-        """A hash of everything but the note on how these weights were made."""
+        """A hash of everything but the provenance."""
         return files.digest("weights", self.tensors(), json.dumps(self.layout.to_dict()))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds: each tensor once."""
+        """The contents of a file: each tensor once."""
         return {**self.layout.split(self.vector), **self.frozen, **self.buffers}
 
     @classmethod
     def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: dict[str, Any] | None = None) -> "Weights":
+        """The inverse of `tensors`."""
         frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
         for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -180,7 +202,7 @@ class Weights:
         return cls(layout, vector, buffers, frozen, dict(made or {}))
 
     def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the file at `path` holds, tensors and JSON."""
+        """The contents of the file at `path`: tensors and JSON."""
         tensors, about = self.tensors(), {"layout": self.layout.to_dict(), "made": self.made}
         if not (apart and self.frozen):
             return tensors, about
@@ -197,13 +219,19 @@ class Weights:
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
     """The mean of several points, or their sum with `coefficients` that add up to one.
 
-    >>> import thalweg as tw
-    >>> first, second = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
-    >>> middle = tw.average([first, second])
-    >>> abs(middle.distance(first) - middle.distance(second)) < 1e-6
-    True
+    Examples:
+        >>> import thalweg as tw
+        >>> first, second = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
+        >>> middle = tw.average([first, second])
+        >>> abs(middle.distance(first) - middle.distance(second)) < 1e-6
+        True
 
-    The result carries no batch-norm statistics; `update_bn` adds them.
+    Args:
+        weights: The points to average.
+        coefficients: One per point, adding up to one; all equal by default.
+
+    Returns:
+        A point without batch-norm statistics; `update_bn` adds them.
     """
     check_list(weights, "an average")
     check_weights(weights[0], "point 1")
@@ -216,7 +244,7 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
 
 
 def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights:
-    """sum_i c_i w_i; a single coefficient of one gives that point back bit for bit, -0.0 included."""
+    """sum_i c_i w_i; a single coefficient of one returns that point bit for bit, including -0.0."""
     alone = [point for point, c in zip(points, coefficients, strict=True) if c != 0]
     if len(alone) == 1 and sum(coefficients) == 1:
         vector = alone[0].vector.clone()
@@ -230,7 +258,7 @@ def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights
 
 
 def check_agreement(start: Weights, end: Weights, here: str = "start", there: str = "end") -> None:
-    """Raise unless the two are points of one space: same layout and device, equal frozen weights and other buffers."""
+    """Raise unless both are points of one space: same layout and device, equal frozen weights and other buffers."""
     for name, weights in ((here, start), (there, end)):
         check_weights(weights, name)
     start.layout.check(end.layout, here, there)
@@ -263,7 +291,9 @@ def check_list(points: object, what: str, least: int = 1) -> None:
 
 
 def inner_products(vectors: Sequence[Tensor]) -> Tensor:
-    """Of the differences to the first vector, in float64, on the device of the vectors; raw weights would cancel."""
+    """Inner products of the differences to the first vector, in float64, on the vectors' device; raw weights would
+    cancel.
+    """
     total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
     for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
         origin = block[0].double()
