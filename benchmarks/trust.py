@@ -17,7 +17,7 @@ import thalweg as tw
 from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
 from thalweg.models import preresnet164
-from thalweg.training import engine
+from thalweg.runtime import live
 from thalweg.weightspace.proof import Proof
 from thalweg.weightspace.state import ModuleState
 
@@ -77,9 +77,9 @@ def trained(module, batches, steps, watched):
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(engine.Engine, "step", note(engine.Engine.step)))
+        stack.enter_context(patch.object(live.Accelerated, "__call__", note(live.Accelerated.__call__)))
         if not watched:
-            stack.enter_context(patch.object(engine, "watched", lambda probe, work: (None, work())))
+            stack.enter_context(patch.object(live, "watched", lambda probe, work: (None, work())))
         tw.fit(module, tw.classification(), batches, epochs=-(-steps // len(batches)), lr=1e-3)
     return times[1:]
 
