@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..batches import Batches, mapped, source, tensors_in
 from ..errors import ThalwegError, during
@@ -55,9 +54,10 @@ class Watch(TorchDispatchMode):
         self.answered: list[Tensor] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._note(tensor, function)
+        for item in (*args, *kwargs.values()) if kwargs else args:
+            for tensor in item if isinstance(item, list | tuple) else (item,):  # operators take no deeper nests
+                if isinstance(tensor, Tensor):
+                    self._note(tensor, function)
         return function(*args, **(kwargs or {}))
 
     @property
