@@ -17,23 +17,23 @@ from torch import Tensor, nn
 from ..batches import Batches, count, not_finite
 from ..errors import ThalwegError, during, number, several, whole
 from ..results import Scan, Values, array, plain
-from ..runtime.compute import Compute, Context, Processes, check_compute, present
+from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
-from ..store.runs import POINTS, Interrupts, Run, opened
+from ..store.runs import POINTS, Interrupts, Run
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
-from ..weightspace.proof import agree
+from ..weightspace.proof import Proof, agree
 from ..weightspace.weights import Weights
 from .measure import Measurement, prove_measuring
-from .question import Facts, asked, bn_question, curve_question, measured_question, points_question
+from .question import Facts, bn_question, curve_question, measured_question, points_question
 
 Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
@@ -90,48 +90,48 @@ def scan(
     weight_decay = number(weight_decay, "weight_decay")
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
-    compute = compute or Compute()
-    check_compute(compute)
-    probe = Probe(module, None, compute)
-    compute.check(probe.device)
-    _check(probe, target, data, bn_batches)
+    call = Call(compute or Compute(), progress)
+    ready = [_proven(module, target, task, data, bn_batches, call)]
     where, makers = _points_of(target, points, grid, margin)
     drawn = _places(target, overlay) if isinstance(target, Plane) and overlay else {}
-    context = present.get()
-    processes, own = context.processes, {"weight_decay": weight_decay}
-    with aside(
-        probe.device, context.stream
-    ):  # before the question, which measures too, and may fill what the network keeps elsewhere
-        proof = prove_measuring(probe, task, next(iter(data.values())), compute)
-    about = asked(run, lambda: _question(module, target, where, task, data, bn_batches, compute) | own, processes)
-    with opened(run, "scan", about, SCAN, processes) as held:
-        if processes.once(lambda: held is not None and (held.folder / SCAN).is_file()):
-            kept = processes.once(lambda: Scan.load(held.folder / SCAN))  # type: ignore[union-attr]
-            return replace(kept, **drawn)
-        at = Measurer(probe, task, data, bn_batches, weight_decay, compute)
-        title = f"scanning {where['name']}"
-        with aside(probe.device, context.stream), Progress(title, len(makers), progress if processes.first else False) as bar:
-            measured = _measured(at, makers, _labels(where, len(makers)), held, bar, context)
+
+    def question() -> Facts:
+        return {**_question(module, target, where, task, data, bn_batches, call.compute), "weight_decay": weight_decay}
+
+    def measured(held: Run | None) -> Scan:
+        probe, proof = ready.pop()
+        at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
+        show = progress if call.processes.first else False
+        with aside(probe.device, call.context.stream), Progress(f"scanning {where['name']}", len(makers), show) as bar:
+            found = _measured(at, makers, _labels(where, len(makers)), held, bar, call.context)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
             if last is not None:
                 proof.again()
-        _look_for_nan(measured, data, bn_batches)
+        _look_for_nan(found, data, bn_batches)
         del at, probe, proof  # before there is another
         if last is not None:
-            least = min(data, key=lambda name: len(data[name]))
-            _look_again(
-                Measurer(Probe(module, None, compute), task, {least: data[least]}, bn_batches, weight_decay, compute), *last
-            )
+            least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute)
+            _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
         shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-        found = Scan(
-            values=_gather(measured, shape), weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn
-        )
-        if held is not None:
-            held.finish(lambda folder: found.save(folder / SCAN))
-    _warn_off_plane(found)
-    return found
+        values = _gather(found, shape)
+        return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
+
+    scan = replace(call.resumed(run, "scan", question, StoredResult.of(SCAN, Scan), measured), **drawn)
+    _warn_off_plane(scan)
+    return scan
+
+
+def _proven(
+    module: nn.Module, target: Target, task: Task, data: Mapping[str, Batches], bn_batches: Batches | None, call: Call
+) -> tuple[Probe, Proof]:
+    """Before the question, which measures too, and may fill what the network keeps elsewhere."""
+    probe = Probe(module, None, call.compute)
+    call.compute.check(probe.device)
+    _check(probe, target, data, bn_batches)
+    with aside(probe.device, call.context.stream):
+        return probe, prove_measuring(probe, task, next(iter(data.values())), call.compute)
 
 
 def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ from ..batches import Batches
 from ..errors import ThalwegError
 
 if TYPE_CHECKING:
+    from ..evaluation.question import Facts
     from ..store.runs import Interrupts, Run
     from ..training.step import Step
     from ..weightspace.curves import Curve
@@ -166,6 +167,11 @@ class StoredResult(Generic[T]):
     load: Callable[[Path], T]
     save: Callable[[T, Path], object]
 
+    @staticmethod
+    def of(file: str, kind: Any) -> "StoredResult[Any]":
+        """One file, which the class of the result reads and writes itself."""
+        return StoredResult[Any](file, lambda folder: kind.load(folder / file), lambda made, folder: made.save(folder / file))
+
 
 @dataclass(frozen=True)
 class Call:
@@ -200,18 +206,16 @@ class Call:
         self,
         run: "Run | str | Path | None",
         command: str,
-        arguments: Mapping[str, Any],
+        question: "Mapping[str, Any] | Callable[[], Facts]",
         result: "StoredResult[T]",
         make: Callable[["Run | None"], T],
     ) -> T:
-        """Return the stored result of an earlier call with the same arguments, or call `make` and store what it
-        returns.
+        """Return the stored result of an earlier call that asked the same, or call `make` and store what it returns.
 
         Args:
             run: The run folder, or None.
             command: The name of the call.
-            arguments: The arguments of the call, from which its question is made: what it would compute, which must be
-                the same.
+            question: What the call would compute, as facts, or the arguments from which these are made.
             result: How the result is stored.
             make: Computes the result.
         """
@@ -219,4 +223,4 @@ class Call:
             return make(None)
         from .resume import resumed
 
-        return resumed(self, run, command, arguments, result, make)
+        return resumed(self, run, command, question, result, make)

@@ -1,10 +1,11 @@
 """Resume or start: a run folder gives the result of a call that has finished, and goes on with one that has not."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..evaluation.question import asked
+from ..evaluation.question import Facts, asked
 from ..store.runs import Run, opened
 from ..training.question import QUESTIONS
 from .compute import Call, StoredResult
@@ -16,13 +17,13 @@ def resumed(
     call: Call,
     run: Run | str | Path | None,
     command: str,
-    arguments: Mapping[str, Any],
+    question: Mapping[str, Any] | Callable[[], Facts],
     result: StoredResult[T],
     make: Callable[[Run | None], T],
 ) -> T:
     """See `Call.resumed`; without a folder, several processes still agree on the question."""
-    question = asked(run, lambda: QUESTIONS[command](processes=call.processes, **arguments), call.processes)
-    with opened(run, command, question, result.file, call.processes) as held:
+    describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **question)
+    with opened(run, command, asked(run, describe, call.processes), result.file, call.processes) as held:
         if call.processes.once(lambda: held is not None and (held.folder / result.file).is_file()):
             return call.processes.once(lambda: result.load(held.folder))  # type: ignore[union-attr]
         made = make(held)

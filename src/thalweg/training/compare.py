@@ -13,14 +13,14 @@ from torch import nn
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, several, whole
 from ..evaluation.ensemble import Ensemble
-from ..evaluation.question import Facts, asked, bn_question, data_question, first_pass, measured_question
+from ..evaluation.question import Facts, bn_question, data_question, first_pass, measured_question
 from ..results import Comparison
-from ..runtime.compute import Call, Compute
+from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
 from ..store import facts
 from ..store.files import COMPARISON
-from ..store.runs import Run, opened
+from ..store.runs import Run
 from ..tasks import Task
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import batch_norms
@@ -108,10 +108,7 @@ def compare(
         tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.compute)
         return {**own, **runner.question(make, contenders, seeds), **tested}
 
-    processes = Call(runner.compute).processes
-    with opened(run, "compare", asked(run, question, processes), COMPARISON, processes) as held:
-        if processes.once(lambda: held is not None and (held.folder / COMPARISON).is_file()):
-            return processes.once(lambda: Comparison.load(held.folder / COMPARISON))  # type: ignore[union-attr]
+    def compared(held: Run | None) -> Comparison:
         jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
         found = at_once(jobs, next(module.parameters()).device)
         entries: dict[str, dict[str, Any]] = {}
@@ -121,10 +118,9 @@ def compare(
             scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
             name = type(contender).__name__
             entries[str(contender) if name in entries else name] = {**cost, **scores}
-        result = Comparison(budget, multiples, seeds, entries)
-        if held is not None:
-            held.finish(lambda folder: result.save(folder / COMPARISON))
-    return result
+        return Comparison(budget, multiples, seeds, entries)
+
+    return Call(runner.compute).resumed(run, "compare", question, StoredResult.of(COMPARISON, Comparison), compared)
 
 
 def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:

@@ -96,8 +96,7 @@ def connect(
 
     arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "curve": curve}
     arguments |= {"loss": loss, "same_t": same_t, "compute": call.compute}
-    file = StoredResult(CURVE, lambda folder: type(curve).load(folder / CURVE), lambda made, folder: made.save(folder / CURVE))
-    return call.resumed(run, "connect", arguments, file, trained).to(curve.start.vector.device)
+    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(curve.start.vector.device)
 
 
 def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
