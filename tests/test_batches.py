@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import thalweg as tw
-from thalweg.batches import count, moved, to_device
+from thalweg.batches import count, to_device
+from thalweg.runtime.transfer import moved
 
 Pair = namedtuple("Pair", "x y")
 

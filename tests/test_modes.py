@@ -12,10 +12,10 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.batches import source
 from thalweg.errors import Stopped
 from thalweg.runtime import compiled as compiled_step
 from thalweg.runtime import cuda_graphs
+from thalweg.runtime.transfer import source
 from thalweg.training.step import mean_loss
 from thalweg.weightspace.batchnorm import counted_at_once
 from thalweg.weightspace.probe import Probe

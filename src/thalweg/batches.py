@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,18 +17,6 @@ class Batches(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
-
-
-@runtime_checkable
-class Drawn(Protocol):
-    """Batches that lie on the device, such as `DeviceBatches`: `make` turns each of the small tensors that `draws` gives into a
-    batch, and so belongs to the step; where that is captured, augmentation is captured with it."""
-
-    @property
-    def device(self) -> torch.device: ...
-    def __len__(self) -> int: ...
-    def draws(self) -> Iterator[Any]: ...
-    def make(self, draw: Any) -> Any: ...
 
 
 def count(batches: Batches, name: str = "the batches") -> int:
@@ -87,63 +74,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return item.to(device, non_blocking=True)
 
     return mapped(batch, there)
-
-
-def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
-    """Every batch of one pass, on `device`."""
-    for batch in _whole(batches, count(batches)):
-        yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
-
-
-def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-    """How to go through the batches once, and how to make a batch of what comes; on a CPU there is no step to record it with."""
-    if (
-        device.type == "cuda"
-        and isinstance(batches, Drawn)
-        and batches.device == device
-        and home(batches, "draws") is home(batches, "__iter__")
-    ):
-        return lambda: _whole(batches.draws(), len(batches)), batches.make
-    return lambda: moved(batches, device), lambda batch: batch
-
-
-def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
-    """One pass, which must give as many batches as their length promises: rates, cycles and means count on it."""
-    given = 0
-    for given, batch in enumerate(batches, start=1):
-        if given > promised:
-            break
-        yield batch
-    if given != promised:
-        more = "more" if given > promised else f"{given}" if given else "none"
-        raise ThalwegError(f"the batches promised {promised} batches and gave {more}: correct their length or what they give")
-
-
-def home(batches: object, method: str) -> type:
-    """The class that defines a method, or object; a subclass with another `__iter__` is taken at its word."""
-    return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
-
-
-def _beside(batch: Any, device: torch.device) -> Any:
-    """Copied to a card while it works on something else: from pinned memory, on a stream of its own."""
-    stream, current = _copying_stream(device), torch.cuda.current_stream(device)
-
-    def copied(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or item.device.type != "cpu":
-            return item.to(device)
-        with torch.cuda.stream(stream):
-            twin = item.pin_memory().to(device, non_blocking=True)
-        twin.record_stream(current)
-        return twin
-
-    there = mapped(batch, copied)
-    current.wait_stream(stream)
-    return there
-
-
-@cache
-def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.isnan) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import models, text
-from .batches import count, source
+from .batches import count
 from .data import DeviceBatches
 from .evaluation.scan import Measurer
 from .inputs import Inputs
@@ -23,6 +23,7 @@ from .runtime.compute import LONG, Call, Compute, Context, present
 from .runtime.cuda_graphs import Replay, aside
 from .runtime.interleave import together
 from .runtime.live import Accelerated
+from .runtime.transfer import source
 from .store.runs import Run, versions
 from .tasks import Task, classification
 from .training.checkpoint import state_of

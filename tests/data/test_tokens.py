@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import thalweg as tw
-from thalweg.batches import Drawn
 from thalweg.data import TokenBatches, ptb
+from thalweg.runtime.transfer import Drawn
 
 TEXT = {"ptb.train.txt": b" b a b\n c a b\n", "ptb.valid.txt": b" c\n", "ptb.test.txt": b" a a\n b\n"}
 

@@ -71,7 +71,7 @@ def test_a_schedule_may_give_any_kind_of_number(scalar, tmp_path):
     ("wrong", "told"),
     [
         ({"schedule": lambda i: None}, "the learning rate of iteration 1 must be a number; got None"),
-        ({"lr": 0.1, "compute": "bf16"}, "mode must be a Mode, such as Mode"),
+        ({"lr": 0.1, "compute": "bf16"}, "compute must be a Compute, such as Compute"),
     ],
 )
 def test_settings_of_another_kind_are_named(wrong, told):

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batches import Batches, moved, not_finite, source
+from ..batches import Batches, not_finite
 from ..errors import ThalwegError
 from ..explaining import explained
 from ..runtime.compute import Compute
 from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded
 from ..runtime.threads import few_threads
+from ..runtime.transfer import moved, source
 from ..tasks import Task, are_labels
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..batches import Batches, count, home, tensors_in, to_device
+from ..batches import Batches, count, tensors_in, to_device
 from ..errors import during
 from ..hidden import modules_in
 from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
+from ..runtime.transfer import home
 from ..store import facts
 from ..store.content import Content, digest_of
 from ..store.runs import versions

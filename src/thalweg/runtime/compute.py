@@ -1,7 +1,7 @@
 """How a public call computes, what it finds around it, and the one place where accelerators are asked for."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -195,6 +195,12 @@ class Call:
         from .live import running
 
         return running(step, self, batches, seed, total, label, run)
+
+    def source(self, batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
+        """How to go through the batches once, and how to make a batch on the device of what comes."""
+        from .transfer import source
+
+        return source(batches, device)
 
     def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
         """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..batches import Batches, count, not_finite, source
+from ..batches import Batches, count, not_finite
 from ..errors import Diverged, ThalwegError, number, whole
 from ..runtime.compute import Call
 from ..tasks import Task, check_task
@@ -103,7 +103,7 @@ def train(
     steps = count(batches)
     schedule = settings.rate(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
-    passes, make = source(batches, motion.probe.device)
+    passes, make = call.source(batches, motion.probe.device)
     step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
     observer = observer or Observer()
     with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:

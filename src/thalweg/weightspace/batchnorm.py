@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count, home, source
+from ..batches import Batches, count
 from ..errors import ThalwegError, during
 from ..explaining import explained
 from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import Replay, aside
 from ..runtime.rng import seeded
+from ..runtime.transfer import home, source
 from ..tasks import Task, split
 from .layout import STATISTICS, batch_norms
 from .probe import Probe

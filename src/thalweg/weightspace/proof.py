@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batches import Batches, mapped, source, tensors_in
+from ..batches import Batches, mapped, tensors_in
 from ..errors import ThalwegError, during
 from ..explaining import explained
 from ..runtime.rng import seed_all, seeded
 from ..runtime.threads import few_threads
+from ..runtime.transfer import source
 from .layout import named_parameters, span
 from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
