@@ -85,7 +85,7 @@ class Compute:
 
 def check_compute(compute: object) -> None:
     if not isinstance(compute, Compute):
-        raise ThalwegError(f"mode must be a Mode, such as Compute(precision='bf16'); got {compute!r}")
+        raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {compute!r}")
 
 
 def say_slower(what: str, reason: str) -> None:
