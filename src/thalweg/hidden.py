@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from types import BuiltinMethodType, CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -285,6 +294,8 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
         yield from ((i, Place(value, i, item)) for i, item in enumerate(items) if not (fixed and isinstance(item, SCALARS)))
     elif isinstance(value, dict):
         yield from ((key, Place(value, key, item)) for key, item in islice(dict.items(value), ITEMS))
+    elif isinstance(value, MappingProxyType):
+        yield from ((key, Place(None, None, item)) for key, item in islice(value.items(), ITEMS))
     elif isinstance(value, partial):
         yield from ((key, Place(None, None, getattr(value, key))) for key in ("func", "args", "keywords"))
     elif isinstance(value, MethodType | BuiltinMethodType):

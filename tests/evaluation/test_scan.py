@@ -168,11 +168,19 @@ def test_the_network_runs_once_per_batch():
     assert counts[1] - counts[0] == 2 * 3  # batches; what is done once for a call is in both
 
 
+def test_bare_batches_are_measured_as_data():
+    animal, line = ZOO["mlp"], tw.Segment(*ZOO["mlp"].ends())
+    bare = tw.scan(animal.module(1), line, animal.task, animal.batches(), points=3).to_dict()["values"]
+    assert bare == tw.scan(animal.module(1), line, animal.task, {"data": animal.batches()}, points=3).to_dict()["values"]
+    loader = torch.utils.data.DataLoader(list(zip(*animal.batches()[0], strict=True)), batch_size=2)
+    assert list(tw.scan(animal.module(1), line, animal.task, loader, points=2).values) == ["data"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {}}, "data must be a dict of batches by name"),
-        ({"data": [1]}, "data must be a dict of batches by name"),
+        ({"data": {}}, "data must be batches, or a dict of batches by name, .* got an empty dict"),
+        ({"data": 1}, "the batches of 'data' must have a length"),
         ({"data": {"test": []}}, "the batches of 'test' are empty"),
         ({"target": []}, "a scan needs a curve, a plane, or a list of Weights"),
         ({"target": "curve"}, "a scan needs a curve, a plane, or a list of Weights"),

@@ -1,5 +1,9 @@
 """Points: module <-> vector, agreement, files."""
 
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
 import pytest
 import torch
 from torch import nn
@@ -191,3 +195,35 @@ def test_files_and_dicts_of_training_scripts_are_told_apart(tmp_path):
         tw.Weights.load(tmp_path / "net.pt")
     with pytest.raises(tw.ThalwegError, match="give what is under 'model'"):
         tw.Weights.from_state({"epoch": torch.ones(1), "model": module.state_dict()}, module)
+
+
+def test_weights_are_read_only():
+    weights = tw.Weights.of(ZOO["conv_bn"].module(1))
+    given = {"by": "hand"}
+    noted = replace(weights, made=given)
+    given["by"] = "somebody else"
+    assert noted.made == {"by": "hand"}
+    for name in ("buffers", "frozen", "made", "kept"):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            getattr(weights, name)["x"] = 1
+        with pytest.raises(FrozenInstanceError):
+            setattr(weights, name, {})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda weights: pickle.loads(pickle.dumps(weights))])
+def test_weights_can_be_copied_and_pickled(copied):
+    weights = replace(tw.Weights.of(ZOO["conv_bn"].module(1)), made={"by": "hand"})
+    again = copied(weights)
+    assert again.digest() == weights.digest()
+    assert again.made == weights.made
+    assert again.vector.data_ptr() != weights.vector.data_ptr()
+
+
+def test_saving_weights_says_that_kept_epochs_are_left_out(tmp_path):
+    animal = ZOO["mlp"]
+    trained = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, keep=[1, 3], run=tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"holds the weights alone, without the kept epochs 1, 3: fit with run="):
+        trained.save(tmp_path / "weights.safetensors")
+    assert not tw.Weights.load(tmp_path / "weights.safetensors").kept
+    tw.Ensemble(animal.module(1), [trained]).save(tmp_path / "ensemble")
+    replace(trained, kept={}).save(tmp_path / "weights.safetensors")

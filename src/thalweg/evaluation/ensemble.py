@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,9 @@ class Ensemble:
         """Named by its content, so that a file once written is never written over."""
         digest = member.digest()
         name = f"member-{digest[:16]}.safetensors"
-        member.save(folder / name, apart=True)
+        replace(member, kept={}).save(folder / name, apart=True)
         base = {"base": base_name(member.frozen)} if member.frozen else {}
-        return {"file": name, "sha256": digest, "made": member.made, **base}
+        return {"file": name, "sha256": digest, "made": dict(member.made), **base}
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Member after member: what it predicts, what all up to it predict together, and the targets."""

@@ -45,7 +45,7 @@ def scan(
     module: nn.Module,
     target: Curve | Plane | Sequence[Weights],
     task: Task,
-    data: Mapping[str, Batches],
+    data: Mapping[str, Batches] | Batches,
     *,
     points: int | Sequence[float] | None = None,
     grid: tuple[int, int] | None = None,
@@ -71,7 +71,8 @@ def scan(
         module: A network of the same architecture; it is not changed. Measuring runs on its device.
         target: A curve, a plane, or a list of weights.
         task: The loss and metrics to measure.
-        data: Batches by name, such as `{"train": ..., "test": ...}`; use data without augmentation.
+        data: Batches by name, such as `{"train": ..., "test": ...}`, or batches alone, which are named "data"; use data without
+            augmentation.
         points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves.
         grid: For a plane: the number of points along x and y, 21 x 21 by default.
         margin: For a plane: how far to go beyond its three points, as a fraction of its size; 0.2 by default.
@@ -87,6 +88,7 @@ def scan(
         The values at every point.
     """
     check_task(task)
+    data = data if isinstance(data, Mapping) else {"data": data}
     weight_decay = number(weight_decay, "weight_decay")
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
@@ -274,9 +276,8 @@ def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
 
 
 def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> None:
-    if not isinstance(data, Mapping) or not data:
-        got = "an empty dict" if isinstance(data, Mapping) else type(data).__name__
-        raise ThalwegError(f"data must be a dict of batches by name, such as {{'test': batches}}; got {got}")
+    if not data:
+        raise ThalwegError("data must be batches, or a dict of batches by name, such as {'test': batches}; got an empty dict")
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
     between = isinstance(target, Curve | Plane)

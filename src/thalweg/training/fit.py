@@ -94,7 +94,7 @@ def fit(
         return replace(Weights.load(folder / WEIGHTS), kept=kept)
 
     arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "keep": keep, "compute": call.compute}
-    file = StoredResult(WEIGHTS, load, lambda made, folder: made.save(folder / WEIGHTS))
+    file = StoredResult(WEIGHTS, load, lambda made, folder: replace(made, kept={}).save(folder / WEIGHTS))
     return call.resumed(run, "fit", arguments, file, trained).to(next(module.parameters()).device)
 
 

@@ -1,6 +1,7 @@
 """For people who keep their own training loop: three lines give it a walk."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -87,7 +88,7 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """The collected networks, for your own checkpoint."""
-        return {"members": [{"tensors": member.tensors(), "made": member.made} for member in self.members]}
+        return {"members": [{"tensors": member.tensors(), "made": dict(member.made)} for member in self.members]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -99,6 +100,4 @@ class Collector:
 
 def collect(module: nn.Module, i: int) -> Weights:
     """A module's weights on the CPU, with the iteration as provenance."""
-    weights = Weights.of(module).to("cpu")
-    weights.made.update({"by": "own loop", "iteration": i})
-    return weights
+    return replace(Weights.of(module).to("cpu"), made={"by": "own loop", "iteration": i})

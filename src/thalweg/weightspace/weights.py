@@ -1,9 +1,11 @@
 """Points of weight space: a module's weights as one vector."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,15 +39,24 @@ class Weights:
         buffers: Persistent buffers by name. Points that were never trained have no batch-norm statistics.
         frozen: Parameters with `requires_grad=False`, by name. Points in which they are equal share the same tensors.
         made: Provenance, saved with the file.
-        kept: The checkpoints requested by `fit(keep=)`, by epoch.
+        kept: The checkpoints requested by `fit(keep=)`, by epoch; `save` leaves them out.
+
+    The four mappings are read-only: `dataclasses.replace(weights, made=...)` gives a point with another.
     """
 
     layout: Layout
     vector: Tensor
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    frozen: dict[str, Tensor] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
-    kept: "dict[int, Checkpoint]" = field(default_factory=dict, repr=False)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    frozen: Mapping[str, Tensor] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    kept: "Mapping[int, Checkpoint]" = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("buffers", "frozen", "made", "kept"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Weights, (self.layout, self.vector, dict(self.buffers), dict(self.frozen), dict(self.made), dict(self.kept))
 
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
@@ -82,8 +93,7 @@ class Weights:
                 raise ThalwegError(
                     f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: untie or correct it"
                 )
-        device, dtype = own.vector.device, own.layout.dtype
-        vector = torch.cat([state[name].to(device, dtype).reshape(-1) for name in own.layout.names])
+        vector = torch.cat([state[name].to(own.vector).reshape(-1) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
         frozen = {name: held_once(name, state[name].to(value)) for name, value in own.frozen.items()}
         return cls(own.layout, vector, buffers, frozen)
@@ -121,9 +131,8 @@ class Weights:
                 "points of curves and averages have none: write update_bn(module, weights, batches).load_into(module)"
             )
         mine = self.state_dict()
-        parameters, _ = named_parameters(module)
-        theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(module))}
-        aliases = [alias for alias, _ in self.layout.aliases]
+        theirs: dict[str, Tensor] = {**named_parameters(module)[0], **dict(named_buffers(module))}
+        aliases = dict(self.layout.aliases)
         check_state({name: t for name, t in mine.items() if name not in aliases}, theirs, "the weights", "the module")
         with torch.no_grad():
             for name, tensor in theirs.items():
@@ -139,14 +148,16 @@ class Weights:
         """The same point on another device; itself if it is already there."""
         if all(tensor.device == torch.device(device) for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())):
             return self
-        buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
-        frozen = {name: held_once(name, value.to(device), copy=False) for name, value in self.frozen.items()}
-        return replace(self, vector=self.vector.to(device), buffers=buffers, frozen=frozen)
+        return replace(
+            self,
+            vector=self.vector.to(device),
+            buffers={name: buffer.to(device) for name, buffer in self.buffers.items()},
+            frozen={name: held_once(name, value.to(device), copy=False) for name, value in self.frozen.items()},
+        )
 
     def bare(self) -> "Weights":
         """The same point without batch-norm statistics."""
-        plain = {name: buffer for name, buffer in self.buffers.items() if name not in self.layout.statistics}
-        return replace(self, buffers=plain)
+        return replace(self, buffers={name: b for name, b in self.buffers.items() if name not in self.layout.statistics})
 
     def save(self, path: str | Path, apart: bool = False) -> None:
         """Write one safetensors file with one tensor per parameter, which other tools can read too.
@@ -155,6 +166,12 @@ class Weights:
             path: The file to write.
             apart: Put the frozen parameters in a separate file next to it, which all such files in the folder share.
         """
+        if self.kept:
+            warnings.warn(
+                f"{path} holds the weights alone, without the kept epochs {', '.join(map(str, self.kept))}: fit with run=, whose "
+                "folder holds them too, or save each with weights.kept[epoch].save(path)",
+                stacklevel=2,
+            )
         files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
@@ -189,7 +206,7 @@ class Weights:
         return {**self.layout.split(self.vector), **self.frozen, **self.buffers}
 
     @classmethod
-    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: dict[str, Any] | None = None) -> "Weights":
+    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: Mapping[str, Any] | None = None) -> "Weights":
         """The inverse of `tensors`."""
         frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
@@ -198,12 +215,11 @@ class Weights:
                 raise ValueError(
                     f"'{name}' must be {shape} of {layout.dtype}; it is {tensors[name].shape}, {tensors[name].dtype}"
                 )
-        vector = torch.cat([tensors[name].reshape(-1) for name in layout.names])
-        return cls(layout, vector, buffers, frozen, dict(made or {}))
+        return cls(layout, torch.cat([tensors[name].reshape(-1) for name in layout.names]), buffers, frozen, made or {})
 
     def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The contents of the file at `path`: tensors and JSON."""
-        tensors, about = self.tensors(), {"layout": self.layout.to_dict(), "made": self.made}
+        tensors, about = self.tensors(), {"layout": self.layout.to_dict(), "made": dict(self.made)}
         if not (apart and self.frozen):
             return tensors, about
         own = {name: tensor for name, tensor in tensors.items() if name not in self.frozen}
@@ -234,11 +250,10 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
         A point without batch-norm statistics; `update_bn` adds them.
     """
     check_list(weights, "an average")
-    check_weights(weights[0], "point 1")
     coefficients = [1 / len(weights)] * len(weights) if coefficients is None else [float(c) for c in coefficients]
     if len(coefficients) != len(weights) or not abs(sum(coefficients) - 1) <= 1e-6:
         raise ThalwegError(f"an average needs one coefficient per point, adding up to one; got {coefficients}")
-    for number, other in enumerate(weights[1:], start=2):
+    for number, other in enumerate(weights, start=1):
         check_agreement(weights[0], other, "point 1", f"point {number}")
     return combine(weights, coefficients)
 
@@ -249,8 +264,7 @@ def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights
     if len(alone) == 1 and sum(coefficients) == 1:
         vector = alone[0].vector.clone()
     else:
-        wide = torch.float32 if points[0].layout.dtype in (torch.float16, torch.bfloat16) else points[0].layout.dtype
-        total = torch.zeros_like(points[0].vector, dtype=wide)
+        total = torch.zeros_like(points[0].vector, dtype=torch.promote_types(points[0].layout.dtype, torch.float32))
         for point, c in zip(points, coefficients, strict=True):
             total.add_(point.vector, alpha=c)
         vector = total.to(points[0].layout.dtype)
@@ -263,8 +277,10 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
         check_weights(weights, name)
     start.layout.check(end.layout, here, there)
     if start.vector.device != end.vector.device:
-        devices = f"{start.vector.device} and {end.vector.device}"
-        raise ThalwegError(f"{here} and {there} must be on one device; they are on {devices}: use weights.to(device)")
+        raise ThalwegError(
+            f"{here} and {there} must be on one device; they are on {start.vector.device} and {end.vector.device}: use "
+            "weights.to(device)"
+        )
     ours, theirs = ({**point.frozen, **point.bare().buffers} for point in (start, end))
     odd = sorted(set(ours) ^ set(theirs))
     if odd:
@@ -317,6 +333,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
-    if one is two or one.shape != two.shape or one.dtype != two.dtype:
-        return one is two
-    return torch.equal(one, two) or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+    return one is two or (
+        (one.shape, one.dtype) == (two.shape, two.dtype)
+        and (torch.equal(one, two) or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)))
+    )
