@@ -82,5 +82,5 @@ def test_a_length_that_promises_too_much():
         def __iter__(self):
             return iter(())
 
-    with pytest.raises(tw.ThalwegError, match="promised 3 batches and gave none"):
+    with pytest.raises(tw.ThalwegError, match="of the batches is 3, but iterating gave none"):
         list(moved(Liar(), torch.device("cpu")))

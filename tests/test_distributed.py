@@ -14,7 +14,7 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.runtime.distributed import Ranks, _own_card
+from thalweg.runtime.distributed import Ranks, _own_gpu
 from thalweg.training.question import _check_whole
 
 HERE = Path(__file__).parent
@@ -218,11 +218,11 @@ def test_loaders_that_divide_the_data_themselves_are_refused():
 
 
 def test_every_process_has_a_card_of_its_own():
-    assert _own_card({}, 0) == {}
-    assert _own_card({"LOCAL_RANK": "1"}, 2) == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert _own_card({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,GPU-7"}, 2) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
-    with pytest.raises(tw.ThalwegError, match="needs a card of its own; there are 2"):
-        _own_card({"LOCAL_RANK": "2"}, 2)
+    assert _own_gpu({}, 0) == {}
+    assert _own_gpu({"LOCAL_RANK": "1"}, 2) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert _own_gpu({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,GPU-7"}, 2) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
+    with pytest.raises(tw.ThalwegError, match="needs its own GPU; there are 2"):
+        _own_gpu({"LOCAL_RANK": "2"}, 2)
 
 
 def test_every_process_draws_its_own_numbers_in_a_step_and_all_go_on_as_one():

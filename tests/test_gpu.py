@@ -15,7 +15,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.weightspace.probe import Probe
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
 NAMES = [name for name in ZOO if name != "dropout"]  # another device draws other masks
 

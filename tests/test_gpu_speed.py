@@ -19,7 +19,7 @@ from thalweg.training.optimizers import make_optimizer
 from thalweg.training.step import Step
 from thalweg.weightspace.probe import Probe
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 EAGER = Compute(graph=False, compile=False)
 CUDA = torch.device("cuda", 0)
 MODES = {
@@ -176,7 +176,7 @@ def test_nothing_waits_for_the_card_in_the_steady_state():
 
 
 class Noisy(nn.Module):
-    """Everything that a recording would freeze, one thing at a time."""
+    """Everything that a capture would freeze, one thing at a time."""
 
     def __init__(self, what):
         super().__init__()
@@ -203,7 +203,7 @@ class Noisy(nn.Module):
 
 
 REASONS = {
-    "waits": r"waits for the card \(.*test_gpu_speed.py, line",
+    "waits": r"synchronizes with the GPU \(.*test_gpu_speed.py, line",
     "random": "draws random numbers on the CPU",
     "numpy": "draws random numbers on the CPU",
     "torch": "draws random numbers on the CPU",
@@ -256,7 +256,7 @@ def test_a_recording_that_breaks_leaves_the_run_whole():
             torch.cuda.synchronize()
         return animal.task.loss(net, batch)
 
-    with pytest.warns(tw.SlowPathWarning, match="recording failed"):
+    with pytest.warns(tw.SlowPathWarning, match="capture failed"):
         found = tw.fit(animal.module(1).cuda(), tw.Task(loss), animal.batches(), epochs=5, lr=0.1)
     plain = tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=5, lr=0.1, compute=EAGER)
     assert torch.allclose(found.vector, plain.vector, rtol=1e-9)

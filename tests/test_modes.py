@@ -43,15 +43,15 @@ def test_what_is_decided_where_nothing_is_said():
     assert not tw.Compute().compiles(cuda, 100)
     assert tw.Compute().compiles(cuda, 10**6)
     assert not tw.Compute(compile=False).compiles(cuda, 10**6)
-    assert tw.Compute().records(cuda)
-    assert not tw.Compute(graph=False).records(cuda)
+    assert tw.Compute().captures(cuda)
+    assert not tw.Compute(graph=False).captures(cuda)
     assert tw.Compute("bf16").channels_last(cuda)
     assert not tw.Compute("bf16").channels_last(cpu)
 
 
 def test_recording_needs_a_card_and_says_so_once():
     animal = ZOO["mlp"]
-    with pytest.warns(tw.SlowPathWarning, match="needs a CUDA card, and the network is on cpu") as heard:
+    with pytest.warns(tw.SlowPathWarning, match="needs a CUDA GPU, and the network is on cpu") as heard:
         tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute(graph=True), **SETTINGS)
     assert len(heard) == 1
 

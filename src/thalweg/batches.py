@@ -1,4 +1,4 @@
-"""Any iterable of batches with a length; a batch is any nest of tensors."""
+"""Batches: any iterable with a length; a batch is any nested structure of tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -29,17 +29,17 @@ def count(batches: Batches, name: str = "the batches") -> int:
     try:
         length = len(batches)
     except TypeError:
-        message = f"{name} must have a length and be iterable again and again, as a list; got {type(batches).__name__}, without"
+        message = f"{name} must have a length and be iterable repeatedly, as a list is; got {type(batches).__name__}, without"
         raise ThalwegError(message) from None
     if isinstance(batches, Iterator):
-        raise ThalwegError(f"{name} must be iterable again and again; got the iterator {batches!r}: give a list instead")
+        raise ThalwegError(f"{name} must be iterable repeatedly; got the iterator {batches!r}: pass a list instead")
     if length == 0:
         raise ThalwegError(f"{name} are empty: there is nothing to train on or to measure")
     return length
 
 
 def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """The same nest with `function` of every tensor in it, and of everything else with a `.to`; the rest stays.
+    """Apply `function` to every tensor in a nested batch, and to everything else with a `.to`; the rest is kept.
 
     >>> mapped({"x": torch.zeros(2), "ids": ["a", "b"]}, lambda tensor: tensor + 1)
     {'x': tensor([1., 1.]), 'ids': ['a', 'b']}
@@ -77,7 +77,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.isnan) -> str | None:
-    """Where the first NaN is, in words, or with `also=torch.isinf` the first infinity; None if there is none.
+    """Describe where the first NaN is, or with `also=torch.isinf` the first infinity; None if there is none.
 
     >>> not_finite([(torch.ones(2), torch.ones(2)), {"x": torch.tensor([1.0, torch.nan])}])
     "'x' of batch 2 holds NaN"
@@ -93,7 +93,7 @@ def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:
-    """Every tensor in a nest, in its order."""
+    """Every tensor in a nested batch, in order."""
     found: list[Any] = []
     mapped(batch, found.append)
     return [item for item in found if isinstance(item, torch.Tensor)]

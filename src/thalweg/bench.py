@@ -1,4 +1,4 @@
-"""What a step, a scanned point and a checkpoint cost with a network of the user's, on this machine."""
+"""The cost of a step, a scanned point and a checkpoint with your network, on this machine."""
 
 import platform
 import statistics
@@ -39,13 +39,13 @@ from .weightspace.probe import Probe
 from .weightspace.weights import Weights
 
 MOMENTUM, DECAY, RATE = 0.9, 5e-4, 1e-3
-PATIENCE = 30.0  # seconds for one kind of thing
-WARM = 4  # steps before anything is timed: eager, watched, recorded, replayed
+PATIENCE = 30.0  # seconds for one part
+WARM = 4  # steps before anything is timed: eager, watched, captured, replayed
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one thing, timed again and again; `images` of them are dealt with each time, `memory` bytes were needed."""
+    """Seconds of one thing, timed repeatedly; each time processes `images` images, and `memory` bytes were needed."""
 
     seconds: list[float]
     images: int | None = None
@@ -71,7 +71,11 @@ class Timing:
 class Bench:
     """Times the parts of thalweg with one network and its data.
 
-    rounds: how often each is timed. steps: how many training steps are timed at once; more on a card, where one is short.
+    Args:
+        inputs: The network, task and data.
+        compute: How to compute.
+        rounds: How often each part is timed.
+        steps: Training steps per timing; more on a GPU, where one is short.
     """
 
     def __init__(self, inputs: Inputs, compute: Compute, rounds: int = 15, steps: int | None = None):
@@ -86,13 +90,13 @@ class Bench:
         self.curve = Bezier(a.bare(), a.bare())
 
     def run(self, number: int = 0) -> dict[str, Timing]:
-        """Everything; with several networks at once, if there should be."""
+        """Everything; with `number` networks interleaved, if given."""
         with aside(self.device):
             found = {**self.training(), "data pipeline": self.pipeline(), **self.scanning(), "checkpoint": self.checkpoint()}
             return found | (self.side_by_side(number) if number > 1 else {})
 
     def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
-        """Plain, curve and walk steps on one batch, and others by name, taking turns so that all meet the same machine."""
+        """Plain, curve and walk steps on one batch, and others by name, interleaved so that all see the same load."""
         if self.compute.compile:
             _repeat(self.plain(), 2)  # so that no peak of memory below includes the compiler's trial
         works, memory = {}, {}
@@ -128,12 +132,14 @@ class Bench:
     def pipeline(self) -> Timing:
         """One pass over the training data, per batch."""
         passes, make = source(self.inputs.train, self.device)
-        replay = Replay(make, nn.Identity(), self.device, self.compute.records(self.device))
+        replay = Replay(make, nn.Identity(), self.device, self.compute.captures(self.device))
         times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, rounds=min(self.rounds, 5))
         return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
 
     def epoch(self, epochs: int = 5) -> Timing:
-        """Whole epochs of training, per step, as `fit` runs them; the first two, in which steps are recorded, do not count."""
+        """Whole epochs of training, per step, as `fit` runs them; the first two, in which steps are captured, do not
+        count.
+        """
         ends: list[float] = []
 
         class Clock(Observer):
@@ -158,12 +164,12 @@ class Bench:
             "its forward passes": alone,
         }
         for work in works.values() if self.device.type == "cuda" else ():
-            _repeat(work, 2)  # in which the last of all forms of batches is recorded
+            _repeat(work, 2)  # in which the last of all kinds of batches is captured
         times = self.alternate(works, rounds=min(self.rounds, 5))
         return {name: Timing(seconds) for name, seconds in times.items()}
 
     def side_by_side(self, number: int = 3) -> dict[str, Timing]:
-        """Steps of several networks at once, and of the same networks one after another, per step of one."""
+        """Steps of several networks interleaved, and of the same networks one after another, per step of one."""
         steps = max(self.steps, WARM)
         jobs = [partial(self._turns, self.plain(), steps) for _ in range(number)]
         for job in jobs:
@@ -182,7 +188,7 @@ class Bench:
                     slot.pass_on()
 
     def checkpoint(self) -> Timing:
-        """Saving all that plain training needs to be resumed."""
+        """Saving everything that plain training needs to be resumed."""
         step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +198,9 @@ class Bench:
             )
 
     def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
-        """Seconds of each, in turn, in both orders; the first round does not count, and none is begun after half a minute."""
+        """Seconds of each, alternating in both orders; the first round does not count, and none starts after half a
+        minute.
+        """
         found: dict[str, list[float]] = {name: [] for name in works}
         begun = time.perf_counter()
         for number in range((rounds or self.rounds) + 1):
@@ -225,7 +233,7 @@ class _Forwards:
     def __init__(self, probe: Probe, at: Measurer, task: Task, compute: Compute):
         self.module = probe.module
         self.parts = []
-        pool = torch.cuda.graph_pool_handle() if compute.records(probe.device) else None
+        pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
         refreshed = [] if at.statistics is None or not at.statistics.layers else [(True, at.statistics.batches)]
         for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
             passes, make = source(batches, probe.device)
@@ -234,7 +242,7 @@ class _Forwards:
                 with compute.casting(probe.device):
                     (task.predictions if task.predict is not None else task.losses)(self.module, make(drawn))
 
-            self.parts.append((learning, passes, Replay(work, self.module, probe.device, compute.records(probe.device), pool)))
+            self.parts.append((learning, passes, Replay(work, self.module, probe.device, compute.captures(probe.device), pool)))
 
     def __call__(self) -> None:
         with torch.no_grad():
@@ -264,7 +272,7 @@ def table(timings: dict[str, Timing]) -> str:
 
 
 def ratios(timings: dict[str, Timing]) -> dict[str, float]:
-    """What each costs in terms of what it could cost at the least.
+    """The cost of each part relative to its lower bound.
 
     >>> ratios({"plain step": Timing([2.0, 2.0, 2.2]), "curve step": Timing([2.1, 2.2, 2.3])})
     {'curve step / plain step': 1.1}
@@ -286,7 +294,7 @@ def _repeat(work: Callable[[], object], times: int) -> None:
 
 
 def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
-    """A network on images of CIFAR's size, and on a card of their number, drawn at random: for timing, not for learning."""
+    """A network and random images of CIFAR's size (on a GPU also as many as CIFAR has): for timing, not for learning."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     share = 1 if device == "cuda" else 50
 

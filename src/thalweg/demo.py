@@ -1,4 +1,4 @@
-"""The demo: networks on handwritten digits, the curves between two of them, the planes around, ensembles at one budget."""
+"""The demo: networks on handwritten digits, curves between two of them, planes, and ensembles at equal budget."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ CONNECT: dict[str, Any] = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DEC
 
 
 def digits(seed: int) -> dict[str, Any]:
-    """The task factory of the demo, `--task thalweg.demo:digits`; copy its form for a task of your own."""
+    """The task factory of the demo, `--task thalweg.demo:digits`; a template for your own."""
     train_set, test_set = tw.data.digits()
     train = tw.data.DeviceBatches(*train_set, 64, shuffle=True)
     clean = train.clean(batch_size=433)
@@ -30,7 +30,7 @@ def digits(seed: int) -> dict[str, Any]:
 
 
 def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, tw.Scan]:
-    """Run the whole demo into `folder`; `say` gets what a person should read."""
+    """Run the whole demo into `folder`; `say` gets the messages for the user."""
     demo = _Demo(folder, progress, say)
     networks = demo.train_networks()
     curves = demo.find_curves(networks)

@@ -1,4 +1,4 @@
-"""The errors a caller can put right."""
+"""The errors a caller can correct."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on an error begin
+GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on errors start
 
 
 class ThalwegError(ValueError):
@@ -27,7 +27,7 @@ class Diverged(ThalwegError):
     def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
         super().__init__(message)
         self.step, self.t, self.lr, self.last_good = step, t, lr, last_good
-        self.members: list[Any] = []  # what a walk had collected by then
+        self.members: list[Any] = []  # what a walk had collected until then
 
 
 class Stopped(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Where code of the user's own failed, and on what."""
+"""Where user code failed, and on which input."""
 
 import importlib
 import re
@@ -17,13 +17,13 @@ from .errors import GAVE, WAS, first_line, note, notes_of
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
-WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")  # what a DataLoader's worker raised
+WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")  # raised by a DataLoader's worker
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @contextmanager
 def explained(module: nn.Module, batch: Any) -> Iterator[None]:
-    """Add to an error from inside the network or its loss what the batch was and what the network expects.
+    """Add a note to an error from the network or its loss: what the batch was and what the network expects.
 
     >>> try:
     ...     with explained(nn.Linear(2, 1), (torch.ones(3, 2).double(), torch.ones(3))):
@@ -41,7 +41,7 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
 
 
 def in_a_sentence(error: Exception) -> str:
-    """The error, the line of the user's own where it happened, and what the network was given, as far as these are known."""
+    """The error, the line of user code where it happened, and what the network was given, as far as these are known."""
     where = users_line(error)
     if isinstance(error, OSError) and not where:
         return str(error)
@@ -51,9 +51,9 @@ def in_a_sentence(error: Exception) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """The last line of the user's own on the way to an error, in brackets: of code that is not installed, or else not ours.
+    """The last line of user code on the way to an error, in brackets: code that is not installed, or else not ours.
 
-    A syntax error says by itself where it is.
+    A syntax error says itself where it is.
     """
     if isinstance(error, SyntaxError):
         return ""

@@ -1,4 +1,4 @@
-"""What objects keep to themselves: random generators, counters and orders, found by walking through their attributes."""
+"""Hidden state of objects: random generators, counters and orders, found by walking through their attributes."""
 
 import random
 import sys
@@ -31,21 +31,21 @@ LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000  # how deep, how man
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
 GUARDED = sys.stdlib_module_names | {"numpy"}
-OPEN = (SimpleNamespace, Namespace, UserDict, UserList)  # of the standard library, but made to hold what others put there
+OPEN = (SimpleNamespace, Namespace, UserDict, UserList)  # of the standard library, but made to hold what others store in them
 DICTS = (dict, OrderedDict, defaultdict, Counter)
 WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
 
 
 class Place(NamedTuple):
-    """Where a value is kept: an attribute, an entry of a dict, or the variable that a function closes over."""
+    """Where a value is stored: an attribute, an entry of a dict, or a variable in a function's closure."""
 
     owner: Any
     key: Any
     value: Any
 
     def put(self, value: Any) -> None:
-        """Put a copy there; into the same list, array or tensor where its shape allows, which others may hold too."""
+        """Store a copy there; into the same list, array or tensor where its shape allows, since others may hold it too."""
         now = self.value
         if isinstance(value, GeneratorState):
             set_generator(now, value.state)
@@ -68,7 +68,7 @@ class Place(NamedTuple):
             _assign(self.owner, self.key, value.detach().to(now.device, copy=True))
 
     def remove(self) -> None:
-        """Take away what was not there; variables of functions stay."""
+        """Remove what was not there before; variables in closures stay."""
         if isinstance(self.owner, dict):
             self.owner.pop(self.key, None)
         elif isinstance(self.key, str) and not isinstance(self.owner, CellType):
@@ -76,20 +76,22 @@ class Place(NamedTuple):
 
 
 class Absent:
-    """Instead of a value that was not there."""
+    """Stands for a value that was not there."""
 
 
 ABSENT = Absent()
 
 
 class GeneratorState(NamedTuple):
-    """Where a generator stands: a tensor, or what numpy and Python give."""
+    """The state of a generator: a tensor, or what numpy and Python return."""
 
     state: Any
 
 
 class Found(NamedTuple):
-    """By path: values and generators, the objects that own them, and what cannot be looked into or not be put back whole."""
+    """By path: values and generators, the objects that own them, and what cannot be inspected or not be restored
+    completely.
+    """
 
     places: dict[str, Place]
     owners: dict[str, Any]
@@ -97,14 +99,16 @@ class Found(NamedTuple):
 
     @property
     def others(self) -> set[str]:
-        """The paths of all that is no value."""
+        """The paths of everything that is not a value."""
         return {*self.owners, *self.closed}
 
 
 def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
-    """Generators, plain values, and lists, arrays and tensors of such, wherever the sources keep them.
+    """Generators, plain values, and lists, arrays and tensors of these, wherever the sources hold them.
 
-    whole: take tensors of every shape and on every device, as the attributes of a network may be.
+    Args:
+        sources: Objects to search, by name.
+        whole: Include tensors of every shape and on every device, as the attributes of a network may be.
     """
     found = Found({}, {}, {})
     seen = {*GLOBAL}
@@ -120,9 +124,9 @@ def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
             found.places[path] = place
         elif isinstance(value, WALKED) or (_is_walked(type(value)) and not isinstance(value, Tensor)):
             if level < LEVELS:
-                found.owners[path] = value  # which also keeps its identity from being given to another
+                found.owners[path] = value  # also keeps its id from being reused
                 waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))
-            if isinstance(value, list | tuple):  # items can be put back, but not added, nor put into a tuple
+            if isinstance(value, list | tuple):  # items can be restored, but not added, nor put into a tuple
                 found.closed[path] = value
         else:
             found.closed[path] = value
@@ -136,7 +140,7 @@ def values(found: Found) -> dict[str, Any]:
 
 
 def put_back(before: Mapping[str, Any], found: Found) -> None:
-    """Make everything that is named what it was; the rest is left alone."""
+    """Restore everything that is named; the rest is left alone."""
     for name, value in before.items():
         place = found.places.get(name)
         if value is ABSENT:
@@ -147,7 +151,7 @@ def put_back(before: Mapping[str, Any], found: Found) -> None:
 
 
 def _belongs(name: str, value: Any, place: Place | None, owners: Mapping[str, Any]) -> Place:
-    """Where a value belongs; an attribute that is set at first use may be missing, but its owner is there."""
+    """Where a value belongs; an attribute that is set on first use may be missing, but its owner must exist."""
     if isinstance(value, GeneratorState) and (place is None or not is_generator(place.value)):
         raise ThalwegError(
             f"there was a random generator '{dotted(name)}' when this run was saved, and there is none now: make data, "
@@ -158,7 +162,7 @@ def _belongs(name: str, value: Any, place: Place | None, owners: Mapping[str, An
 
 
 def dotted(path: str) -> str:
-    """A path as one would write it; what is numbered are the sources."""
+    """A path as one would write it in Python, without the numbers of the sources."""
     first, _, rest = path.partition("/")
     return (rest if first.isdigit() else path).replace("/", ".")
 
@@ -169,7 +173,7 @@ def modules_in(*sources: Any) -> dict[str, nn.Module]:
 
 
 def moved(*snapshots: Mapping[str, Any]) -> set[str]:
-    """The names of what is not the same in all of several snapshots."""
+    """The names of what differs between several snapshots."""
     first, *others = snapshots
     names = {name for snapshot in snapshots for name in snapshot}
     return {name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)}
@@ -190,7 +194,7 @@ def is_generator(value: Any) -> bool:
 
 
 def generator_state(generator: Any) -> Any:
-    """A copy of where it stands, made of tensors, arrays, dicts, tuples and numbers."""
+    """A copy of its state, made of tensors, arrays, dicts, tuples and numbers."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -237,7 +241,7 @@ def copied(value: Any) -> Any:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two copies are equal, bit for bit and in kind."""
+    """Whether two copies are equal, bit for bit and in type."""
     if type(one) is not type(two):
         return False
     if isinstance(one, Tensor):
@@ -257,7 +261,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 def is_value(value: Any) -> bool:
-    """A number, a text or nothing; a tuple, a list, an array or a tensor of such, of one axis and not too long."""
+    """A number, a string or None; or a tuple, list, array or tensor of these, one-dimensional and not too long."""
     if isinstance(value, SCALARS):
         return True
     if isinstance(value, Tensor):
@@ -269,7 +273,9 @@ def is_value(value: Any) -> bool:
 
 
 def _is_data(value: Any, level: int = 0) -> bool:
-    """Arrays and tensors of any shape, and nests of these and of plain values, that is, without an object inside."""
+    """Arrays and tensors of any shape, and nested structures of these and of plain values, without other objects
+    inside.
+    """
     if type(value) in (list, tuple, *DICTS) and len(value) <= LONGEST and level < LEVELS:
         named = isinstance(value, dict)
         items = value.values() if named else value
@@ -279,7 +285,7 @@ def _is_data(value: Any, level: int = 0) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """A tensor that is no result of a graph, or an array of numbers."""
+    """A tensor that is not the result of a graph, or an array of numbers."""
     if type(value) is Tensor:
         real = value.layout == torch.strided and not value.is_complex()
         return real and not value.requires_grad and value.device.type != "meta"
@@ -287,7 +293,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
-    """What an object holds, one step down; by the methods of the basic types, since those of a subclass may count."""
+    """What an object holds, one level down; by the methods of the builtin types, since those of a subclass may count
+    calls.
+    """
     if isinstance(value, list | tuple):
         items = list.__getitem__(value, slice(ITEMS)) if isinstance(value, list) else tuple.__getitem__(value, slice(ITEMS))
         fixed = isinstance(value, tuple)
@@ -325,7 +333,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
 
 
 def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
-    """Its attributes, the settings of its groups, and what it keeps for each tensor that it moves; not its learning rates."""
+    """Its attributes, the settings of its groups, and its state for each tensor; not its learning rates."""
     moving = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     yield from ((f"state/{k}", Place(None, None, optimizer.state[tensor])) for k, tensor in enumerate(moving))
     for k, group in enumerate(optimizer.param_groups):
@@ -336,7 +344,7 @@ def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
-    """What a function closes over, its defaults, and the global variables that it names."""
+    """The closure of a function, its defaults, and the global variables it names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, Place(cell, "cell_contents", cell.cell_contents)
@@ -351,7 +359,7 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
 
 
 def _is_walked(kind: Any) -> bool:
-    """Most objects of the standard library and those of numpy guard their own state."""
+    """Most objects of the standard library and of numpy guard their own state."""
     return kind in OPEN or _package(kind) not in GUARDED
 
 

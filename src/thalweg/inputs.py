@@ -1,4 +1,4 @@
-"""What the command line is given: a task factory by name, weights and curves by path."""
+"""The inputs of the command line: a task factory by name, weights and curves by path."""
 
 import importlib
 import importlib.util
@@ -29,7 +29,7 @@ CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a task factory returns, checked."""
+    """What a task factory returned, checked."""
 
     model: nn.Module
     task: Task
@@ -64,12 +64,12 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
 
 
 def load_weights(path: Path, model: nn.Module, key: str | None = None) -> Weights:
-    """Weights from a run folder, a file of ours, or a checkpoint of the user's own."""
+    """Weights from a run folder, a file of ours, or any other checkpoint."""
     return Weights.load(_inside(path, WEIGHTS), model, key)
 
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
-    """Where a walk begins: an epoch that was kept with its optimizer's state, or weights."""
+    """Where a walk starts: a kept epoch with its optimizer state, or weights."""
     if path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "checkpoint":
         return Checkpoint.load(path)
     return load_weights(path, model, key)
@@ -86,7 +86,7 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
     path = _inside(path, CURVE)
     if not is_curve(files.existing(path)):
         raise ThalwegError(
-            f"{path} is not a curve: give a folder of `thalweg connect`, or two networks for the line between them"
+            f"{path} is not a curve: give a folder of `thalweg connect`, or two networks, for the straight line between them"
         )
     state = find_curve(path) if _foreign(path) else None
     with files.reading(path):
@@ -112,7 +112,7 @@ def _inside(path: Path, name: str) -> Path:
 
 
 def _advice(folder: Path, name: str) -> str:
-    """What to give instead of a folder that holds none of what was wanted."""
+    """What to pass instead of a folder that does not hold what was wanted."""
     if (folder / STATE).is_file():
         return "its run has not finished; give its command again with --resume"
     inside = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in CHECKPOINTS]
@@ -152,7 +152,7 @@ def _find(spec: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    """A file as the module of its name, under which pickles and processes that load data find it again."""
+    """Import a file under its own name, so that pickles and data loading processes find it again."""
     name = path.stem
     if (known := sys.modules.get(name)) is not None and not _is_from(known, path):
         name = f"{name} in {path.parent}"  # where another module has its name

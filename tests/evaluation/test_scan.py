@@ -320,7 +320,7 @@ def test_batches_that_do_not_keep_their_promise_are_refused_everywhere(given, sa
         "watch": lambda: tw.walk(module, animal.task, batches, tw.SWA(0.1), epochs=1, watch={"x": odd}),
     }
     for call in calls.values():
-        with pytest.raises(tw.ThalwegError, match=f"promised 5 batches and gave {said}"):
+        with pytest.raises(tw.ThalwegError, match=f"of the batches is 5, but iterating gave {said}"):
             call()
 
 

@@ -25,7 +25,7 @@ def replays(monkeypatch):
     """How often a stand-in for a graph was replayed."""
     capturing, count = [], []
 
-    def record(form, work, batch, pool):
+    def capture(form, work, batch, pool):
         form.work, form.batch, form.graph = work, mapped(batch, torch.clone), True
         form.inputs = tensors_in(form.batch)
 
@@ -43,7 +43,7 @@ def replays(monkeypatch):
         def clone_state(self):
             return None
 
-    monkeypatch.setattr(_Form, "record", record)
+    monkeypatch.setattr(_Form, "capture", capture)
     monkeypatch.setattr(_Form, "replay", replay)
     monkeypatch.setattr(captured, "kernels", lambda: None)
     noted = cuda_graphs._noted  # on a GPU, tensors of the network may change

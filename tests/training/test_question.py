@@ -409,7 +409,7 @@ def test_the_question_ends_where_a_sampler_does_not(tmp_path):
             yield from itertools.islice(itertools.cycle(range(30)), 1000)
             raise AssertionError("it was asked for more and more")
 
-    with pytest.raises(tw.ThalwegError, match="promised 5 batches and gave more"):
+    with pytest.raises(tw.ThalwegError, match="of the batches is 5, but iterating gave more"):
         fit(tmp_path / "r", data=loader(6, None, sampler=Endless(range(30))))
 
 

@@ -59,7 +59,9 @@ def test_a_walk_is_a_frozen_result_and_not_a_list():
 
 @pytest.mark.parametrize("start", [torch.nn.Linear(2, 2), "weights.safetensors", [1]])
 def test_a_start_of_another_kind_is_refused(start):
-    with pytest.raises(tw.ThalwegError, match=r"a walk starts at Weights, or at a kept epoch of a fit; got (Linear|str|int)"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"a walk starts at Weights, or at a checkpoint of fit\(keep=\); got (Linear|str|int)"
+    ):
         tw.walk(ZOO["mlp"].module(1), ZOO["mlp"].task, ZOO["mlp"].batches(), FGE, epochs=4, start=start)
 
 
@@ -212,5 +214,5 @@ def test_a_loader_that_promises_more_than_it_gives():
         def __len__(self):
             return 6
 
-    with pytest.raises(tw.ThalwegError, match="promised 6 batches and gave 3"):
+    with pytest.raises(tw.ThalwegError, match="of the batches is 6, but iterating gave 3"):
         tw.fit(animal.module(1), animal.task, Short(animal.batches()), epochs=1, lr=0.1)

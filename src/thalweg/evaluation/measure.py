@@ -61,7 +61,7 @@ class Measurement:
         self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
-        self.replay = Replay(self._add, self.module, self.device, self.compute.records(self.device), self.pool, self._hold)
+        self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
         self.sizes: dict[str, dict[str, int]] = {}
 

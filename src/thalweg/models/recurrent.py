@@ -55,7 +55,7 @@ class Lstm(nn.Module):
             before = [state.masked_fill(fresh > 0, 0.0).unsqueeze(0) for state in states]
             x, after = layer(x, tuple(before))
             for state, value in zip(states, after, strict=True):
-                state.copy_(value.detach().squeeze(0))  # in place: a recorded step reads and writes fixed addresses
+                state.copy_(value.detach().squeeze(0))  # in place: a captured step reads and writes fixed addresses
             x = self.dropout(x)
         return self.output(x)
 

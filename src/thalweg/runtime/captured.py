@@ -17,9 +17,10 @@ from .cuda_graphs import Replay
 
 
 class Captured:
-    """A step on a GPU. Learning rate and controls come through one small tensor, so that the captured part is always the same.
+    """A step on a GPU. Learning rate and controls are passed in one small tensor, so that the captured part is always
+    the same.
 
-    The first two steps of each kind of batch run as they are, and are watched; see `Replay`.
+    The first two steps of each kind of batch run eagerly and are watched; see `Replay`.
     """
 
     def __init__(self, step: Step):
@@ -48,7 +49,7 @@ class Captured:
         return counted
 
     def _work(self, batch: Any) -> Tensor:
-        """All of a step that happens on the GPU."""
+        """The part of a step that runs on the GPU."""
         probe, step = self.step.probe, self.step
         loss = step.forward(batch, self.numbers[1:])
         if torch.cuda.is_current_stream_capturing():
@@ -58,11 +59,11 @@ class Captured:
             probe.backward(loss)
             self._update(loss.detach())
             if len(probe.unreached) < before:
-                self.replay.forget()  # what was captured knows which parameters decay
+                self.replay.forget()  # which parameters decay is part of what was captured
         return loss.detach()
 
     def _captured_update(self, loss: Tensor) -> None:
-        """Without `.grad`, whose bookkeeping belongs to another stream; if possible in one pass over all that moves."""
+        """Without `.grad`, whose bookkeeping belongs to another stream; if possible in one pass over memory."""
         probe = self.step.probe
         gradients = probe.gradients(loss)
         unused = {name for name, gradient in zip(probe.layout.names, gradients, strict=True) if gradient is None}
@@ -84,7 +85,7 @@ class Captured:
 
 
 def _make_capturable(optimizer: Optimizer) -> None:
-    """Some optimizers count their steps on the host unless they are asked not to."""
+    """Some optimizers count their steps on the CPU unless `capturable` is set."""
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
@@ -92,13 +93,13 @@ def _make_capturable(optimizer: Optimizer) -> None:
 
 
 def fused_update(step: Step, numbers: Tensor) -> Any:
-    """One kernel for the whole update, if it is plain SGD in float32 that is asked for."""
+    """One kernel for the whole update, if the optimizer is plain SGD in float32."""
     own, *others = step.optimizer.param_groups
     usual = type(step.optimizer) is SGD and not others and not (own["nesterov"] or own["dampening"] or own["maximize"])
     moving = step.motion.block
     if not usual or step.clip is not None or not step.motion.linear or moving.dtype != torch.float32 or not kernels():
         return None
-    own["fused"], own["foreach"] = True, False  # which takes a rate from the GPU in steps that are not captured, too
+    own["fused"], own["foreach"] = True, False  # reads its learning rate from the GPU in eager steps, too
     momenta = None
     if own["momentum"]:
         aligned = -(-moving.shape[1] // 64) * 64
@@ -111,7 +112,7 @@ def fused_update(step: Step, numbers: Tensor) -> Any:
 
 @cache
 def kernels() -> Any:
-    """Our own kernels, where there is a compiler for them."""
+    """Our own Triton kernels, if they can be compiled."""
     try:
         from . import kernels as found
 
@@ -119,6 +120,6 @@ def kernels() -> Any:
     except ImportError:
         return None
     except Exception as error:  # Triton needs a C compiler, and says so in many ways
-        say_slower("curves and updates take more passes", f"our kernels cannot be built ({first_line(error)})")
+        say_slower("curves and updates need more passes over memory", f"our kernels cannot be built ({first_line(error)})")
         return None
     return found

@@ -19,9 +19,9 @@ Loss = Callable[..., tuple[Tensor, int]]
 
 
 class Compiled:
-    """A step whose loss is compiled for batches of the shapes and dtypes of the first; others run as they are.
+    """A step whose loss is compiled for batches with the shapes and dtypes of the first; others run eagerly.
 
-    The second time they come, compiling is tried on one of them, forward and backward, of which nothing remains.
+    The second such batch is used to try compiling, forward and backward; the trial changes nothing.
     """
 
     def __init__(self, step: Step):
@@ -29,7 +29,7 @@ class Compiled:
         self.function: Loss | None = None
 
     def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, int]:
-        """What the step takes for its loss, under autocast and whatever else surrounds a forward pass."""
+        """Replaces the loss of the step, including autocast and whatever else surrounds a forward pass."""
         compiled = self.function if self.function is not None and form_of(drawn) == self.first_form else mean_loss
         return compiled(task, module, make, drawn)
 
@@ -59,5 +59,5 @@ class Compiled:
 
 @cache
 def _compiled() -> Loss:
-    """One for all, so that a network of a kind that was compiled before need not be again."""
+    """Shared, so that a network of an architecture that was compiled before need not be compiled again."""
     return torch.compile(mean_loss, dynamic=False)

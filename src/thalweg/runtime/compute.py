@@ -1,4 +1,4 @@
-"""How a public call computes, what it finds around it, and the one place where accelerators are asked for."""
+"""How a public call computes, in which context, and the one place where accelerators are requested."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .streamed import StreamedBends
 
 T = TypeVar("T")
-LONG = 50_000  # steps from which on the time that compiling took, half a minute to two and a half on an H200, is won back
+LONG = 50_000  # from this many steps on, compiling (30 to 150 seconds on an H200) pays off
 
 
 class SlowPathWarning(UserWarning):
@@ -74,13 +74,13 @@ class Compute:
     def compiles(self, device: torch.device, steps: int) -> bool:
         return self.compile if self.compile is not None else device.type == "cuda" and steps >= LONG
 
-    def records(self, device: torch.device) -> bool:
+    def captures(self, device: torch.device) -> bool:
         return self.graph is not False and device.type == "cuda"
 
     def check(self, device: torch.device) -> None:
         """Warn about what is not possible on this device."""
         if self.graph and device.type != "cuda":
-            say_slower("steps are not recorded", f"that needs a CUDA card, and the network is on {device}")
+            say_slower("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
 
 
 def check_compute(compute: object) -> None:

@@ -1,4 +1,4 @@
-"""Work on a CUDA card that is recorded once and replayed from then on, where that gives the same results."""
+"""Work on a CUDA GPU that is captured once and replayed from then on, where that gives the same results."""
 
 import gc
 import random
@@ -17,22 +17,25 @@ from ..errors import first_line
 from .compute import say_slower
 from .threads import few_threads
 
-FORMS = 8  # different shapes of batches that are recorded; further ones run as they are
+FORMS = 8  # kinds of batches (shapes and dtypes) that are captured; further ones run eagerly
 SYNCHRONIZED = "called a synchronizing CUDA operation"
 
 
 class Replay:
-    """Calls `work(batch)`; from the third time a batch of one form comes, by replaying a CUDA graph of it.
+    """Calls `work(batch)`; from the third batch of the same shapes and dtypes on, by replaying a CUDA graph of it.
 
-    The first time it runs as it is, the second time it is watched for anything that a recording would freeze: waiting for
-    the card, random numbers drawn on the CPU, attributes of the network that change. If there is any, that is said once
-    and nothing is recorded.
+    The first call runs eagerly. The second is watched for anything that a capture would freeze: synchronization, random
+    numbers drawn on the CPU, attributes of the network that change. If there is any, one warning says so and nothing is
+    captured.
 
-    work: reads the batch and tensors at fixed addresses, and writes such tensors; what it returns is given as copies.
-    module: the network inside, whose attributes are watched.
-    pool: memory that it shares with others, of which only one runs at a time.
-    settle: called after each recording, before it is replayed.
-    others: an optimizer and functions that take part, whose state and closures are watched too.
+    Args:
+        work: Reads the batch and tensors at fixed addresses, and writes such tensors; its result is returned as copies.
+        module: The network inside, whose attributes are watched.
+        device: Where the work runs.
+        wanted: Whether to capture at all.
+        pool: Memory shared with other graphs, of which only one runs at a time.
+        settle: Called after each capture, before the first replay.
+        others: An optimizer and functions that take part, whose state and closures are watched too.
     """
 
     def __init__(
@@ -59,17 +62,19 @@ class Replay:
         form = self.forms.get(key := form_of(batch))
         if form is None:
             if len(self.forms) >= FORMS:
-                self.refuse(f"batches come in more than {FORMS} forms, or with something in them that is always new")
+                self.refuse(f"batches come in more than {FORMS} shapes and dtypes, or hold something that is always new")
             return self._first(key, batch)
         if form.graph is not None:
             return form.replay(batch)
         if not form.watched:
             form.watched = True
             return self._watched(batch)
-        return form.replay(batch) if self._record(form, batch) else self.work(batch)
+        return form.replay(batch) if self._capture(form, batch) else self.work(batch)
 
     def _first(self, key: str, batch: Any) -> Any:
-        """A form that was not seen before; if the network keeps something else for it, older recordings read what is gone."""
+        """Shapes and dtypes not seen before; if the network keeps other tensors for them, older captures read freed
+        memory.
+        """
         before = _host_state(self.module)
         result = self.work(batch)
         if _difference(before, _host_state(self.module)) is not None:
@@ -78,24 +83,24 @@ class Replay:
         return result
 
     def forget(self) -> None:
-        """Record anew what comes from now on."""
+        """Capture anew from now on."""
         self.forms.clear()
 
     def close(self) -> None:
-        """Give back what recordings hold."""
+        """Free what captures hold."""
         self.active = False
         self.forms.clear()
         self.work, self.settle = _nothing, lambda: None
 
     def refuse(self, reason: str) -> None:
         self.active = False
-        say_slower("steps run one operation at a time instead of as one recorded graph", reason)
+        say_slower("steps run eagerly instead of as one captured CUDA graph", reason)
 
     def _refuse_hooks(self) -> None:
         kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for name, part in self.module.named_modules():
             if any(getattr(part, kind) for kind in kinds):
-                return self.refuse(f"the network has hooks (on '{name}'), which would run only while it is recorded")
+                return self.refuse(f"the network has hooks (on '{name}'), which would run only during capture")
 
     def _watched(self, batch: Any) -> Any:
         before = _host_state(self.module, self.others)
@@ -113,25 +118,25 @@ class Replay:
                 warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
         changed = _difference(before, _host_state(self.module, self.others))
         if waits:
-            self.refuse(f"something in it waits for the card ({waits[0].filename}, line {waits[0].lineno})")
+            self.refuse(f"something in it synchronizes with the GPU ({waits[0].filename}, line {waits[0].lineno})")
         elif changed is not None:
             self.refuse(changed)
         return result
 
-    def _record(self, form: "_Form", batch: Any) -> bool:
+    def _capture(self, form: "_Form", batch: Any) -> bool:
         generator = torch.cuda.default_generators[self.device.index or 0]
         untouched = generator.clone_state()
         try:
             with _no_collection():
-                form.record(self.work, batch, self.pool)
+                form.capture(self.work, batch, self.pool)
             self.settle()
-        except BaseException as error:  # whatever it is, the step can still run as it is
+        except BaseException as error:  # whatever it is, the step can still run eagerly
             form.graph = None
-            generator.graphsafe_set_state(untouched)  # a broken recording leaves the other in the middle of one
+            generator.graphsafe_set_state(untouched)  # a failed capture leaves the other state in the middle of one
             _abandon(self.device, self.pool)
             if not isinstance(error, Exception):
                 raise
-            self.refuse(f"recording failed ({first_line(error)})")
+            self.refuse(f"capture failed ({first_line(error)})")
         return form.graph is not None
 
 
@@ -140,24 +145,24 @@ def _nothing(batch: Any) -> None:
 
 
 def _abandon(device: torch.device, pool: Any) -> None:
-    """A recording that broke off leaves the allocator waiting for its end; one that was ended gives its memory back itself."""
+    """A capture that broke off leaves the allocator waiting for its end; one that was ended frees its memory itself."""
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)
         torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 class _Form:
-    """Batches of one form: a batch at fixed addresses, and the graph that reads it."""
+    """Batches of the same shapes and dtypes: one batch at fixed addresses, and the graph that reads it."""
 
     watched = False
     graph: torch.cuda.CUDAGraph | None = None
 
-    def record(self, work: Callable[[Any], Any], batch: Any, pool: Any) -> None:
+    def capture(self, work: Callable[[Any], Any], batch: Any, pool: Any) -> None:
         self.batch = mapped(batch, torch.clone)
         self.inputs = tensors_in(self.batch)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # which is not possible in the middle of a recording
-        torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only while recording
+        torch.cuda.empty_cache()  # not possible during capture
+        torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only during capture
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -177,9 +182,11 @@ class _Form:
 
 @contextmanager
 def aside(device: torch.device, number: int = 0) -> Iterator[None]:
-    """Work on another stream, since the default stream cannot be captured.
+    """Work on a side stream, since the default stream cannot be captured.
 
-    number: tells interleaved runs apart, each of which has its own.
+    Args:
+        device: Does nothing unless this is a CUDA device.
+        number: The number of the stream; each of several interleaved runs has its own.
     """
     if device.type != "cuda":
         yield
@@ -200,7 +207,7 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage freed in the middle of a recording would break it."""
+    """Garbage collection in the middle of a capture would break it."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -211,7 +218,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def form_of(batch: Any) -> str:
-    """What must be the same for one recording to serve two batches."""
+    """What must be equal for one capture to serve two batches."""
 
     def described(item: Any) -> str:
         if not isinstance(item, Tensor):
@@ -223,8 +230,9 @@ def form_of(batch: Any) -> str:
 
 
 def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]:
-    """What lives on the host and a recording would freeze: random states, attributes of the network, what functions close over,
-    and what an optimizer counts."""
+    """State on the host that a capture would freeze: random states, attributes of the network, closures of functions,
+    and counters of an optimizer.
+    """
     _, keys, position, *_ = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -240,7 +248,7 @@ def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]
 
 
 def _parts(other: Any) -> Iterator[tuple[str, Any]]:
-    """An optimizer's settings and memory, or what a function closes over, and one level into that."""
+    """The settings and state of an optimizer, or the closure of a function, and one level into that."""
     if isinstance(other, torch.optim.Optimizer):
         for group in other.param_groups:
             yield from ((key, value) for key, value in group.items() if key not in ("lr", "params"))
@@ -270,7 +278,7 @@ def _noted(value: Any, key: str) -> Any:
 
 
 class _Same:
-    """Equal only to the same object, of the same size; it holds the object, so that no other can take its place."""
+    """Equal only to the same object with the same size; holds the object, so that its id cannot be reused."""
 
     def __init__(self, value: Any, size: int | None):
         self.value, self.size = value, size
@@ -288,6 +296,6 @@ def _is_plain(value: Any) -> bool:
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     for name in ("torch", "random", "numpy"):
         if before.pop(name) != after.pop(name):
-            return "it draws random numbers on the CPU in every step, and a recording would always use the same"
+            return "it draws random numbers on the CPU in every step, and a captured step would always use the same"
     changed = next((name for name in after if name not in before or before[name] != after[name]), None)
-    return None if changed is None else f"its attribute '{changed}' changes in every step, and a recording would not see it"
+    return None if changed is None else f"its attribute '{changed}' changes in every step, and a captured step would not see it"

@@ -1,4 +1,4 @@
-"""Several processes that do one run together, started by torchrun: which rank this is, its share, and what all exchange."""
+"""A run in several processes, started by torchrun: which rank this is, its part of a batch, and collectives."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +20,8 @@ from .compute import Processes, present
 from .rng import seeded
 
 T = TypeVar("T")
-PATIENCE = timedelta(hours=1)  # for a process that neither answers nor ends; one point of a scan may take long
-APART = 1_000_003  # between the random numbers of two steps, and of two processes
+PATIENCE = timedelta(hours=1)  # for a process that hangs; one point of a scan may take long
+APART = 1_000_003  # between the seeds of two steps, and of two ranks
 REPORTED = "thalweg has reported what went wrong"
 
 
@@ -81,7 +81,9 @@ class Ranks:
             for name in (name for name in first if differences({name: first[name]}, {name: other.get(name)})):
                 odd = f"{name} is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
                 odd = f"{name} in process 0 and in process {rank} differ" if is_fact(first[name]) else odd
-                raise ThalwegError(f"the processes of a run must agree, but {odd}: start all alike, and seed what is drawn")
+                raise ThalwegError(
+                    f"the processes of a run must agree, but {odd}: start all with the same arguments, and seed everything random"
+                )
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
         """For one step: random numbers of this rank alone, seeded independently of what came before."""
@@ -91,7 +93,7 @@ class Ranks:
         """Whether this rank should report an error: the first that asks."""
         try:
             return self.store is None or self.store.add(REPORTED, 1) == 1
-        except RuntimeError:  # the store went with the process that kept it
+        except RuntimeError:  # the store is gone with the process that kept it
             return True
 
 
@@ -124,7 +126,7 @@ def distributed() -> Iterator[Processes]:
 
 
 def _begin() -> Any:
-    os.environ.update(_own_card(os.environ, torch.cuda.device_count()))
+    os.environ.update(_own_gpu(os.environ, torch.cuda.device_count()))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
@@ -136,16 +138,14 @@ def _begin() -> Any:
     return store
 
 
-def _own_card(environment: Mapping[str, str], cards: int) -> dict[str, str]:
-    """Each process sees one card, if there are any."""
-    if not cards:
+def _own_gpu(environment: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Each process sees one GPU, if there are any."""
+    if not gpus:
         return {}
-    listed = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(cards)))
+    listed = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     number, names = int(environment.get("LOCAL_RANK", "0")), listed.split(",")
     if number >= len(names):
-        raise ThalwegError(
-            f"each process needs a card of its own; there are {len(names)}, and this is process {number} on its machine"
-        )
+        raise ThalwegError(f"each process needs its own GPU; there are {len(names)}, and this is process {number} on its machine")
     return {"CUDA_VISIBLE_DEVICES": names[number]}
 
 
@@ -168,7 +168,7 @@ def _cut(item: Any, length: int, some: slice) -> Any:
 
 
 def _check_divisible(item: Any) -> None:
-    """Numbers outside of tensors would go to every process whole."""
+    """Numbers outside tensors would go to every rank undivided."""
     if isinstance(item, Mapping):
         item = list(item.values())
     if isinstance(item, list | tuple):

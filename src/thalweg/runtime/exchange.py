@@ -18,14 +18,16 @@ from ..weightspace.probe import Probe
 from .distributed import Ranks
 
 STATISTICS = ("running_mean", "running_var")
-LOOK = 4  # steps after which wishes are looked at where looking waits for the device
+LOOK = 4  # steps between checks for requests on a device where checking synchronizes
 
 
 class Exchange:
-    """Makes everybody's gradient that of the whole batch; batch-norm statistics, which parameters were reached, the loss, and
-    who wants to save or to stop travel with it, so that all processes stay the same.
+    """All-reduces the gradient of the whole batch; batch-norm statistics, which parameters were reached, the loss, and
+    requests to save or stop travel in the same message, so that all ranks stay equal.
 
-    gradient: where each process has its own before, and all have the same after; `others`: tensors of which the same holds.
+    Args:
+        gradient: Each rank's own before, the same on all ranks after.
+        others: Tensors for which the same holds.
     """
 
     def __init__(self, ranks: Ranks, probe: Probe, gradient: Tensor, others: Sequence[Tensor] = ()):
@@ -38,23 +40,23 @@ class Exchange:
         self.wanted = (False, False)
 
     def _parts(self) -> list[Tensor]:
-        """Looked up each time, since a network may put other tensors in the place of its statistics."""
+        """Looked up each time, since a network may replace its statistics by other tensors."""
         statistics = [layer.get_buffer(name) for _, layer in batch_norms(self.probe.module) for name in STATISTICS]
         return [self.gradient, *self.others, *statistics, self.reached]
 
     def wish(self, stop: bool, save: bool) -> None:
-        """What this process would like to do after the step."""
+        """What this rank would like to do after the step."""
         self.wanted = stop, save
 
     def granted(self, step: int) -> tuple[bool, bool]:
-        """What somebody wished for, the same in all processes."""
+        """What any rank asked for; the same on all ranks."""
         if self.message.is_cuda and step % LOOK:
             return False, False
         first, second = (bool(value) for value in self.wishes.tolist())
         return first, second
 
     def __call__(self, loss: Tensor, number: int) -> Tensor:
-        """The mean loss of the whole batch, of which `number` examples are this process's."""
+        """The mean loss of the whole batch, of which this rank has `number` examples."""
         parts = self._parts()
         self.reached.fill_(1)
         for k in (k for k, name in enumerate(self.probe.layout.names) if name in self.probe.unreached):
@@ -75,10 +77,11 @@ class Exchange:
 
 
 class DistributedStep:
-    """A step that ranks take together: each has its part of the batch, and all make the same update.
+    """A step of all ranks together: each has its part of the batch, and all make the same update.
 
-    Ranks that stand at one point all-reduce what they found there; those that each have a t of their own what follows from it,
-    weight decay included. seed: with `done`, the number of steps taken, it gives a rank the random numbers of a step.
+    Ranks at the same point all-reduce the gradient there; ranks with a t of their own all-reduce the gradients of the
+    bends, including weight decay. The random numbers of a step follow from the seed, the rank and `done`, the number of
+    steps.
     """
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
@@ -92,7 +95,7 @@ class DistributedStep:
         self.normalised = any(batch_norms(step.probe.module))
 
     def _own(self, uniform: Callable[[], float]) -> float:
-        """Every rank draws for all, so that all know where the others stand."""
+        """Every rank draws for all, so that each knows where the others are."""
         return [uniform() for _ in range(self.ranks.size)][self.ranks.rank]
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
@@ -121,7 +124,7 @@ class DistributedStep:
             )
 
     def check_buffers(self) -> None:
-        """What ranks average are the statistics of batch norm; all else must be the same by itself."""
+        """Batch-norm statistics are averaged over ranks; all other buffers must be equal by themselves."""
         buffers = self.step.probe.weights().bare().buffers
         found = {name: digest("buffer", {name: buffer}, "")[:8] for name, buffer in buffers.items()}
         self.ranks.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})

@@ -1,4 +1,4 @@
-"""Several runs interleaved on one GPU: each step of a small network leaves most of the GPU free for another's."""
+"""Several runs interleaved on one GPU: a step of a small network leaves most of it idle."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from .compute import present
 from .rng import World
 
 T = TypeVar("T")
-STRIDE = 4  # steps of one job before the next: a change costs more of the host than a short step
+STRIDE = 4  # steps of one job before the next: switching costs the CPU more than a short step
 
 
 def together(*jobs: Callable[[], T]) -> list[T]:
@@ -91,9 +91,9 @@ class Interleaved:
         self.place = nullcontext() if chosen.type == "cpu" else chosen
 
     def run(self) -> list[Any]:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None  # asking makes the GPUs' generators
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None  # asking creates the GPUs' generators
         own, shared = World(), dict[int, tuple[Any, Any]]()
-        seeds = torch.randint(2**31, (len(self.jobs),), device="cpu").tolist()  # each begins elsewhere
+        seeds = torch.randint(2**31, (len(self.jobs),), device="cpu").tolist()  # each starts elsewhere
         slots = [Job(self, number, World(seed, shared)) for number, seed in zip(self.jobs, seeds, strict=True)]
         threads = [threading.Thread(target=copy_context().run, args=(self._work, slot, device)) for slot in slots]
         _settle()

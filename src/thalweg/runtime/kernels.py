@@ -1,4 +1,4 @@
-"""The curve's own arithmetic on a CUDA card: one pass to stand at a point, one pass to update what moves."""
+"""Triton kernels for curves: one pass over memory to compute phi(t), one to update the trained vectors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COMBINED, UPDATED = 512, 1024  # elements per program: the fastest of those measured, others up to a third slower
+COMBINED, UPDATED = 512, 1024  # elements per program: the fastest measured, others are up to a third slower
 
 
 @triton.jit
 def _combine(points, coefficients, out, size, stride, COUNT: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    back = tl.num_programs(0) - 1 - tl.program_id(0)  # from the end, which the update before left in the cache
+    back = tl.num_programs(0) - 1 - tl.program_id(0)  # from the end, which the previous update left in the cache
     here = back.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = here < size
     total = tl.zeros((BLOCK,), tl.float32)
@@ -71,13 +71,16 @@ def combine(points: Tensor, coefficients: Tensor, out: Tensor) -> None:
 
 
 class Update:
-    """SGD with momentum and weight decay on all vectors at once, straight from the gradients of single parameters.
+    """SGD with momentum and weight decay on all vectors in one pass, straight from the gradients of single parameters.
 
-    It is meant to be recorded: where the gradients lie is written down in a table, which `settle` fills after the recording.
+    It is meant to be captured: the addresses of the gradients are kept in a table, which `settle` fills after the
+    capture.
 
-    vectors: (count, size), what moves; the point itself, or the bends of a curve.
-    momenta: of the same shape and strides, or None. controls: learning rate, then the curve's coefficients, ends included.
-    sizes: of the parameters, one after another in the vectors.
+    Args:
+        vectors: (count, size), what is trained: the point itself, or the bends of a curve.
+        momenta: Of the same shape and strides, or None.
+        controls: The learning rate, then the curve's coefficients, ends included.
+        sizes: Of the parameters, in their order in the vectors.
     """
 
     def __init__(
@@ -91,11 +94,11 @@ class Update:
     ):
         self.vectors, self.momenta, self.controls = vectors, momenta, controls
         self.momentum, self.decay, self.sizes = momentum, decay, sizes
-        self.tables: list[Tensor] = []  # one for each recording that was settled
+        self.tables: list[Tensor] = []  # one per capture that was settled
         self._prepare()
 
     def _prepare(self) -> None:
-        """A table for the next recording, which must not make it itself: its memory is used for other things as well."""
+        """A table for the next capture, which must not allocate it itself: memory of a capture is reused."""
         most = sum(triton.cdiv(size, UPDATED) for size in self.sizes)
         self.table = torch.zeros(most, 3, dtype=torch.int64, device=self.vectors.device)
         self.rows: list[tuple[int, int, int]] = []
@@ -117,7 +120,7 @@ class Update:
             self._prepare()
 
     def _where(self, gradients: Sequence[Tensor | None]) -> Iterator[tuple[int, int, int]]:
-        """Address, place in the vectors and number of elements of each piece of a gradient."""
+        """Address, offset in the vectors and number of elements of each piece of a gradient."""
         offset = 0
         for gradient, size in zip(gradients, self.sizes, strict=True):
             for start in range(0, size if gradient is not None else 0, UPDATED):

@@ -1,4 +1,4 @@
-"""What a training loop runs inside: accelerators for its step, seed, stream, bar, signals, and the state in a run folder."""
+"""What surrounds a training loop: accelerators, seed, CUDA stream, progress bar, signals, and the run folder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,7 +39,7 @@ class Accelerated:
             _combine_by_kernel(step.motion)
         alone = context.processes.size == 1
         self.distributed = None if alone else _distributed(step, context, seed)
-        self.captured = _captured(step) if alone and step.motion.on_device and compute.records(device) else None
+        self.captured = _captured(step) if alone and step.motion.on_device and compute.captures(device) else None
         self.step: Callable[[Any, float], Tensor] = self.captured or self.distributed or step
         self.optimizer, self.proven = OptimizerExtra(step.optimizer), False
 
@@ -53,13 +53,13 @@ class Accelerated:
             return self._watched(batch, lr)
 
     def _step(self, batch: Any, lr: float) -> Tensor:
-        if self.captured is not None:  # which asks for threads by itself, as long as it captures nothing
+        if self.captured is not None:  # sets the number of threads itself, as long as it captures nothing
             return self.captured(batch, lr)
         with few_threads(self.plain.probe.device, self.plain.probe.module, batch):
             return self.step(batch, lr)
 
     def _watched(self, batch: Any, lr: float) -> Tensor:
-        """The first step: the network's copy must compute with its own weights, and as the original does."""
+        """The first step: the copy of the network must use its own weights, and compute what the original does."""
         step, probe = self.plain, self.plain.probe
         loss, looked = step.mean_loss, list[Watch]()
 
@@ -84,15 +84,15 @@ class Accelerated:
 
     @property
     def pool(self) -> Any:
-        """Memory of CUDA graphs that measurements along the run may share."""
+        """Memory of CUDA graphs, shared with measurements during the run."""
         return self.captured.replay.pool if self.captured is not None else None
 
     def checkpoint(self, epoch: int) -> Checkpoint:
-        """Where plain training stands, with the optimizer's state."""
+        """The current weights and optimizer state of plain training."""
         return checkpoint(self.plain, epoch, self.optimizer)
 
     def restore(self, start: Checkpoint) -> None:
-        """Take on the optimizer's state of a checkpoint."""
+        """Restore the optimizer state of a checkpoint."""
         restore(self.plain, start, self.optimizer)
 
     def close(self) -> None:
@@ -141,13 +141,13 @@ def _cast(compute: Compute, device: torch.device, loss: Callable[..., Any]) -> C
 
 
 class Live:
-    """A training loop under way."""
+    """A running training loop."""
 
     def __init__(self, step: Accelerated, context: Context, bar: Progress, interrupts: Interrupts, run: Run | None):
         self.step, self.context, self.bar, self.interrupts, self.run = step, context, bar, interrupts, run
 
     def resume(self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any) -> Course:
-        """How far the run has come: to where its folder says, or nowhere."""
+        """The progress of the run: from its folder, or from the start."""
         self.course = Course(self.run, self.step.plain, observer, batches, passes, self.context, self.step.optimizer)
         self.bar.done = self.course.done
         if self.step.distributed is not None:
@@ -160,7 +160,7 @@ class Live:
         return self.step(batch, lr)
 
     def after_step(self, loss: Tensor) -> None:
-        """Show it; save if it is time, or if somebody wants to stop; let interleaved runs have their steps."""
+        """Show progress; save if it is due or a stop was requested; let interleaved runs take their steps."""
         self.bar.advance(f"loss {float(loss):.4f}" if self.bar.due() else "")
         distributed, course = self.step.distributed, self.course
         stop, due = self._wishes() if distributed is None else distributed.exchange.granted(course.done)
@@ -181,7 +181,7 @@ class Live:
 
 @contextmanager
 def running(step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None) -> Iterator[Live]:
-    """Everything that a loop of `total` steps runs inside."""
+    """Everything that surrounds a loop of `total` steps."""
     context, slot, device = call.context, call.context.slot, step.probe.device
     call.compute.check(device)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A progress bar for whatever takes longer than a second; a line a minute where standard error is no terminal."""
+"""A progress bar for work of more than a second; one line a minute if standard error is not a terminal."""
 
 import sys
 import time
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 PATIENCE = 1.0  # seconds before a bar appears
-REFRESH = 0.1  # seconds between two looks at the loss, which may wait for the device
-PACE = 60.0  # seconds between two lines where there is no terminal, such as in a log file
+REFRESH = 0.1  # seconds between two reads of the loss, which may synchronize with the device
+PACE = 60.0  # seconds between two lines without a terminal, such as in a log file
 
 
 class Progress:
@@ -23,7 +23,7 @@ class Progress:
         self.description, self.total, self.done = description, total, 0
         self.visible, self.lines = show is not False, show is None and not sys.stderr.isatty()
         self.started = self.looked = time.monotonic()
-        self.before: int | None = None  # how much of it an earlier process had done, which says nothing about the pace
+        self.before: int | None = None  # done by an earlier process, which says nothing about the pace
         self.bar: RichProgress | None = None
         self.bars = present.get().bars
 
@@ -31,7 +31,7 @@ class Progress:
         return self
 
     def due(self) -> bool:
-        """Whether the next `advance` will be drawn, so that its note is worth making."""
+        """Whether the next `advance` will be drawn, so that its note is worth computing."""
         now = time.monotonic()
         waited = now - self.looked >= (PACE if self.lines else REFRESH)
         return self.visible and waited and (self.lines or now - self.started >= PATIENCE)

@@ -1,4 +1,4 @@
-"""Resume or start: a run folder gives the result of a call that has finished, and goes on with one that has not."""
+"""Resume or start: return the result of a finished call from its run folder, or resume one that was interrupted."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""A seed for the length of a call; the caller's random states come back as they were."""
+"""A seed for the duration of a call; the caller's random states are restored afterwards."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ Snapshot = dict[str, Any]
 
 @contextmanager
 def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[None]:
-    """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), for the length of a block.
+    """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), within a block.
 
     >>> with seeded(0):
     ...     first = torch.rand(2)
@@ -24,7 +24,10 @@ def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[N
     ...     bool((torch.rand(2) == first).all())
     True
 
-    world: of the interleaved run that lets others run inside the block.
+    Args:
+        seed: The seed.
+        sources: Objects that may hold generators.
+        world: The random states of an interleaved run, during which other runs take steps.
     """
     if not -(2**63) <= seed < 2**63:
         raise ThalwegError(f"a seed must fit into 64 bits; got {seed}")
@@ -53,17 +56,18 @@ def seed_all(seed: int) -> None:
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
-        torch.default_generator.manual_seed(seed)  # the other notes where it was called from, for every device there is not
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would record a traceback for every missing device
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 class World:
-    """All random states as one of several interleaved runs knows them, the generators that it was seeded with included.
+    """All random states of one of several interleaved runs, including the generators it was seeded with.
 
-    seed: where it begins, None for where things stand. On CUDA cards it then has states of its own, since a recorded graph keeps
-        the one it was recorded with.
-    shared: in what state the first of the runs found each generator that they share.
+    Args:
+        seed: The seed, or None to start from the current states. With a seed it has its own states on CUDA GPUs, since
+            a captured graph keeps the one it was captured with.
+        shared: The state in which the first of the runs found each generator that they share.
     """
 
     def __init__(self, seed: int | None = None, shared: dict[int, tuple[Any, Any]] | None = None) -> None:
@@ -81,14 +85,14 @@ class World:
             self.kept = cpu, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(), []
 
     def before(self, generator: Any) -> Any:
-        """The state to put back when it is no longer used here."""
+        """The state to restore when the generator is no longer used here."""
         state, inside = generator_state(generator), any(generator is known for known in self.generators)
         return state if inside else self.shared.setdefault(id(generator), (generator, state))[1]
 
     def leave(self) -> None:
         own = [generator_state(generator) for generator in self.generators]
         self.kept = torch.get_rng_state(), random.getstate(), np.random.get_state(), own
-        if self.inside:  # a capture that failed may have put another in its place
+        if self.inside:  # a failed capture may have replaced it
             self.cuda = [generator.graphsafe_get_state() for generator in torch.cuda.default_generators]
         self.inside = False
 
@@ -105,14 +109,14 @@ class World:
 
 
 def capture(*sources: Any) -> Snapshot:
-    """Where every source of randomness stands, and what the sources count or keep in an order, by name."""
+    """The state of every source of randomness, and the counters and orders of `sources`, by name."""
     now: Snapshot = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
     now |= {f"cuda{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
     return now | values(walk(numbered(sources)))
 
 
 def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
-    """Put everything that is named back where `capture` found it."""
+    """Restore everything named to what `capture` found."""
     own = {name: value for name, value in before.items() if "/" in name or name.isdigit()}
     put_back(own, walk(numbered(sources)))
     for name in before.keys() - own.keys():

@@ -1,4 +1,4 @@
-"""The control points of a curve elsewhere than the network, or in another precision than its own."""
+"""The control points of a curve on another device than the network, or in another precision."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,11 @@ from ..weightspace.probe import Probe
 
 
 class StreamedBends(Bends):
-    """Phi(t) and the gradient go from one place to the other piece by piece. The ends stay as they came; the bends and what the
-    optimizer keeps of them are at least in float32, since a small step would be lost in less.
+    """phi(t) and the gradient are copied between both places piece by piece. The ends keep their precision; the bends
+    and their optimizer state are at least in float32, since a smaller type would lose small steps.
 
-    where: the device on which the control points are to lie.
+    Args:
+        where: The device of the control points.
     """
 
     linear = False

@@ -1,4 +1,4 @@
-"""How many threads a small network gets on a CPU.
+"""The number of CPU threads for a small network.
 
 Threads that wait for each other after every small operation are up to a hundred times slower than one as soon as anything else
 runs on the machine, and gain little where nothing does. Results depend on the number of threads in their last bits, so it is
@@ -15,12 +15,12 @@ from torch import nn
 
 from ..batches import tensors_in
 
-SMALL = 4e8  # parameters times numbers in a batch: a step of 20 ms or less, measured on two cores
+SMALL = 4e8  # parameters times values in a batch: a step of 20 ms or less, measured on two cores
 
 
 @contextmanager
 def few_threads(device: torch.device, module: nn.Module, batch: Any) -> Iterator[None]:
-    """One thread for a pass of a small network over a small batch on a CPU, unless the user has chosen how many.
+    """One thread for a pass of a small network over a small batch on a CPU, unless the user has set the number.
 
     >>> before = torch.get_num_threads()
     >>> with few_threads(torch.device("cpu"), nn.Linear(2, 2), torch.ones(4, 2)):
@@ -40,7 +40,7 @@ def few_threads(device: torch.device, module: nn.Module, batch: Any) -> Iterator
 
 
 def _chosen(threads: int) -> bool:
-    """Whether the number is the user's: set in the environment, or none of those that torch takes by itself."""
+    """Whether the user set the number, in the environment or by another value than torch's own defaults."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return threads not in (cores, cores // 2) or any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 

@@ -1,4 +1,4 @@
-"""How batches reach the device: from pinned memory on a stream of their own, or made there."""
+"""How batches reach the device: from pinned memory on a separate stream, or made there."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -12,8 +12,9 @@ from ..errors import ThalwegError
 
 @runtime_checkable
 class Drawn(Protocol):
-    """Batches that lie on the device, such as `DeviceBatches`: `make` turns each of the small tensors that `draws` gives into a
-    batch, and so belongs to the step; where that is captured, augmentation is captured with it."""
+    """Batches that are made on the device, such as `DeviceBatches`: `make` turns each of the small tensors from `draws`
+    into a batch, as part of the step; where that is captured, augmentation is captured with it.
+    """
 
     @property
     def device(self) -> torch.device: ...
@@ -23,13 +24,15 @@ class Drawn(Protocol):
 
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
-    """Every batch of one pass, on `device`."""
+    """Every batch of one epoch, on `device`."""
     for batch in _whole(batches, count(batches)):
         yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
 
 
 def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-    """How to go through the batches once, and how to make a batch of what comes; on a CPU there is no step to record it with."""
+    """How to iterate over the batches once, and how to make a batch from each item; on a CPU there is nothing to
+    capture.
+    """
     if (
         device.type == "cuda"
         and isinstance(batches, Drawn)
@@ -41,7 +44,7 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
 
 
 def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
-    """One pass, which must give as many batches as their length promises: rates, cycles and means count on it."""
+    """One epoch, which must have as many batches as `len` says: schedules, cycles and means depend on it."""
     given = 0
     for given, batch in enumerate(batches, start=1):
         if given > promised:
@@ -49,16 +52,18 @@ def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
         yield batch
     if given != promised:
         more = "more" if given > promised else f"{given}" if given else "none"
-        raise ThalwegError(f"the batches promised {promised} batches and gave {more}: correct their length or what they give")
+        raise ThalwegError(
+            f"len() of the batches is {promised}, but iterating gave {more}: correct their length or what they yield"
+        )
 
 
 def home(batches: object, method: str) -> type:
-    """The class that defines a method, or object; a subclass with another `__iter__` is taken at its word."""
+    """The class that defines a method, or object; a subclass may override `__iter__`."""
     return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
 
 
 def _beside(batch: Any, device: torch.device) -> Any:
-    """Copied to a card while it works on something else: from pinned memory, on a stream of its own."""
+    """Copied to a GPU while it works on something else: from pinned memory, on a separate stream."""
     stream, current = _copying_stream(device), torch.cuda.current_stream(device)
 
     def copied(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Loss (1) of the paper, the mean over the length of the curve."""
+"""The arc-length loss, equation (1) of the paper: the mean over the length of the curve."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,14 +10,14 @@ from ..weightspace.probe import Probe
 from ..weightspace.weights import inner_products
 from .motion import Bends
 
-MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the t that stand for the whole curve
-MEMORY = 0.95  # of the running mean of the loss, which lowers the variance of that loss's gradient
+MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the values of t that represent the whole curve
+MEMORY = 0.95  # of the running mean of the loss, a baseline that lowers the variance of the gradient
 
 
 class ArclengthBends(Bends):
-    """Loss (1): t is drawn from q(t), proportional to the speed, and the gradient goes through q as well.
+    """Equation (1): t is drawn from q(t), proportional to the speed, and the gradient includes that of q.
 
-    The integral over t is a sum over the middles of equal cells, so q is a distribution over finitely many t. The
+    The integral over t is a sum over the midpoints of equal cells, so q is a distribution over finitely many t. The
     gradient for bend i is c_i grad L + (L - m) sum_j (d_i d_j / s^2 - E_q[d_i d_j / s^2]) w_j, with d the derivatives
     of the coefficients, s the speed, and m any number that does not depend on t. All of it stays on the device.
     """
@@ -53,7 +53,7 @@ class ArclengthBends(Bends):
         self.stand_at(pick.clamp(max=len(self.grid) - 1))
 
     def measure(self) -> None:
-        """q, and what each t of the grid adds to the gradient, for the curve as it is now."""
+        """q, and what each t of the grid contributes to the gradient, for the curve as it is now."""
         inner, rates = inner_products(list(self.points)), self.rates
         squares = ((rates[:, 1:] @ inner) * rates[:, 1:]).sum(1).clamp_min(1e-30)
         self.q = squares.sqrt() / squares.sqrt().sum()
@@ -61,7 +61,7 @@ class ArclengthBends(Bends):
         self.scores = scores - torch.einsum("t,tij->ij", self.q, scores)
 
     def stand_at(self, index: Tensor) -> None:
-        """index: of the grid, as a tensor of one element."""
+        """Place the network at a t of the grid; `index` is a tensor of one element."""
         self.place_on_grid.copy_(self.grid[index][0])
         self.t = self.place_on_grid
         self.score = self.scores[index][0, 1:-1].to(self.points.dtype)

@@ -1,4 +1,4 @@
-"""The state of a run: what is saved of it, and how it is resumed as if nothing had happened."""
+"""The state of a run: what is saved, and how it is resumed as if it had not been interrupted."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,14 +21,14 @@ from .extra import Extra, OptimizerExtra
 from .loop import Observer
 from .step import Step
 
-NUMBER = "#"  # behind the name of what an optimizer keeps as a plain number
+NUMBER = "#"  # suffix for optimizer state that is a plain number
 
 
 class Course:
     """Counts steps and epochs, saves the state when it is due, and starts from a saved one if there is one.
 
-    In the middle of an epoch, the order of the data is that of the epoch's beginning: random states of then and of now are
-    both kept, the batches already seen are passed over, and the states of now are put back.
+    In the middle of an epoch, the order of the data is that of its beginning: the random states of then and of now are
+    both saved, the batches already seen are skipped, and the states of now are restored.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Course:
         self.clock = time.monotonic()
         self.first: Snapshot = capture(batches) if run is not None else {}
         self.beginning, self.present = self.first, self.first
-        self.moved: set[str] = set()  # names of what has changed since the run began, of which alone a state speaks
+        self.moved: set[str] = set()  # names of what has changed since the run began; only these are saved
         state = context.processes.once(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
             self.extra = Extra(step.probe.module, step.task, batches, step.optimizer)
@@ -97,7 +97,7 @@ class Course:
         return self.earlier + sum(torch.stack(self.losses).tolist() if self.losses else [])
 
     def _others(self) -> set[str]:
-        """Names of what the data keep now and cannot be saved, though it was a value at first, such as None."""
+        """Names of what the data hold now and cannot be saved, though it was a plain value at first, such as None."""
         return walk(numbered([self.batches])).others
 
     def save(self) -> None:
@@ -128,7 +128,7 @@ class Course:
 
 
 def state_of(step: Step) -> dict[str, Tensor]:
-    """Everything that moves, under names: vectors, the optimizer's state, buffers, and what the motion adds."""
+    """Everything that changes, by name: vectors, optimizer state, buffers, and what the motion adds."""
     probe, found = step.probe, {f"motion.{key}": value for key, value in step.motion.state().items()}
     for k, vector in enumerate(step.motion.vectors):
         found[f"vector.{k}"] = probe.canonical(vector)
@@ -137,7 +137,7 @@ def state_of(step: Step) -> dict[str, Tensor]:
 
 
 def set_state(step: Step, state: Mapping[str, Tensor]) -> None:
-    """Resume from what `state_of` gave."""
+    """Restore what `state_of` returned."""
     step.motion.set_state(below(state, "motion."))
     for k, vector in enumerate(step.motion.vectors):
         vector.copy_(step.probe.native(state[f"vector.{k}"]))
@@ -148,13 +148,13 @@ def set_state(step: Step, state: Mapping[str, Tensor]) -> None:
 
 
 def checkpoint(step: Step, epoch: int, extra: OptimizerExtra) -> Checkpoint:
-    """Where plain training stands, with the optimizer's state."""
+    """The current weights and optimizer state of plain training."""
     memory = _memory(step, step.motion.vectors[0])
     return Checkpoint(step.probe.weights(), memory, type(step.optimizer).__name__, epoch, extra.state())
 
 
 def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
-    """Take on the optimizer's state of a checkpoint; the weights are the probe's business."""
+    """Restore the optimizer state of a checkpoint; the weights are the probe's business."""
     kind = type(step.optimizer).__name__
     if start.kind != kind:
         raise ThalwegError(
@@ -166,7 +166,7 @@ def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
 
 
 def _set_buffer(step: Step, name: str, value: Tensor) -> None:
-    """In place if possible; one that grew, or that was made in training, has another shape or was not there."""
+    """In place if possible; a buffer that grew, or was made in training, has another shape or was not there."""
     parent, _, key = name.rpartition(".")
     part = step.probe.module.get_submodule(parent)
     known = part._buffers.get(key)
@@ -177,7 +177,7 @@ def _set_buffer(step: Step, name: str, value: Tensor) -> None:
 
 
 def _memory(step: Step, vector: Tensor) -> dict[str, Tensor]:
-    """What the optimizer knows of a vector, in the order of the layout."""
+    """The optimizer state of a vector, in the order of the layout."""
     state = step.optimizer.state[vector].items()
     known = {key: value for key, value in state if isinstance(value, Tensor)}
     known |= {key + NUMBER: torch.tensor(value) for key, value in state if isinstance(value, int | float)}
@@ -185,7 +185,7 @@ def _memory(step: Step, vector: Tensor) -> dict[str, Tensor]:
 
 
 def _remember(step: Step, vector: Tensor, memory: Mapping[str, Tensor]) -> None:
-    """Into the tensors that are there already, which a kernel may know by their address."""
+    """Into existing tensors, whose addresses a kernel may know."""
     known = step.optimizer.state[vector]
     for key, value in memory.items():
         if key.endswith(NUMBER):

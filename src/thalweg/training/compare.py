@@ -41,7 +41,7 @@ class Independent:
 
 Contender = Independent | Method
 Make = Callable[[int], nn.Module]
-OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it leaves
+OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it branches off
 
 
 def compare(
@@ -133,7 +133,7 @@ def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Seq
 
 
 class _Runner:
-    """Runs every method once per seed, training shared epochs once."""
+    """Runs every method once per seed; shared epochs are trained once."""
 
     def __init__(self, task: Task, train: Batches, bn_batches: Batches | None, budget: int, lr: float, common: dict[str, Any]):
         self.task, self.train, self.bn_batches, self.budget, self.common = task, train, bn_batches, budget, common
@@ -168,7 +168,7 @@ class _Runner:
         return made
 
     def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:
-        """Find out before training, not after, that a method does not fit into the budget, and into which all would."""
+        """Raise before training, not after, if a method does not fit the budget, and say which budget all would fit."""
         for contender in contenders:
             if problem := self._problem(contender, self.budget):
                 others = range(self.budget + 1, 10 * self.budget + 100)
@@ -181,11 +181,11 @@ class _Runner:
                 )
 
     def _problem(self, contender: Contender, budget: int) -> str:
-        """Why a method cannot be had for a budget; empty if it can."""
+        """Why a method does not fit a budget; empty if it does."""
         twin = copy(self)
         twin.budget = budget
         if 0 in twin.starts(contender):
-            return "it would leave a network before its first epoch"
+            return "it would branch off before its first epoch"
         try:
             if isinstance(contender, Method):
                 contender.plan(twin.steps, twin.walk_epochs(contender))
@@ -212,7 +212,7 @@ class _Runner:
         return (self.budget - max(starts)) // len(starts) if starts else self.budget
 
     def cost(self, contender: Contender) -> int:
-        """The epochs it would spend alone."""
+        """The epochs it would need alone."""
         starts = self.starts(contender)
         return max(starts) + len(starts) * self.walk_epochs(contender) if starts else self.budget
 
@@ -232,7 +232,9 @@ class _Runner:
 
 
 def _settled(method: Contender | type[Contender], lr: float) -> Contender:
-    """An instance as it is, a class with the paper's settings for VGG-16 relative to the rate of the plain run."""
+    """An instance as it is; a class with the paper's settings for VGG-16, relative to the learning rate of the plain
+    run.
+    """
     if isinstance(method, Independent | Method):
         return method
     defaults: dict[Any, Callable[[], Contender]] = {

@@ -1,4 +1,4 @@
-"""What a step changes besides the vectors it trains: attributes, counters, generators, frozen parameters."""
+"""What a step changes in addition to the vectors it trains: attributes, counters, generators, frozen parameters."""
 
 import warnings
 import zlib
@@ -24,7 +24,7 @@ class NotExact(UserWarning):
 
 
 class OptimizerExtra:
-    """What an optimizer keeps outside the tensors of its state: values of its groups, attributes, lists."""
+    """What an optimizer keeps outside its state tensors: values of its groups, attributes, lists."""
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer = optimizer
@@ -40,7 +40,7 @@ class OptimizerExtra:
         put_back(state, walk({"optimizer": self.optimizer}, whole=True))
 
     def _now(self) -> dict[str, Any]:
-        """Tensors and numbers by vector are saved with the vectors."""
+        """Tensors and numbers per vector are saved with the vectors."""
         found = walk({"optimizer": self.optimizer}, whole=True)
         for name in [name for name, place in found.places.items() if _is_direct(name, place.value)]:
             del found.places[name]
@@ -48,10 +48,10 @@ class OptimizerExtra:
 
 
 class Extra:
-    """Attributes of the network, what its loss counts, and frozen parameters, as far as they change.
+    """Attributes of the network, counters of its loss, and frozen parameters, as far as they change.
 
-    Everything is found by walking through attributes and closures; what a walk cannot see into is watched for changes over one
-    step, and named in a warning.
+    Everything is found by walking through attributes and closures. What cannot be inspected is watched for changes over
+    one step, and named in a warning.
     """
 
     def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: Optimizer):
@@ -84,7 +84,7 @@ class Extra:
                 self.sums[name] = None
 
     def look(self) -> None:
-        """After each of the first two steps: warn of what has changed between them and cannot be saved."""
+        """After each of the first two steps: warn about what has changed between them and cannot be saved."""
         if self.warned:
             return
         now = self._unsaved()
@@ -98,7 +98,7 @@ class Extra:
             told = "', '".join(lost[:5])
             warnings.warn(
                 f"'{told}' may change in training and cannot be saved, so a run that is stopped and resumed may differ from "
-                "one that was not: keep numbers, texts, tensors or random generators there instead",
+                "one that was not: keep numbers, strings, tensors or random generators there instead",
                 NotExact,
                 stacklevel=2,
             )
@@ -107,7 +107,9 @@ class Extra:
         return [walk({**self.sources, "optimizer": self.optimizer}, whole=True), walk({"data": self.batches})]
 
     def _unsaved(self) -> dict[str, Any]:
-        """What cannot be put back: what is no value, and values in objects that were not there when training began."""
+        """What cannot be restored: objects that are no values, and values in objects that did not exist when training
+        began.
+        """
         ours, data = self._looked()
         paths = {path for found in self.begun for path in found.owners}
         known = {id(place.owner) for found in self.begun for place in found.places.values()}
@@ -141,7 +143,7 @@ def _is_direct(name: str, value: Any) -> bool:
 
 
 def _mark(value: Any) -> Any:
-    """Differs once an object is another, or has another size or content as far as that is cheap to know."""
+    """Differs once an object is replaced, or changes its size or content as far as that is cheap to check."""
     if isinstance(value, list | tuple):
         return len(value), [item for item in value[:ITEMS] if isinstance(item, SCALARS)] if isinstance(value, tuple) else None
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
@@ -154,7 +156,7 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _iterators(batches: Batches) -> Iterator[str]:
-    """Where data keep a position that cannot be read: iterators of Python's own, and workers that stay alive."""
+    """Where data hold a position that cannot be read: Python's own iterators, and persistent workers."""
     found = walk(numbered([batches]))
     yield from (dotted(path) for path, value in found.closed.items() if _is_iterator(value))
     for path, owner in found.owners.items():

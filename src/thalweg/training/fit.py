@@ -99,7 +99,7 @@ def fit(
 
 
 class _Keeper(Observer):
-    """Keeps the epochs that were asked for, with the optimizer's state."""
+    """Keeps the requested epochs, with the optimizer state."""
 
     def __init__(self, epochs: Collection[int], run: "Run | None", processes: "Processes"):
         self.epochs, self.run, self.processes = epochs, run, processes

@@ -1,4 +1,4 @@
-"""The one training loop: epochs, learning rate, and what happens when the loss is not finite."""
+"""The training loop: epochs, learning rate, and what happens when the loss is not finite."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Called after everything the loop does; does nothing by itself."""
+    """Called after everything the loop does; does nothing by default."""
 
     def begin(self, step: "Accelerated", steps: int) -> None:
         """Before the first step, with `steps` to come in each epoch."""
@@ -33,19 +33,19 @@ class Observer:
         """After the update of iteration i."""
 
     def after_epoch(self, epoch: int) -> None:
-        """After an epoch, counted from 1, once it is known to be in order."""
+        """After an epoch, counted from 1, once its loss is known to be finite."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What it needs to be resumed: tensors, and what JSON can hold."""
         return {}, {}
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Resume from there."""
+        """Restore what `state` returned."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how hard to train; what `fit`, `connect` and `walk` share."""
+    """Length and optimizer of a training: the arguments that `fit`, `connect` and `walk` share."""
 
     epochs: int
     lr: float | None
@@ -79,7 +79,7 @@ class Settings:
             raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
 
     def rate(self, steps: int) -> Schedule:
-        """The schedule, or the decay that stands for `lr`, given the steps of an epoch."""
+        """The schedule, or the default decay of `lr`, given the steps per epoch."""
         schedule = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
         return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
 
@@ -95,10 +95,7 @@ def train(
     start: "Checkpoint | None" = None,
     run: "Run | None" = None,
 ) -> None:
-    """Move `motion` for the epochs asked for, with the optimizer's state of `start` if there is one.
-
-    run: where to save the state, and from where to resume if there is one already.
-    """
+    """Train `motion` for the epochs in `settings`, with the optimizer state of `start` if given."""
     check_task(task)
     steps = count(batches)
     schedule = settings.rate(steps)
@@ -129,7 +126,9 @@ def train(
 
 
 class _Watch:
-    """Looks for a loss that is not finite: at once on the CPU, after the epoch where looking would stall the device."""
+    """Checks that the loss is finite: after every step on the CPU, after every epoch where checking would stall the
+    device.
+    """
 
     def __init__(self, motion: Motion):
         self.motion, self.last_good = motion, motion.snapshot()
@@ -150,7 +149,7 @@ class _Watch:
             self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr, batch)
 
     def end(self, step: int, lr: float) -> None:
-        """After an epoch: its last update may have broken what every loss so far found in order."""
+        """After an epoch: its last update may have broken weights whose losses were all finite so far."""
         self.check()
         statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
         if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):

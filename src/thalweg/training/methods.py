@@ -1,4 +1,4 @@
-"""Walks: under which learning rate to go on, and when to collect a network."""
+"""Walks: the learning-rate schedule, and when to collect a network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

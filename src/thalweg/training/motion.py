@@ -13,19 +13,21 @@ from ..weightspace.weights import BLOCK
 
 
 class Motion(ABC):
-    """What is trained: flat vectors, from which a step places the network and to which the chain rule leads its gradient.
+    """What is trained: flat vectors from which a step places the network, and to which the chain rule leads its
+    gradient.
 
-    What a step decides anew, such as t, it gives as a few numbers, its controls; all else of a step is the same every time.
+    What changes from step to step, such as t, is a few numbers, the controls; all else of a step is the same every
+    time.
     """
 
     probe: Probe
-    block: Tensor  # (count, size), the vectors that move
+    block: Tensor  # (count, size), the vectors that are trained
     gradient: Tensor  # of the same shape
-    controls = 0  # how many numbers a step needs from the host
-    on_device = True  # whether all of a step happens on the probe's device
+    controls = 0  # how many numbers a step needs from the CPU
+    on_device = True  # whether the whole step runs on the probe's device
     linear = True  # whether the gradient of vector i is that of the probe times control i + 1
-    same_t = True  # whether all processes of a run stand at the same point
-    averaged: Sequence[Tensor] = ()  # what else of it all processes must have in common
+    same_t = True  # whether all processes of a run are at the same point
+    averaged: Sequence[Tensor] = ()  # further state that all processes must share
     t: float | Tensor | None = None
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
@@ -37,30 +39,30 @@ class Motion(ABC):
 
     @abstractmethod
     def place(self, controls: Tensor) -> None:
-        """Put the probe where the next gradient is wanted."""
+        """Put the probe where the next gradient is needed."""
 
     @abstractmethod
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
-        """Turn the probe's gradient into those of the vectors."""
+        """Turn the gradient of the probe into those of the vectors."""
 
     @abstractmethod
     def decay(self, weight_decay: float) -> None:
-        """Add that of weight decay to the gradients of the vectors, where the probe's did not have it."""
+        """Add weight decay to the gradients of the vectors, where the probe's did not include it."""
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """The result as it stands, copied."""
+        """A copy of the current result."""
 
     def state(self) -> dict[str, Tensor]:
-        """What else is needed to resume."""
+        """Further state needed to resume."""
         return {}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Resume from there; most motions have nothing more."""
+        """Restore what `state` returned; most motions have nothing more."""
 
 
 class Network(Motion):
-    """Plain training: the vector that moves is the probe's own point."""
+    """Plain training: the trained vector is the probe's own point."""
 
     def __init__(self, probe: Probe):
         self.probe = probe
@@ -79,12 +81,13 @@ class Network(Motion):
         return self.probe.weights()
 
 
-OTHER_STREAM = 0x7E41  # t must not be what a task draws from torch's own generator under the same seed
+OTHER_STREAM = 0x7E41  # t must differ from what a task draws from torch's own generator with the same seed
 
 
 class Bends(Motion):
-    """The control points of a curve in one block of memory, of which the bends move. A kind of its own says how t is drawn
-    (`draw`) and where the network is placed (`place`)."""
+    """The control points of a curve in one block of memory, of which the bends are trained. A subclass defines how t is
+    drawn (`draw`) and where the network is placed (`place`).
+    """
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
         self.probe, self.curve, self.controls = probe, curve, len(curve.points)
@@ -94,7 +97,7 @@ class Bends(Motion):
     def load_points(self) -> None:
         size = self.probe.layout.size
         aligned = torch.zeros(self.controls, -(-size // 64) * 64, dtype=self.probe.point.dtype, device=self.probe.device)
-        self.points = aligned[:, :size]  # rows that begin at multiples of 64 are read faster
+        self.points = aligned[:, :size]  # rows that start at multiples of 64 are read faster
         for row, point in zip(self.points, self.curve.points, strict=True):
             row.copy_(self.probe.native(point.vector))
         self.hold(self.points[1:-1], torch.zeros_like(self.points[1:-1]))
@@ -104,7 +107,7 @@ class Bends(Motion):
 
     @abstractmethod
     def draw(self) -> Sequence[float]:
-        """The numbers that decide where the next step stands."""
+        """The numbers that determine where the next step is."""
 
     def stand(self, coefficients: Tensor) -> None:
         """Write phi(t) into the probe in one pass over the control points."""
@@ -136,7 +139,7 @@ class Bends(Motion):
 
 
 class UniformBends(Bends):
-    """Loss (2) of the paper: one t per step, drawn from U(0, 1)."""
+    """Equation (2) of the paper: one t per step, drawn from U(0, 1)."""
 
     def draw(self) -> Sequence[float]:
         self.t = self.uniform()

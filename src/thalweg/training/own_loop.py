@@ -1,4 +1,4 @@
-"""For people who keep their own training loop: three lines give it a walk."""
+"""Walks in your own training loop: a scheduler and a collector."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

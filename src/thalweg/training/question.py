@@ -1,4 +1,4 @@
-"""What training would compute, as facts that must be the same when it is resumed."""
+"""What a training would compute, as facts that must be the same when it is resumed."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -25,8 +25,8 @@ from .optimizers import make_optimizer
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
-TRIED = 64  # numbers of each vector that an optimizer is tried on
-SPEED = ("foreach", "fused", "capturable")  # settings of optimizers that change no result
+TRIED = 64  # entries of each vector that an optimizer is tried on
+SPEED = ("foreach", "fused", "capturable")  # optimizer settings that do not change the result
 OWN = ("param_groups", "defaults", "state")
 
 
@@ -40,7 +40,7 @@ def training_question(
     processes: Processes,
     vectors: Sequence[Tensor] = (),
 ) -> Facts:
-    """vectors: what moves, if it is not the network itself."""
+    """The facts that all trainings share; `vectors` is what is trained, if it is not the network itself."""
     if processes.size > 1:
         _check_whole(batches)
     data, first = data_question(batches, "the training data")
@@ -76,7 +76,7 @@ def walk_question(
     compute: Compute,
     **common: Any,
 ) -> Facts:
-    """starts: weights, checkpoints, or None for the module's own weights."""
+    """The facts of a walk; `starts` holds weights, checkpoints, or None for the module's own weights."""
     points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
     names = [f"start {k}" for k in range(1, len(starts) + 1)]
     states = {f"the optimizer state of {name}": _state(here) for name, here in zip(names, starts, strict=True)}
@@ -123,7 +123,7 @@ def _spread(total: int) -> list[int]:
 
 
 def _optimizer_question(settings: Settings, vectors: Sequence[Tensor]) -> Facts:
-    """Of the user's own optimizer: its settings, and where it moves the beginnings of the vectors in a few steps."""
+    """For a user's own optimizer: its settings, and where a few steps move the first entries of the vectors."""
     if settings.optimizer is None:
         return {"the optimizer's": facts.table({})}
     found = {"the optimizer's": facts.table(_optimizer_settings(settings, vectors))}
@@ -131,7 +131,7 @@ def _optimizer_question(settings: Settings, vectors: Sequence[Tensor]) -> Facts:
     with undisturbed(settings.optimizer), seeded(0):
         try:
             _try_steps(make_optimizer(short, settings.momentum, settings.optimizer), short)
-        except Exception:  # of the user's own code, which need not work on so little
+        except Exception:  # from user code, which need not work on vectors this small
             return found
     within = rounding(short[0].dtype, exact=not short[0].is_cuda)
     return found | {"a few steps of the optimizer": facts.numbers({"result": summary(short)}, within)}
@@ -147,7 +147,7 @@ def _try_steps(optimizer: Optimizer, vectors: Sequence[Tensor]) -> None:
 
 
 def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[str, Any]:
-    """Its class, what its groups are set to, and attributes of its own."""
+    """Its class, the settings of its groups, and its other attributes."""
     with undisturbed():
         optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
     found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
@@ -162,6 +162,6 @@ def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[s
 def _check_whole(batches: Batches) -> None:
     if isinstance(getattr(batches, "sampler", None), DistributedSampler):
         raise ThalwegError(
-            "every process takes its part of every batch by itself, but this loader has a DistributedSampler and gives each "
+            "every rank takes its part of every batch itself, but this loader has a DistributedSampler and gives each "
             "of them other batches: leave the sampler out"
         )

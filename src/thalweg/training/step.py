@@ -1,4 +1,4 @@
-"""One step of training, as the paper tells it: draw t, place phi(t), loss, gradient, weight decay, chain rule, update."""
+"""One training step, as in the paper: draw t, place phi(t), loss, gradient, weight decay, chain rule, update."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,20 @@ from .motion import Motion
 
 
 class Step:
-    """Call it with a batch and a learning rate; it gives the mean loss of the batch, before the update.
+    """One training step; called with a batch and a learning rate, it returns the mean loss of the batch before the
+    update.
 
-    motion: what is trained, and how the network follows it.
-    make: what the source of the batches gives -> a batch.
+    Args:
+        motion: What is trained, and how the network follows it.
+        task: The loss.
+        optimizer: Updates the vectors of `motion`.
+        weight_decay: L2 penalty.
+        clip: Clip the gradient of the data loss to this norm.
+        make: Maps what the source of the batches yields to a batch.
     """
 
-    partial = False  # whether a batch may be a part of a larger one, in which nothing counts
-    memory_on_device = False  # whether all that the optimizer keeps must lie where the vectors do
+    partial = False  # whether a batch may be a part of a larger one, without any example that counts
+    memory_on_device = False  # whether the whole optimizer state must be on the device of the vectors
 
     def __init__(
         self,
@@ -66,13 +72,13 @@ class Step:
         if self.weight_decay and not self.decays_early:
             self.motion.decay(self.weight_decay)
         for vector, gradient in zip(self.motion.vectors, self.motion.gradients, strict=True):
-            vector.grad = gradient  # again in each step: some optimizers take it away
+            vector.grad = gradient  # in each step, since some optimizers reset it
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
 
 
 def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
-    """The mean, and over how many values it is one."""
+    """The mean, and the number of values it is over."""
     values, number = task.losses(module, make(drawn))
     return values.mean() if number else values.sum(), number

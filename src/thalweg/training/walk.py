@@ -1,4 +1,4 @@
-"""Go on training under a cyclic learning rate, and collect networks on the way."""
+"""Continue training under a cyclic learning rate, and collect networks on the way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from .optimizers import OptimizerFactory
 from .question import walk_question
 
 Start = Weights | Checkpoint
-APART = 1_000_003  # between the seeds of several starts, which should not see the same order of data
+APART = 1_000_003  # between the seeds of several starts, which should not see the data in the same order
 
 
 def walk(
@@ -123,7 +123,7 @@ def walk(
 
 
 def _save(module: nn.Module, found: Walk, folder: Path) -> None:
-    """The members as an ensemble, then the traces, of which the last says that the walk has finished."""
+    """The members as an ensemble, then the traces; the last one marks the walk as finished."""
     if found.members:
         Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
     for number, trace in enumerate(found.traces, start=1):
@@ -134,13 +134,13 @@ def _check(starts: Sequence[Start | None], method: Method) -> None:
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
-        raise ThalwegError(f"a walk starts at Weights, or at a kept epoch of a fit; got {type(odd[0]).__name__}")
+        raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
 
 
 class WalkObserver(Observer):
-    """Keeps every network the plan asks for, and the story of every iteration."""
+    """Collects the networks of the plan, and records every iteration."""
 
     def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None, call: Call):
         self.plan, self.task, self.watch, self.made, self.run, self.call = plan, task, watch, made, run, call
@@ -175,7 +175,7 @@ class WalkObserver(Observer):
             self._look(i)
 
     def end(self) -> tuple[list[Weights], Trace]:
-        """What was collected and what happened; of a run that had ended before, as its folder tells it."""
+        """The collected networks and the trace; for a finished run, read from its folder."""
         if self.run is None:
             return self.members, self.trace()
         if not (self.run.folder / TRACE).is_file():

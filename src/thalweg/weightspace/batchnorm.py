@@ -87,7 +87,7 @@ class Statistics:
         self.strange = {k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")}
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(self._see, probe.module, probe.device, compute.records(probe.device), pool, settle=self._hold)
+        self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool, settle=self._hold)
         self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
 
     def __call__(self) -> None:
