@@ -103,8 +103,7 @@ class DistributedStep:
         part, counts = self.ranks.share(batch)
         self._check(part)
         with self.ranks.apart(self.seed, self.done), explained(step.probe.module, part):
-            controls = torch.tensor(motion.draw(), dtype=torch.float64).to(step.probe.device)
-            loss = step.forward(part, controls)
+            loss = step.forward(part, step.draw())
             step.probe.backward(loss)
             loss, number = loss.detach(), step.number * counts
             if motion.same_t:

@@ -42,12 +42,15 @@ class Step:
         self.mean_loss: Callable[..., tuple[Tensor, int]] = mean_loss
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
-        controls = torch.tensor(self.motion.draw(), dtype=torch.float64).to(self.probe.device)
-        loss = self.forward(batch, controls)
+        loss = self.forward(batch, self.draw())
         self.probe.backward(loss)
         self.chain_rule(loss.detach())
         self.update(lr)
         return loss.detach()
+
+    def draw(self) -> Tensor:
+        """What decides where the network is placed: of a curve, the coefficients at t."""
+        return torch.tensor(self.motion.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
     def forward(self, batch: Any, controls: Tensor) -> Tensor:
         """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the curve."""
