@@ -54,7 +54,7 @@ def server(monkeypatch):
 
 def archive(contents, *extra):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, compute="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in contents.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)

@@ -301,7 +301,7 @@ kind("embedding_scaled_by_frequency", batches=tokens)(lambda: Embedded(scale_gra
 class Bag(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(7, 5, compute="mean"), head(5)
+        self.bag, self.head = nn.EmbeddingBag(7, 5, mode="mean"), head(5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.bag(x))
