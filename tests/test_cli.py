@@ -65,7 +65,7 @@ def bad_json(seed):
     return json.loads("")
 
 def scalar_loss(seed):
-    return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).mean())}
+    return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.mean())}
 
 def bad_labels(seed):
     return {**circle(seed), "train": [(torch.randn(4, 2), torch.tensor([0, 1, 2, 7]))]}
@@ -79,29 +79,29 @@ def doubled(seed):
 def float_labels(seed):
     return {**circle(seed), "task": tw.Task(own_loss)}
 
-def own_loss(net, batch):
-    return nn.functional.cross_entropy(net(batch[0]), batch[1].short(), reduction="none")
+def own_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets.short(), reduction="none")
 
 def explodes(seed):
-    return {**circle(seed), "task": tw.Task(lambda net, batch: net(batch[0]).sum(1) * float("nan"))}
+    return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.sum(1) * float("nan"))}
 
 def stopping(seed):
     import os, signal
-    def loss(net, batch):
+    def loss(outputs, targets):
         if "STOP" in os.environ:
             with open("steps", "a") as file:
                 file.write(".")
             if os.path.getsize("steps") == int(os.environ["STOP"]):
                 os.kill(os.getpid(), signal.SIGTERM)
-        return tw.classification().loss(net, batch)
+        return tw.classification().loss(outputs, targets)
     return {**circle(seed), "task": tw.Task(loss, tw.classification().predict)}
 
 def slow(seed):
     import time
-    def loss(net, batch):
+    def loss(outputs, targets):
         open("training", "w").close()
         time.sleep(0.05)
-        return tw.classification().loss(net, batch)
+        return tw.classification().loss(outputs, targets)
     return {**circle(seed), "task": tw.Task(loss)}
 """
 

@@ -50,8 +50,7 @@ class Net(nn.Linear):
 def collate(items):
     raise Theirs("of collate")  # collate
 
-def loss(net, batch):
-    net(batch[0])
+def loss(outputs, targets):
     raise Theirs("of the loss")  # loss
 
 def predict(net, batch):
@@ -103,7 +102,7 @@ COMMANDS = {
     "scan": ["a.safetensors", "b.safetensors", "--points", 2],
     "ensemble": ["a.safetensors", "b.safetensors"],
 }
-UNUSED = {("connect", "predict"), ("connect", "metric"), ("ensemble", "loss"), ("ensemble", "metric")}
+UNUSED = {("connect", "metric"), ("ensemble", "loss"), ("ensemble", "metric")}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -250,8 +249,8 @@ def python_calls(fault, run):
 
 EVERYWHERE = ["dataset", "workers", "collate", "forward", "predict"]
 PYTHON = {
-    "fit": ["dataset", "workers", "collate", "forward", "loss", "schedule", "optimizer"],
-    "connect": ["dataset", "workers", "collate", "forward", "loss", "schedule", "optimizer", "coefficients"],
+    "fit": [*EVERYWHERE, "loss", "schedule", "optimizer"],
+    "connect": [*EVERYWHERE, "loss", "schedule", "optimizer", "coefficients"],
     "walk": [*EVERYWHERE, "loss", "metric", "optimizer"],
     "scan": [*EVERYWHERE, "loss", "metric", "coefficients"],
     "Ensemble": EVERYWHERE,
@@ -312,7 +311,7 @@ def test_refresh_says_where_the_users_code_failed():
 
 def failing_from(call):
     calls = count(1)
-    return tw.Task(lambda net, batch: raising() if next(calls) >= call else tw.classification().loss(net, batch))
+    return tw.Task(lambda outputs, targets: raising() if next(calls) >= call else tw.classification().loss(outputs, targets))
 
 
 def test_loss_that_fails_in_any_call_of_a_scan_gets_a_note():

@@ -149,7 +149,8 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
     module = torch.nn.Sequential(*(torch.nn.Linear(2000, 2000, bias=False) for _ in range(4))).cuda()
     ends = [tw.Weights.of(module).to("cpu"), tw.average([tw.Weights.of(module)]).to("cpu")]
     ends[1].vector.mul_(0.5)
-    task, batches = tw.Task(lambda net, batch: net(batch).square().mean(1)), [torch.randn(8, 2000)] * 3
+    task = tw.Task(lambda outputs, targets: outputs.square().mean(1), lambda net, batch: (net(batch), None))
+    batches = [torch.randn(8, 2000)] * 3
     found, peaks = [], []
     for compute in (tw.Compute(graph=False), tw.Compute(stream=True)):
         torch.cuda.reset_peak_memory_stats()

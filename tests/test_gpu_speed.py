@@ -251,10 +251,10 @@ def test_a_recording_that_breaks_leaves_the_run_whole():
 
     animal = ZOO["dropout"]
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
-        return animal.task.loss(net, batch)
+        return animal.task.loss(outputs, targets)
 
     with pytest.warns(tw.SlowPathWarning, match="capture failed"):
         found = tw.fit(animal.module(1).cuda(), tw.Task(loss), animal.batches(), epochs=5, lr=0.1)

@@ -64,10 +64,10 @@ def test_jobs_take_turns_and_draw_from_their_own_random_numbers():
     order, drawn = [], {0: [], 1: []}
 
     def job(number):
-        def loss(net, batch):
+        def loss(outputs, targets):
             order.append(number)
             drawn[number].append((float(torch.rand(())), random.random(), float(np.random.rand())))
-            return ZOO["mlp"].task.loss(net, batch)
+            return ZOO["mlp"].task.loss(outputs, targets)
 
         tw.fit(ZOO["mlp"].module(1), tw.Task(loss), ZOO["mlp"].batches(), epochs=2, lr=0.1, seed=7)
 
@@ -104,9 +104,9 @@ def test_the_default_device_reaches_the_jobs():
 def test_the_first_failure_ends_all():
     animal, steps = ZOO["mlp"], []
 
-    def counting(net, batch):
+    def counting(outputs, targets):
         steps.append(1)
-        return animal.task.loss(net, batch)
+        return animal.task.loss(outputs, targets)
 
     def failing():
         return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: float("inf"))

@@ -14,13 +14,13 @@ class Stop(Exception):
 def failing_task(animal, error, after):
     calls = []
 
-    def loss(net, batch):
+    def predict(net, batch):
         calls.append(1)
         if len(calls) > after:
             raise error
-        return animal.task.loss(net, batch)
+        return animal.task.predict(net, batch)
 
-    return tw.Task(loss, animal.task.predict)
+    return tw.Task(animal.task.loss, predict)
 
 
 class FailingBatches:
@@ -53,7 +53,7 @@ def prepared(animal):
     """A module in use: gradients, hooks, and some parts in evaluation mode."""
     module = animal.module(1)
     inner = getattr(module, "_orig_mod", module)
-    animal.task.loss(module, animal.batches()[0]).mean().backward()
+    animal.losses(module, animal.batches()[0]).mean().backward()
     inner.register_forward_hook(lambda *_: None)
     next(inner.children()).eval()
     return module
@@ -71,13 +71,13 @@ def test_after_a_call(name, call):
 
 
 @pytest.mark.parametrize("error", [Stop("in the middle"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
-@pytest.mark.parametrize("where", ["loss", "data"])
+@pytest.mark.parametrize("where", ["predict", "data"])
 @pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "bn_batches"])
 def test_after_a_failure(call, where, error):
     animal = ZOO["conv_bn"]
     module = prepared(animal)
     before, state = bits(module), torch.get_rng_state()
-    task = failing_task(animal, error, after=2) if where == "loss" else animal.task
+    task = failing_task(animal, error, after=2) if where == "predict" else animal.task
     batches = FailingBatches(animal.batches(), error) if where == "data" else animal.batches()
     with pytest.raises(type(error)):
         calls(animal, module, task, batches)[call]()

@@ -24,6 +24,9 @@ class Animal:
             torch.manual_seed(seed)
             return self.make().double()
 
+    def losses(self, net: Callable[..., Any], batch: Any) -> Tensor:
+        return self.task.loss(*self.task.predict(net, batch))
+
     def ends(self) -> tuple[tw.Weights, tw.Weights]:
         return tw.Weights.of(self.module(1)), tw.Weights.of(self.module(2))
 

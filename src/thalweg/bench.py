@@ -85,7 +85,8 @@ class Bench:
         self.steps = steps or (20 if self.device.type == "cuda" else 1)
         passes, make = source(inputs.train, self.device)
         self.batch = make(next(passes()))
-        self.size = inputs.task.losses(Probe(inputs.model).module, self.batch)[1]
+        predictions = inputs.task.predictions(Probe(inputs.model).module, self.batch)
+        self.size = inputs.task.losses(*predictions, self.batch)[1]
         a = Weights.of(inputs.model)
         self.curve = Bezier(a.bare(), a.bare())
 
@@ -240,7 +241,7 @@ class _Forwards:
 
             def work(drawn: Any, make: Callable[[Any], Any] = make) -> None:
                 with compute.casting(probe.device):
-                    (task.predictions if task.predict is not None else task.losses)(self.module, make(drawn))
+                    task.predictions(self.module, make(drawn))
 
             self.parts.append((learning, passes, Replay(work, self.module, probe.device, compute.captures(probe.device), pool)))
 

@@ -1,51 +1,101 @@
-"""Tasks: how a loss and predictions come out of a network and a batch."""
+"""Tasks: how outputs come out of a network and a batch, and a loss, metrics and probabilities out of these."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, compiler
 from torch.nn import functional as F
 
-from .errors import ThalwegError, number
+from .errors import ThalwegError, first_line, number
 
 Net = Callable[..., Any]
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED = -100  # the label that torch's cross-entropy, and so most data, uses for padding
+MOVED = "loss takes (outputs, targets) now: move the call of the network into predict="
+
+
+def predict_targets(net: Net, batch: Any) -> tuple[Tensor, Any]:
+    """The outputs of the network for a batch of `(inputs, ..., targets)` or a dict, and the targets in it."""
+    args, kwargs, targets = split(batch)
+    return outputs_of(net(*args, **kwargs)), targets
+
+
+def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Inputs by position, inputs by name, targets.
+
+    >>> split(("x", "y"))
+    (('x',), {}, 'y')
+    >>> split({"input_ids": "x", "labels": "y"})
+    ((), {'input_ids': 'x'}, 'y')
+    """
+    if isinstance(batch, Mapping):
+        key = next((key for key in LABEL_KEYS if key in batch), None)
+        if key is None:
+            raise ThalwegError(
+                f"a dict batch needs its targets under one of {LABEL_KEYS}; got {sorted(map(str, batch))}: use Task(predict=)"
+            )
+        return (), {name: value for name, value in batch.items() if name != key}, batch[key]
+    if isinstance(batch, tuple | list) and len(batch) >= 2:
+        return tuple(batch[:-1]), {}, batch[-1]
+    raise ThalwegError(f"a batch must be (inputs, ..., targets) or a dict; got {describe(batch)}: use Task(predict=)")
+
+
+def outputs_of(result: Any) -> Tensor:
+    """The tensor in what a network or a task's predict returned: itself, its `.logits`, or its first part."""
+    found = tensor_in(result)
+    if found is None:
+        rule = "outputs must be a tensor, have one under logits, or begin with one"
+        raise ThalwegError(f"{rule}; got {describe(result)}: choose one in Task(predict=)")
+    return found
+
+
+def tensor_in(result: Any) -> Tensor | None:
+    """The same, or None."""
+    if isinstance(result, Tensor):
+        return result
+    found = getattr(result, "logits", None)
+    if found is None and isinstance(result, Mapping):
+        found = result.get("logits")
+    elif found is None and isinstance(result, tuple | list) and result:
+        found = result[0]
+    return found if isinstance(found, Tensor) else None
 
 
 @dataclass(frozen=True)
 class Task:
-    """How a loss and predictions come out of a network and a batch. Your own task is two functions.
+    """What is trained and measured: how a batch goes through the network, and a loss of what comes out.
 
     >>> import torch, thalweg as tw
-    >>> def loss(net, batch):
-    ...     return (net(batch["signal"]) - batch["wanted"]).abs().mean(dim=1)
-    >>> def predict(net, batch):
-    ...     return net(batch["signal"]), batch["wanted"]
-    >>> task = tw.Task(loss, predict)
-    >>> batch = {"signal": torch.ones(4, 3), "wanted": torch.zeros(4, 3)}
-    >>> task.loss(torch.nn.Identity(), batch)
-    tensor([1., 1., 1., 1.])
+    >>> from functools import partial
+    >>> task = tw.Task(partial(torch.nn.functional.cross_entropy, reduction="none", label_smoothing=0.1))
+    >>> outputs, targets = task.predict(torch.nn.Identity(), (torch.tensor([[2.0, 0.0]]), torch.tensor([1])))
+    >>> task.loss(outputs, targets)
+    tensor([2.0269])
 
-    loss: (net, batch) -> one value per example or per token; or a single mean, together with `size`.
-    predict: (net, batch) -> outputs and targets; logits have their classes in dimension 1, as in torch.
-    activation: outputs -> probabilities; without one, softmax where targets are labels, else nothing.
-    metrics: name -> (outputs, targets) -> one value per example; without them, `error` where targets are labels.
-    size: batch -> how many examples a single-valued loss is the mean of.
-    units: metric -> its unit; "%" is for a share, which tables and figures show in percent. The built-in `error` is one.
+    Labels are whole numbers of any dtype; those that are -100 do not count. Where targets are labels, `error` and
+    probabilities follow by themselves: from outputs that are a tensor with its classes in dimension 1, as in torch, that have
+    one under `.logits`, or that begin with one.
 
-    Labels are whole numbers of any dtype; those that are -100 do not count.
+    Args:
+        loss: (outputs, targets) -> one value per example or per token; or a single mean, together with `size`.
+        predict: (net, batch) -> outputs and targets, with one call of the network. The default takes batches as
+            `classification` does. What else the loss needs, such as a penalty on weights, is part of the outputs.
+        metrics: Name -> (outputs, targets) -> one value per example; without them, `error` where targets are labels.
+        probabilities: outputs -> what ensembles average; without it, softmax where targets are labels, else the outputs.
+        size: batch -> how many examples a single-valued loss is the mean of.
+        units: Metric -> its unit; "%" is for a share, which tables and figures show in percent. The built-in `error` is one.
     """
 
-    loss: Callable[[Net, Any], Tensor]
-    predict: Callable[[Net, Any], tuple[Tensor, Tensor]] | None = None
-    activation: Callable[[Tensor], Tensor] | None = None
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
+    loss: Callable[[Any, Any], Tensor]
+    predict: Callable[[Net, Any], tuple[Any, Any]] = predict_targets
+    _: KW_ONLY
+    metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None
+    probabilities: Callable[[Any], Tensor] | None = None
     size: Callable[[Any], int] | None = None
     units: Mapping[str, str] = field(default_factory=dict)
-    _labels: "_Labels" = field(default_factory=lambda: _Labels(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         taken = sorted({"loss", "data_loss"} & set(self.metrics or {}))
@@ -58,20 +108,25 @@ class Task:
         if self.metrics is None:
             object.__setattr__(self, "units", {"error": "%", **self.units})
 
-    def predictions(self, net: Net, batch: Any) -> tuple[Tensor, Tensor]:
-        """The checked outputs and targets."""
-        if self.predict is None:
-            raise ThalwegError("this needs a task with predict=, which gives outputs and targets; the one given has none")
+    def predictions(self, net: Net, batch: Any) -> tuple[Any, Any]:
+        """The outputs and targets of a batch, by one call of `predict`."""
         made = self.predict(net, batch)
-        if not isinstance(made, tuple | list) or len(made) != 2 or not all(isinstance(part, Tensor) for part in made):
-            raise ThalwegError(f"a task's predict must return two tensors, outputs and targets; got {_describe(made)}")
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise ThalwegError(f"a task's predict must return two things, outputs and targets; got {describe(made)}")
         return made[0], made[1]
 
-    def losses(self, net: Net, batch: Any) -> tuple[Tensor, int]:
+    def losses(self, outputs: Any, targets: Any, batch: Any) -> tuple[Tensor, int]:
         """The checked values of the loss, and how many examples they stand for."""
-        values = self.loss(net, batch)
+        try:
+            values = self.loss(outputs, targets)
+        except Exception as error:
+            called = f"{type(outputs).__name__}' object is not callable" in str(error)
+            if isinstance(error, ThalwegError | torch.OutOfMemoryError) or not (called or self._takes_network()):
+                raise
+            raise ThalwegError(f"{MOVED} (it failed with {type(error).__name__}: {first_line(error)})") from error
         if not isinstance(values, Tensor) or not values.is_floating_point():
-            raise ThalwegError(f"a task's loss must return a tensor of floats, one per example; got {_describe(values)}")
+            what = f"a task's loss must return a tensor of floats, one per example; got {describe(values)}"
+            raise ThalwegError(what + (f"; {MOVED}" if self._takes_network() else ""))
         if values.ndim == 0:
             if self.size is None:
                 raise ThalwegError(
@@ -81,36 +136,13 @@ class Task:
             return values, int(self.size(batch))
         return values, values.numel()
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Every metric of the task, one value per example."""
-        if self.metrics is None:
-            return self._errors(outputs, targets)
-        values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
-        for name, value in values.items():
-            if not isinstance(value, Tensor) or value.ndim == 0:
-                raise ThalwegError(
-                    f"the metric '{name}' must return one value per example; got {_describe(value)}: leave out mean()"
-                )
-        return values
-
-    def _errors(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The built-in error; NaN for a target that is no label and not one-hot, for which it is not defined."""
-        if are_labels(outputs, targets):
-            wrong = self._labels(mistakes, outputs, targets)
-        elif self.activation is softmax and outputs.shape == targets.shape:
-            wrong = torch.where(one_hot(targets), (outputs.argmax(dim=1) != targets.argmax(dim=1)).float(), torch.nan)
-        else:
-            return {}
-        return {"error": wrong}
-
-    def probabilities(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.activation is not None:
-            return self.activation(outputs)
-        return softmax(outputs) if are_labels(outputs, targets) else outputs
-
-
-def mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs.argmax(dim=1) != labels).float()
+    def _takes_network(self) -> bool:
+        """Whether the loss looks like one of (net, batch), which tasks were made of before version 0.2."""
+        try:
+            names = [*signature(self.loss).parameters]
+        except (TypeError, ValueError):  # of functions that are not written in Python
+            return False
+        return names[:1] in (["net"], ["network"], ["model"], ["module"]) or names[1:2] == ["batch"]
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -129,10 +161,8 @@ def classification(label_smoothing: float = 0.0) -> Task:
     >>> import torch, thalweg as tw
     >>> task = tw.classification()
     >>> logits, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])
-    >>> task.loss(torch.nn.Identity(), (logits, labels))
+    >>> task.loss(logits, labels)
     tensor([0.1269, 2.1269])
-    >>> task.measure(logits, labels)["error"]
-    tensor([0., 1.])
 
     A batch is `(inputs, ..., labels)`, called as `net(inputs, ...)`, or a dict with `labels` (or `label`, `targets`,
     `target`, `y`), its other items passed by name. The network gives logits, or something with `.logits`.
@@ -140,35 +170,32 @@ def classification(label_smoothing: float = 0.0) -> Task:
     Labels are whole numbers, of which -100 does not count, or probabilities of the shape of the logits (one-hot, mixup); a
     map of labels (N, H, W) goes with logits (N, classes, H, W).
 
-    label_smoothing: the share of each target that is spread evenly over all classes, in the loss alone.
+    Args:
+        label_smoothing: The share of each target that is spread evenly over all classes, in the loss alone.
     """
     label_smoothing = number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
         raise ThalwegError(f"label_smoothing is a share, from 0 to 1; got {label_smoothing!r}")
-    cross_entropy = _CrossEntropy(label_smoothing)
-    return Task(lambda net, batch: cross_entropy(*predict_targets(net, batch)), predict_targets, softmax)
+    return Task(_CrossEntropy(label_smoothing), probabilities=softmax)
 
 
 def regression() -> Task:
     """Squared error, averaged over the outputs of one example.
 
     >>> import torch, thalweg as tw
-    >>> tw.regression().loss(torch.nn.Identity(), (torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0]])))
+    >>> tw.regression().loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0]]))
     tensor([5.])
+
+    Batches as in `classification`; targets have the shape of the outputs.
     """
+    return Task(_squared_error, metrics={}, probabilities=identity)
 
-    def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs, targets = predict_targets(net, batch)
-        if outputs.shape != targets.shape:
-            shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
-            raise ThalwegError(f"regression needs outputs and targets of one shape; got {shapes}: reshape one of them")
-        return outputs, targets
 
-    def loss(net: Net, batch: Any) -> Tensor:
-        outputs, targets = predict(net, batch)
-        return (outputs - targets).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - targets).square()
-
-    return Task(loss, predict, activation=identity, metrics={})
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.shape != targets.shape:
+        shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
+        raise ThalwegError(f"regression needs outputs and targets of one shape; got {shapes}: reshape one of them")
+    return (outputs - targets).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - targets).square()
 
 
 def language_modelling(padding: bool = True) -> Task:
@@ -176,13 +203,14 @@ def language_modelling(padding: bool = True) -> Task:
 
     >>> import torch, thalweg as tw
     >>> task = tw.language_modelling()
-    >>> tokens, following = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [4, -100, -100]])
-    >>> task.loss(torch.nn.Identity(), (tokens, following)).shape
+    >>> logits, following = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [4, -100, -100]])
+    >>> task.loss(*task.predict(torch.nn.Identity(), (logits, following))).shape
     torch.Size([4])
 
     Batches as in `classification`; tokens labelled -100 do not count. Perplexity is exp of the `data_loss`.
 
-    padding: whether there are such tokens. Looking for them waits for the device; with False steps can be captured.
+    Args:
+        padding: Whether there are such tokens. Looking for them waits for the GPU; with False, steps can be captured.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
@@ -193,63 +221,10 @@ def language_modelling(padding: bool = True) -> Task:
         counted = labels != IGNORED
         return (logits, labels) if bool(counted.all()) else (logits[counted], labels[counted])
 
-    cross_entropy = _CrossEntropy()
-    return Task(lambda net, batch: cross_entropy(*predict(net, batch)), predict)
+    return Task(_CrossEntropy(), predict)
 
 
-def predict_targets(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
-    """What the network gives for a batch of the usual form, and the targets in it."""
-    args, kwargs, targets = split(batch)
-    return outputs_of(net(*args, **kwargs)), targets
-
-
-def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Inputs by position, inputs by name, targets.
-
-    >>> split(("x", "y"))
-    (('x',), {}, 'y')
-    >>> split({"input_ids": "x", "labels": "y"})
-    ((), {'input_ids': 'x'}, 'y')
-    """
-    if isinstance(batch, Mapping):
-        key = next((key for key in LABEL_KEYS if key in batch), None)
-        if key is None:
-            raise ThalwegError(f"a dict batch needs its targets under one of {LABEL_KEYS}; got {sorted(map(str, batch))}")
-        return (), {name: value for name, value in batch.items() if name != key}, batch[key]
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        return tuple(batch[:-1]), {}, batch[-1]
-    raise ThalwegError(f"a batch must be (inputs, ..., targets) or a dict; got {_describe(batch)}: write a Task for it")
-
-
-def outputs_of(result: Any) -> Tensor:
-    """The tensor in what a network returned: itself, its `.logits`, or its first part."""
-    if isinstance(result, Tensor):
-        return result
-    if hasattr(result, "logits"):
-        return result.logits
-    if isinstance(result, Mapping) and "logits" in result:
-        return result["logits"]
-    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
-        return result[0]
-    raise ThalwegError(f"the network must return a tensor or something with logits; got {_describe(result)}: write a Task")
-
-
-def are_labels(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are whole numbers, one for each place where the outputs have their classes in dimension 1.
-
-    >>> are_labels(torch.zeros(2, 3), torch.tensor([0, 2])), are_labels(torch.zeros(2, 3), torch.zeros(2, 3))
-    (True, False)
-    """
-    fits = outputs.ndim == targets.ndim + 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
-    return fits and not targets.is_floating_point() and outputs.is_floating_point()
-
-
-def one_hot(targets: Tensor) -> Tensor:
-    """Where the classes in dimension 1 are exactly one 1 and otherwise 0."""
-    return ((targets == 0) | (targets == 1)).all(dim=1) & (targets.sum(dim=1) == 1)
-
-
-class _Labels:
+class Labels:
     """One value per label that counts, which are all but -100. A label out of range is an error where looking is free: on the
     CPU, but for what is compiled, and once elsewhere; after that its value is NaN, which stops training without the device
     assertion that would end the process, and so is that of a first -100."""
@@ -270,7 +245,7 @@ class _CrossEntropy:
     """One value per label that counts, or per distribution over the classes."""
 
     def __init__(self, smoothing: float = 0.0):
-        self.smoothing, self.labels = smoothing, _Labels()
+        self.smoothing, self.labels = smoothing, Labels()
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point() or logits.ndim < 2 or logits.shape == targets.shape:
@@ -296,5 +271,5 @@ def check_task(task: object) -> None:
         raise ThalwegError(f"the task must be a Task, such as classification() or Task(loss, predict); got {name}")
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

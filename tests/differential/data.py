@@ -22,19 +22,23 @@ batch = partial(kind, table=BATCHES)
 REST = ("fit", "connect", "scan", "walk", "ensemble")  # calls that go through the data of a network without batch norm
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+
+
 def called(inputs: Callable[[Any], Any], targets: Callable[[Any], Any]) -> Any:
     """Losses, outputs and targets of a network that is called with what `inputs` takes out of a batch."""
 
     def both(net: nn.Module, item: Any) -> tuple[Tensor, Tensor, Tensor]:
         logits, labels = net(inputs(item)), targets(item)
-        return -logits.log_softmax(1).gather(1, labels[:, None])[:, 0], logits, labels
+        return cross_entropy(logits, labels), logits, labels
 
     return both
 
 
 def own_task(both: Any) -> Any:
     """A user's task for batches that the built-in ones cannot read."""
-    task = tw.Task(lambda net, item: both(net, item)[0], lambda net, item: both(net, item)[1:])
+    task = tw.Task(cross_entropy, lambda net, item: both(net, item)[1:])
     return {"task": lambda module: task, "both": both}
 
 

@@ -301,7 +301,19 @@ class Plain(Base):
         KEPT.clear()
 
 
-scaling = tw.Task(lambda net, batch: scaled_loss(net, batch)[0], lambda net, batch: (net(batch[0]), batch[1]))
+def with_weight(net: nn.Module, batch: Any) -> Any:
+    return (net(batch[0]), None if net.training else net.get_parameter("first.weight")), batch[1]
+
+
+def scaled(outputs: tuple[Tensor, Tensor | None], targets: Tensor) -> Tensor:
+    logits, weight = outputs
+    if weight is None:
+        return cross_entropy(logits, targets)
+    KEPT["scale"] = KEPT.get("scale") or float(weight.detach().norm())
+    return KEPT["scale"] * cross_entropy(logits, targets)
+
+
+scaling = tw.Task(scaled, with_weight)
 kind("loss_with_a_cache_in_a_global", task=lambda module: scaling, both=scaled_loss, refused={"scan": "outside"})(Plain)
 
 

@@ -160,7 +160,7 @@ def examples() -> list[Any]:
     return [(row, label) for rows, labels in shaped(4)()[:1] for row, label in zip(rows, labels, strict=True)]
 
 
-one_by_one = tw.Task(lambda net, batch: single(net, batch)[0], lambda net, batch: single(net, batch)[1:])
+one_by_one = tw.Task(cross_entropy, lambda net, batch: single(net, batch)[1:])
 kind("without_batch_dimension", batches=examples, task=lambda module: one_by_one, both=single)(tanh_mlp)
 
 
@@ -222,19 +222,20 @@ class OddOutput(Normed):
         return {"answer": super().forward(x)}
 
 
-def penalised(over: nn.Module | None) -> tw.Task:
-    """Cross-entropy with a penalty over the weights of the network that is passed, or of another one."""
-
-    def loss(net: nn.Module, batch: Any) -> Tensor:
-        weight = (over or net).first.weight
-        return cross_entropy(net(batch[0]), batch[1]) + weight.square().sum()
-
-    return tw.Task(loss, predict)
+def predict(net: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+    return net(batch[0]), batch[1]
 
 
-def predict(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    output = net(batch[0])
-    return (output.logits if hasattr(output, "logits") else output), batch[1]
+def penalised(over: nn.Module) -> tw.Task:
+    """Cross-entropy with a penalty over the weights of a network that the loss holds."""
+    return tw.Task(lambda outputs, labels: cross_entropy(outputs, labels) + over.first.weight.square().sum())
+
+
+def predict_penalty(net: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+    return (net(batch[0]), net.first.weight.square().sum()), batch[1]
+
+
+penalty_task = tw.Task(lambda outputs, labels: cross_entropy(outputs[0], labels) + outputs[1], predict_penalty)
 
 
 def with_penalty(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,19 +244,20 @@ def with_penalty(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 TRAINING = ("fit", "connect", "walk")
-OUTSIDE = dict.fromkeys((*TRAINING, "scan", "bn_batches"), "closure")
-kind("penalty_over_the_passed_network", task=lambda module: penalised(None), both=with_penalty)(Normed)
+OUTSIDE = dict.fromkeys((*TRAINING, "scan"), "closure")
+kind("penalty_over_the_passed_network", task=lambda module: penalty_task, both=with_penalty)(Normed)
 kind("penalty_over_the_callers_network", task=penalised, both=with_penalty, refused=OUTSIDE)(Normed)
 
 
-def in_place_loss(net: nn.Module, batch: Any) -> Tensor:
-    logits, labels = predict(net, batch)
+def in_place_loss(outputs: Any, labels: Tensor) -> Tensor:
+    logits = getattr(outputs, "logits", outputs)
     logits -= 0.5 * torch.nn.functional.one_hot(labels, 3).to(logits)
     return cross_entropy(logits, labels)
 
 
 def in_place_both(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return in_place_loss(net, batch), *predict(net, batch)
+    outputs = net(batch[0])
+    return in_place_loss(*predict(net, batch)), getattr(outputs, "logits", outputs), batch[1]
 
 
 in_place_task = tw.Task(in_place_loss, predict)
@@ -272,8 +274,13 @@ def with_gradient_penalty(net: nn.Module, batch: Any) -> tuple[Tensor, Tensor, T
     return losses + slope.square().sum(1), outputs, batch[1]
 
 
-sloped = tw.Task(lambda net, batch: with_gradient_penalty(net, batch)[0], predict)
-meaned = tw.Task(lambda net, batch: cross_entropy(net(batch[0]), batch[1]).mean(), predict, size=lambda batch: len(batch[1]))
+def predict_slope(net: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+    losses, outputs, labels = with_gradient_penalty(net, batch)
+    return (outputs, losses), labels
+
+
+sloped = tw.Task(lambda outputs, labels: outputs[1], predict_slope)
+meaned = tw.Task(lambda outputs, labels: cross_entropy(outputs, labels).mean(), size=lambda batch: len(batch[1]))
 kind("gradient_penalty", both=with_gradient_penalty, task=lambda module: sloped)(Base)
 kind("loss_of_one_mean", task=lambda module: meaned)(Base)
 

@@ -198,13 +198,14 @@ def pairs() -> list[Any]:
     return [Pair(*(column[i : i + 64] for column in columns)) for i in range(0, 256, 64)]
 
 
-def two_losses(net: Any, batch: Pair) -> Tensor:
+def two_losses(outputs: tuple[Tensor, Tensor], label: Tensor) -> Tensor:
+    logits, missed = outputs
+    return F.cross_entropy(logits, label, reduction="none") + missed.square()
+
+
+def two_answers(net: Any, batch: Pair) -> tuple[tuple[Tensor, Tensor], Tensor]:
     out = net(batch.left, right=batch.right)
-    return F.cross_entropy(out["label"], batch.label, reduction="none") + (out["value"] - batch.value).square()
-
-
-def two_answers(net: Any, batch: Pair) -> tuple[Tensor, Tensor]:
-    return net(batch.left, right=batch.right)["label"], batch.label
+    return (out["label"], out["value"] - batch.value), batch.label
 
 
 KINDS = {

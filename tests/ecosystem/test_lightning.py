@@ -55,7 +55,7 @@ def trainer(callback, tmp_path, **settings):
 
 
 def expected(epochs):
-    task = tw.Task(lambda net, batch: nn.functional.cross_entropy(net.net(batch[0]), batch[1], reduction="none"))
+    task = tw.Task(tw.classification().loss, lambda net, batch: (net.net(batch[0]), batch[1]))
     return tw.walk(Module(), task, loader(), FGE, epochs=epochs).members
 
 
@@ -107,7 +107,7 @@ def test_a_module_that_its_trainer_has_left(tmp_path):
     """Straight from a Trainer, still attached to it or no longer, with a loss that logs."""
     module = Module()
     trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(module, loader())
-    task = tw.Task(lambda net, batch: net.training_step(batch, 0), size=lambda batch: len(batch[1]))
+    task = tw.Task(lambda loss, _: loss, lambda net, batch: (net.training_step(batch, 0), None), size=lambda batch: len(batch[1]))
     attached = tw.scan(module, [tw.Weights.of(module)], task, {"train": loader()}).values["train"]["loss"]
     assert module.trainer is not None
     module.trainer = None

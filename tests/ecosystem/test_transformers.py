@@ -116,12 +116,12 @@ def test_the_models_own_loss_is_the_mean_of_what_is_counted(name):
     batch, task = {"input_ids": tokens, "labels": labels}, own_loss(network)
     outputs, targets = task.predict(network, batch)
     each = (
-        (outputs - targets).square()
+        (outputs.logits - targets).square()
         if name == "number"
-        else torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        else torch.nn.functional.cross_entropy(outputs.logits, targets, reduction="none")
     )
     assert task.size(batch) == len(each)
-    assert float(task.loss(network, batch)) == pytest.approx(float(each.mean()), rel=1e-5)
+    assert float(task.loss(outputs, targets)) == pytest.approx(float(each.mean()), rel=1e-5)
 
 
 def test_prompts_before_the_tokens_are_left_out():
@@ -132,12 +132,12 @@ def test_prompts_before_the_tokens_are_left_out():
     tokens = torch.randint(20, (4, 6))
     batch, task = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}, own_loss(network)
     outputs, targets = task.predict(network, batch)
-    assert len(outputs) == 20
-    summed = torch.nn.functional.cross_entropy(outputs, targets, reduction="sum")
+    assert len(outputs.logits) == 20
+    summed = torch.nn.functional.cross_entropy(outputs.logits, targets, reduction="sum")
     summed += torch.nn.functional.cross_entropy(
         network(**batch).logits[:, 2], tokens[:, 0], reduction="sum"
     )  # by the last prompt
-    assert float(task.loss(network, batch)) == pytest.approx(float(summed) / 24, rel=1e-5)
+    assert float(task.loss(outputs, targets)) == pytest.approx(float(summed) / 24, rel=1e-5)
 
 
 def test_examples_of_the_docstrings():

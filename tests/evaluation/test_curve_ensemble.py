@@ -81,7 +81,7 @@ def test_a_file_brings_it_back(setting, tmp_path):
 
 def test_only_labels_have_temperatures(setting):
     other = ZOO["two_inputs"]
-    with pytest.raises(tw.ThalwegError, match="an activation of its own"):
+    with pytest.raises(tw.ThalwegError, match="probabilities= of its own"):
         tw.curve_ensemble(
             other.module(1), tw.Bezier(*other.ends()), other.task, other.batches(), bn_batches=other.batches(), points=2
         )
@@ -106,6 +106,6 @@ def test_what_would_be_wrong_without_a_word_is_refused(setting):
         tw.curve_ensemble(animal.module(1), curve, animal.task, test, held_out=Unruly(test * 4), **settings)
     with pytest.raises(tw.ThalwegError, match="the test batches come in another order in each pass"):
         tw.curve_ensemble(animal.module(1), curve, animal.task, Unruly(test), **settings)
-    own = tw.Task(animal.task.loss, animal.task.predict, activation=torch.sigmoid)
-    with pytest.raises(tw.ThalwegError, match="an activation of its own"):
+    own = tw.Task(animal.task.loss, animal.task.predict, probabilities=torch.sigmoid)
+    with pytest.raises(tw.ThalwegError, match="probabilities= of its own"):
         tw.curve_ensemble(animal.module(1), curve, own, test, **settings)

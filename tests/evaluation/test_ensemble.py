@@ -175,8 +175,9 @@ def test_bad_members():
     broken.vector.fill_(float("nan"))
     with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
         tw.Ensemble(module, [tw.Weights.of(module), broken]).score(animal.task, animal.batches())
-    with pytest.raises(tw.ThalwegError, match="a task with predict="):
-        tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(animal.task.loss), animal.batches())
+    for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), None)):
+        with pytest.raises(tw.ThalwegError, match="must give tensors with one row for each"):
+            tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(animal.task.loss, predict), animal.batches())
 
 
 def test_batches_in_another_order_each_time_are_noticed():
@@ -215,7 +216,7 @@ def test_scores_do_not_depend_on_the_networks_precision(dtype):
 def test_regression_does_not_broadcast():
     module = nn.Linear(1, 1).double()
     batches = [(torch.ones(3, 1).double(), torch.ones(3).double())]
-    with pytest.raises(tw.ThalwegError, match="outputs and targets of one shape"):
+    with pytest.raises(tw.ThalwegError, match="outputs and targets must have one shape"):
         tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
 
 

@@ -174,7 +174,7 @@ def test_labels_out_of_range_are_refused_by_ensembles_too():
 
 
 def test_scores_against_labels_need_probabilities():
-    task = tw.Task(tw.classification().loss, tw.classification().predict, activation=lambda logits: logits.log_softmax(1))
+    task = tw.Task(tw.classification().loss, tw.classification().predict, probabilities=lambda logits: logits.log_softmax(1))
     with pytest.raises(tw.ThalwegError, match="probabilities that add up to one over dimension 1"):
         tw.Ensemble(network(), [tw.Weights.of(network())]).score(task, batches_of())
 

@@ -52,11 +52,11 @@ def runs(tmp_path_factory):
     for name in calls(network(), tw.classification()):
         seen = []
 
-        def stopping(net, batch, seen=seen):
+        def stopping(outputs, targets, seen=seen):
             seen.append(1)
             if len(seen) == 12:
                 raise KeyboardInterrupt
-            return tw.classification().loss(net, batch)
+            return tw.classification().loss(outputs, targets)
 
         with pytest.raises(KeyboardInterrupt):
             calls(network(), tw.Task(stopping, tw.classification().predict))[name](Run(folder / f"half-{name}", every=1))

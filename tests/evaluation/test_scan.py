@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+from thalweg.evaluation.measure import Measurement
 from thalweg.reporting import tables
+from thalweg.tasks import predict_targets
 
 DECAY = 0.02
 ENDS = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in (1, 2, 3)]
@@ -25,7 +27,7 @@ def naive_scan(animal, module, points, batches):
         tw.update_bn(net, weights, batches, animal.task).load_into(net)
         getattr(net, "_orig_mod", net).eval()
         with torch.no_grad():
-            losses = torch.cat([animal.task.loss(net, batch).reshape(-1) for batch in batches])
+            losses = torch.cat([animal.losses(net, batch).reshape(-1) for batch in batches])
             errors = [(o.argmax(1) != y).double() for o, y in (animal.task.predict(net, batch) for batch in batches)]
         rows.append((losses.mean(), losses.mean() + DECAY / 2 * weights.vector.square().sum(), torch.cat(errors).mean()))
     return np.array(rows, dtype=float)
@@ -219,52 +221,56 @@ def test_another_network_is_named():
         tw.scan(ZOO["mlp"].module(1), tw.Segment(*ZOO["frozen"].ends()), tw.classification(), {"train": ZOO["mlp"].batches()})
 
 
-class TestOneForwardPassForLossAndPredictions:
-    """The network answers once per batch, unless that would change what the task sees."""
+class TestOneForwardPassForLossAndMetrics:
+    """What the network gives for a batch serves the loss and the metrics alike, and neither spoils it for the other."""
 
-    def values(self, loss, predict, module=None):
+    def values(self, loss, predict=predict_targets, module=None, metric=lambda outputs, targets: outputs[:, 0]):
         module = module or ZOO["mlp"].module(1)
-        task = tw.Task(loss, predict, metrics={"first": lambda outputs, targets: outputs[:, 0]})
-        return {
-            key: v[0]
-            for key, v in tw.scan(module, [tw.Weights.of(module)], task, {"x": ZOO["mlp"].batches()}).values["x"].items()
-        }
-
-    def predict(self, net, batch):
-        return net(batch[0]), batch[1]
+        task = tw.Task(loss, predict, metrics={"first": metric})
+        scan = tw.scan(module, [tw.Weights.of(module)], task, {"x": ZOO["mlp"].batches()})
+        return {key: values[0] for key, values in scan.values["x"].items()}
 
     def expected_first(self):
         module = ZOO["mlp"].module(1)
         with torch.no_grad():
             return torch.cat([module(x)[:, 0] for x, _ in ZOO["mlp"].batches()]).mean().item()
 
-    def test_a_loss_may_write_to_what_it_got(self):
-        found = self.values(lambda net, batch: net(batch[0]).mul_(0).sum(1), self.predict)
+    @pytest.mark.parametrize("metrics", [None, {"first": lambda outputs, targets: outputs[:, 0]}])
+    def test_measuring_runs_the_network_once_per_batch(self, metrics):
+        module, seen, batches = ZOO["mlp"].module(1).eval(), [], ZOO["mlp"].batches()
+        module.register_forward_hook(lambda *_: seen.append(1))
+        task = tw.Task(tw.classification().loss, metrics=metrics)
+        found = Measurement(module, task, batches, torch.device("cpu"), tw.Compute())()
+        assert set(found) == {"data_loss", *(metrics or ["error"])}
+        assert len(seen) == len(batches)
+
+    def test_a_loss_may_write_into_the_outputs(self):
+        found = self.values(lambda outputs, targets: outputs.mul_(0).sum(1))
         assert found["first"] == pytest.approx(self.expected_first())
+        assert found["data_loss"] == 0
 
-    def test_a_loss_may_write_to_its_input(self):
-        def loss(net, batch):
-            x = batch[0].clone()
-            one = net(x)
-            x.zero_()
-            return (one - net(x)).abs().sum(1)
+    def test_a_metric_that_writes_into_the_outputs_is_refused(self):
+        with pytest.raises(tw.ThalwegError, match="the metric 'first' writes into the outputs or targets, which the loss reads"):
+            self.values(tw.classification().loss, metric=lambda outputs, targets: outputs.sigmoid_()[:, 0])
 
-        assert self.values(loss, self.predict)["data_loss"] > 0.01
-
-    def test_a_loss_may_ask_twice(self):
+    def test_predict_may_call_the_network_twice(self):
         class Noisy(nn.Linear):
             def forward(self, x):
                 return super().forward(x) + torch.randn(len(x), 3)
 
-        found = self.values(lambda net, batch: (net(batch[0]) - net(batch[0])).abs().sum(1), self.predict, Noisy(4, 3).double())
+        found = self.values(
+            lambda outputs, targets: outputs.abs().sum(1),
+            lambda net, batch: (net(batch[0]) - net(batch[0]), batch[1]),
+            Noisy(4, 3).double(),
+        )
         assert found["data_loss"] > 0.5
 
-    def test_the_network_is_the_users_module(self):
-        def loss(net, batch):
+    def test_predict_gets_the_users_own_kind_of_module(self):
+        def predict(net, batch):
             assert isinstance(net, nn.Sequential)
-            return net[2](net[1](net[0](batch[0]))).square().sum(1)
+            return net[2](net[1](net[0](batch[0]))), batch[1]
 
-        assert self.values(loss, self.predict)["first"] == pytest.approx(self.expected_first())
+        assert self.values(tw.classification().loss, predict)["first"] == pytest.approx(self.expected_first())
 
 
 def test_data_with_nan_are_told():

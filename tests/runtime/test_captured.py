@@ -141,9 +141,9 @@ def test_the_fused_update_gets_what_it_needs(kind, replays, monkeypatch):
 def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     animal = ZOO["mlp"]
 
-    def noisy(net, batch):
+    def noisy(outputs, targets):
         torch.rand(())
-        return animal.task.loss(net, batch)
+        return animal.task.loss(outputs, targets)
 
     moving = motion("network", animal)
     call = Captured(Step(moving, tw.Task(noisy), make_optimizer(moving.vectors, 0.9, None)))

@@ -157,11 +157,11 @@ def test_crafted_state_is_a_sentence(tmp_path):
 
     seen = []
 
-    def stop(net, batch):
+    def stop(outputs, targets):
         seen.append(1)
         if len(seen) == 6:
             raise KeyboardInterrupt
-        return tw.classification().loss(net, batch)
+        return tw.classification().loss(outputs, targets)
 
     with pytest.raises(KeyboardInterrupt):
         fit(tw.Task(stop, tw.classification().predict))
@@ -178,11 +178,11 @@ def test_crafted_state_names_no_network_elsewhere(call, key, tmp_path):
     """A file that would be read through a folder of that name."""
     batches, seen = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 2, []
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         seen.append(1)
         if len(seen) == 12:
             raise KeyboardInterrupt
-        return tw.classification().loss(net, batch)
+        return tw.classification().loss(outputs, targets)
 
     def go():
         run, task = Run(tmp_path / "run", every=1), tw.Task(loss, tw.classification().predict)

@@ -31,7 +31,7 @@ def naive_loss(animal, module, curve, bends, t, batch, decay=DECAY):
     phi = sum(c * w for c, w in zip(curve.coefficients(t).tolist(), controls, strict=True))
     inner = getattr(module, "_orig_mod", module)
     torch.manual_seed(0)
-    values = animal.task.loss(lambda *a, **k: functional_call(inner, curve.layout.split(phi), a, k), batch)
+    values = animal.losses(lambda *a, **k: functional_call(inner, curve.layout.split(phi), a, k), batch)
     return values.mean() + decay / 2 * phi.square().sum()
 
 
@@ -156,9 +156,9 @@ def test_t_is_not_what_a_task_draws():
     fresh = tw.Bezier(*animal.ends())
     original = fresh.coefficients
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         drawn.append(float(torch.rand((), dtype=torch.float64)))
-        return animal.task.loss(net, batch)
+        return animal.task.loss(outputs, targets)
 
     fresh.coefficients = lambda t: seen.append(t) or original(t)
     tw.connect(animal.module(1), fresh, tw.Task(loss), animal.batches(), epochs=3, lr=0.1, seed=4)
@@ -168,10 +168,10 @@ def test_t_is_not_what_a_task_draws():
 def quadratic(centre: torch.Tensor) -> tw.Task:
     """L(w) = |w - centre|^2 / 2, whatever the batch."""
 
-    def loss(net, batch):
-        return 0.5 * (net.weight.reshape(-1) - centre).square().sum().reshape(1)
+    def loss(weight, targets):
+        return 0.5 * (weight.reshape(-1) - centre).square().sum().reshape(1)
 
-    return tw.Task(loss)
+    return tw.Task(loss, lambda net, batch: (net.weight, None))
 
 
 # For phi = c0 a + c1 bend + c2 b, the mean over t of c1^2, of c0 c1 (and by symmetry c1 c2), and of c1.

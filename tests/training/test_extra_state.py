@@ -126,10 +126,10 @@ class Lookahead(Optimizer):
 def counting_loss():
     calls, dice = 0, random.Random(5)
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         nonlocal calls
         calls += 1
-        return nn.functional.cross_entropy(net(batch[0]), batch[1], reduction="none") * (1 + 0.1 * calls + dice.random())
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") * (1 + 0.1 * calls + dice.random())
 
     return tw.Task(loss)
 
@@ -163,18 +163,20 @@ class Balanced(nn.Module):
         self.teacher = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
         nn.init.ones_(self.teacher.weight), nn.init.ones_(self.teacher.bias)
 
-    def forward(self, net, batch):
+    def predict(self, net, batch):
         x, y = batch
         with torch.no_grad():
-            self.seen = 0.9 * self.seen + nn.functional.one_hot(y, CLASSES).sum(0)
             self.teacher.weight.lerp_(net.layer.weight, 0.1)
-        weight = self.seen / self.seen.sum()
-        return nn.functional.cross_entropy(net(x) + self.teacher(x), y, weight=weight, reduction="none")
+        return net(x) + self.teacher(x), y
+
+    def forward(self, outputs, targets):
+        self.seen = 0.9 * self.seen + nn.functional.one_hot(targets, CLASSES).sum(0)
+        return nn.functional.cross_entropy(outputs, targets, weight=self.seen / self.seen.sum(), reduction="none")
 
 
 def balanced_loss():
     balanced = Balanced()
-    return tw.Task(lambda net, batch: balanced(net, batch))
+    return tw.Task(balanced, balanced.predict)
 
 
 def plain_loss():

@@ -21,7 +21,7 @@ def plain_training(animal, module, epochs, lr, weight_decay, clip=None):
         for _ in range(epochs):
             for batch in animal.batches():
                 optimizer.zero_grad()
-                animal.task.loss(module, batch).mean().backward()
+                animal.losses(module, batch).mean().backward()
                 if clip:
                     nn.utils.clip_grad_norm_(parameters, clip)
                 optimizer.step()
@@ -87,7 +87,7 @@ def test_any_optimizer_by_factory():
     for _ in range(2):
         for batch in animal.batches():
             optimizer.zero_grad()
-            animal.task.loss(module, batch).mean().backward()
+            animal.losses(module, batch).mean().backward()
             optimizer.step()
     assert torch.allclose(ours.vector, tw.Weights.of(module).vector, rtol=1e-9)
 
@@ -102,9 +102,9 @@ def test_the_schedule_is_asked_for_each_iteration_from_one():
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights():
     animal, seen = ZOO["mlp"], []
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         seen.append(1)
-        values = animal.task.loss(net, batch)
+        values = animal.task.loss(outputs, targets)
         return values * float("nan") if len(seen) == 5 else values
 
     with pytest.raises(tw.Diverged, match=r"became nan in step 5 with learning rate 0\.1") as caught:
@@ -123,7 +123,7 @@ def test_weights_that_overflow_are_not_a_result():
 
 def test_a_mean_with_a_size_is_a_loss_too():
     animal = ZOO["mlp"]
-    mean = tw.Task(lambda net, batch: animal.task.loss(net, batch).mean(), size=lambda batch: len(batch[0]))
+    mean = tw.Task(lambda outputs, targets: animal.task.loss(outputs, targets).mean(), size=lambda batch: len(batch[0]))
     runs = [tw.fit(animal.module(1), task, animal.batches(), epochs=1, lr=0.1) for task in (mean, animal.task)]
     assert torch.equal(runs[0].vector, runs[1].vector)
 

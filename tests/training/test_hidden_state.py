@@ -84,12 +84,12 @@ LOADERS = {
 def fitted(loader, run=None, stop=-1):
     seen = []
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # in a step, not when the question is put together
             seen.append(1)
             if len(seen) == stop:
                 signal_stop()
-        return ZOO["mlp"].task.loss(net, batch)
+        return ZOO["mlp"].task.loss(outputs, targets)
 
     return tw.fit(ZOO["mlp"].module(1), tw.Task(loss), loader, epochs=3, lr=0.1, run=run).vector
 

@@ -38,11 +38,11 @@ def test_a_streamed_run_goes_on_bit_for_bit(tmp_path, small_pieces):
     animal = ZOO["conv_bn"]
     curve, calls = tw.Bezier(*animal.ends(), bends=2), []
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         calls.append(1)
         if len(calls) == 8:
             raise KeyboardInterrupt
-        return animal.task.loss(net, batch)
+        return animal.task.loss(outputs, targets)
 
     def connect(task, run):
         return tw.connect(animal.module(1), curve, task, animal.batches(), compute=STREAM, run=run, **SETTINGS)
@@ -82,7 +82,7 @@ def test_small_steps_are_not_lost_in_half_precision(stream, small_pieces):
     with torch.no_grad():
         module.weight.fill_(1.0)
     ends = [tw.Weights.of(module) for _ in range(2)]
-    task = tw.Task(lambda net, batch: net(batch).float().sum(1))
+    task = tw.Task(lambda outputs, targets: outputs.float().sum(1), lambda net, batch: (net(batch), None))
     batches = [torch.ones(2, 64).bfloat16()] * 50
     curve = tw.connect(
         module,
@@ -127,13 +127,13 @@ def held(call, dtype=torch.float32):
     """Vectors of the network's size and dtype that are alive in the last pass of `call(task, batches)`, and were not before."""
     seen = []
 
-    def loss(net, batch):
+    def predict(net, batch):
         seen.append(live())
-        return net(batch).float().square().mean(1)
+        return net(batch), None
 
     batches = [torch.randn(4, SIDE).to(dtype)]
     before = live()
-    call(tw.Task(loss), batches)
+    call(tw.Task(lambda outputs, targets: outputs.float().square().mean(1), predict), batches)
     return (seen[-1] - before) / (MILLION * dtype.itemsize)
 
 

@@ -16,7 +16,7 @@ def loop(animal, module, optimizer, scheduler, collector, epochs):
     for _ in range(epochs):
         for batch in animal.batches():
             optimizer.zero_grad()
-            animal.task.loss(module, batch).mean().backward()
+            animal.losses(module, batch).mean().backward()
             optimizer.step()
             collector.step()
             scheduler.step()

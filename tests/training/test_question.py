@@ -5,6 +5,8 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,11 +70,13 @@ def batches(changed=(), number=5):
 
 
 def smoothed(smoothing=0.0, in_training=0.0):
-    def loss(net, batch):
-        logits = net(batch[0])
-        return F.cross_entropy(logits, batch[1], reduction="none", label_smoothing=in_training if net.training else smoothing)
+    def predict(net, batch):
+        return SimpleNamespace(logits=net(batch[0]), smoothing=in_training if net.training else smoothing), batch[1]
 
-    return tw.Task(loss, lambda net, batch: (net(batch[0]), batch[1]))
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs.logits, targets, reduction="none", label_smoothing=outputs.smoothing)
+
+    return tw.Task(loss, predict)
 
 
 def ends():
@@ -141,8 +145,9 @@ def objects(kind, changed=()):
     return [kind(x, y) for x, y in batches(changed)]
 
 
-from_arrays = tw.Task(lambda net, b: F.cross_entropy(net(torch.from_numpy(b[0])), torch.from_numpy(b[1]), reduction="none"))
-from_objects = tw.Task(lambda net, b: F.cross_entropy(net(b.x), b.wanted, reduction="none"))
+cross_entropy = partial(F.cross_entropy, reduction="none")
+from_arrays = tw.Task(cross_entropy, lambda net, b: (net(torch.from_numpy(b[0])), torch.from_numpy(b[1])))
+from_objects = tw.Task(cross_entropy, lambda net, b: (net(b.x), b.wanted))
 
 
 def loader(size=6, shuffle=True, changed=(), **options):
@@ -182,12 +187,12 @@ def images(labels=0, **more):
     return tw.data.DeviceBatches(pixels, (torch.arange(24) + (torch.arange(24) > 12) * labels) % 3, 6, shuffle=True, **more)
 
 
-flat = tw.Task(lambda net, batch: F.cross_entropy(net(batch[0].flatten(2)[..., 0, :4]), batch[1], reduction="none"))
+flat = tw.Task(cross_entropy, lambda net, batch: (net(batch[0].flatten(2)[..., 0, :4]), batch[1]))
 percentage = tw.Task(
-    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.argmax(1) == targets) * 1.0}
+    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 1.0}
 )
 tripled = tw.Task(
-    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.argmax(1) == targets) * 3.0}
+    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 3.0}
 )
 
 A, B = {}, {}
@@ -426,22 +431,22 @@ def test_a_quantity_that_does_not_repeat_is_not_compared(tmp_path):
     """A loss with noise of its own is nobody's business to refuse."""
     import os
 
-    def noisy(net, batch):
-        return smoothed().loss(net, batch) + int.from_bytes(os.urandom(6)) / 2**40
+    def noisy(outputs, targets):
+        return smoothed().loss(outputs, targets) + int.from_bytes(os.urandom(6)) / 2**40
 
-    fit(tmp_path, task=tw.Task(noisy))
-    fit(tmp_path, task=tw.Task(noisy))
+    fit(tmp_path, task=tw.Task(noisy, smoothed().predict))
+    fit(tmp_path, task=tw.Task(noisy, smoothed().predict))
 
 
 def test_the_question_leaves_counters_in_a_loss_alone(tmp_path):
     def counted():
         seen = []
 
-        def loss(net, batch):
+        def loss(outputs, targets):
             seen.append(1)
-            return smoothed().loss(net, batch) * (1 + 0.01 * len(seen))
+            return smoothed().loss(outputs, targets) * (1 + 0.01 * len(seen))
 
-        return tw.Task(loss)
+        return tw.Task(loss, smoothed().predict)
 
     assert torch.equal(fit(tmp_path, task=counted()), fit(None, task=counted()))
 

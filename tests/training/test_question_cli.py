@@ -19,10 +19,10 @@ def factory(seed):
     if change == "labels":
         train[1:] = [(x, (y + 1) % 3) for x, y in train[1:]]
     smoothing = 0.1 if change == "loss" else 0.0
-    loss = lambda net, batch: F.cross_entropy(net(batch[0]), batch[1], reduction="none", label_smoothing=smoothing)
+    loss = lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh() if change == "forward" else torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    return dict(model=model, task=tw.Task(loss, lambda net, batch: (net(batch[0]), batch[1])), train=train, data={"train": train})
+    return dict(model=model, task=tw.Task(loss), train=train, data={"train": train})
 """  # noqa: E501
 NAMED = {
     "loss": "the loss of the first batch",

@@ -87,14 +87,14 @@ def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
     for stop in (1, 5, 9, 14):
         seen = []
 
-        def loss(net, batch, stop=stop, seen=seen):
+        def predict(net, batch, stop=stop, seen=seen):
             seen += [1] * in_a_step(net)
             if len(seen) == stop and in_a_step(net):
                 os.kill(os.getpid(), signal.SIGTERM)
-            return animal.task.loss(net, batch)
+            return animal.task.predict(net, batch)
 
         folder = tmp_path / str(stop)
-        task = tw.Task(loss, animal.task.predict)
+        task = tw.Task(animal.task.loss, predict)
         if call != "walk":
             with pytest.raises(
                 Stopped, match=rf"stopped by SIGTERM after step {stop}, in epoch .*: make the same call again to resume"
@@ -111,15 +111,15 @@ def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
 def test_the_log_has_one_line_per_epoch_however_often_it_stopped(tmp_path):
     animal, seen = ZOO["mlp"], []
 
-    def loss(net, batch):
+    def predict(net, batch):
         seen.extend([1] * in_a_step(net))
         if len(seen) in (4, 7, 8) and in_a_step(net):
             os.kill(os.getpid(), signal.SIGTERM)
-        return animal.task.loss(net, batch)
+        return animal.task.predict(net, batch)
 
     for _ in range(4):
         try:
-            tw.fit(animal.module(1), tw.Task(loss), animal.batches(), epochs=5, lr=0.1, run=tmp_path / "r")
+            tw.fit(animal.module(1), tw.Task(animal.task.loss, predict), animal.batches(), epochs=5, lr=0.1, run=tmp_path / "r")
         except Stopped:
             continue
     entries = Run(tmp_path / "r").lines("log.jsonl")

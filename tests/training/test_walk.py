@@ -23,7 +23,7 @@ def plain_walk(animal, module, method, epochs, weight_decay):
             i += 1
             optimizer.param_groups[0]["lr"] = plan.rate(i)
             optimizer.zero_grad()
-            animal.task.loss(module, batch).mean().backward()
+            animal.losses(module, batch).mean().backward()
             optimizer.step()
             if plan.collects(i):
                 members.append(tw.Weights.of(module))
@@ -124,7 +124,10 @@ def test_the_trace_tells_every_iteration():
 def test_watching_does_not_change_the_walk():
     animal = ZOO["dropout"]
     loader = torch.utils.data.DataLoader(animal.batches()[0][0], batch_size=2, shuffle=True)
-    task = tw.Task(lambda net, batch: net(batch if isinstance(batch, torch.Tensor) else batch[0]).square().mean(1))
+    task = tw.Task(
+        lambda outputs, targets: outputs.square().mean(1),
+        lambda net, batch: (net(batch if isinstance(batch, torch.Tensor) else batch[0]), None),
+    )
     walks = [tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch) for watch in (None, {"test": loader})]
     assert all(torch.equal(a.vector, b.vector) for a, b in zip(*(walk.members for walk in walks), strict=True))
 
@@ -185,9 +188,9 @@ def test_only_epochs_of_the_run_can_be_kept(keep):
 def test_a_walk_that_diverges_keeps_what_it_collected():
     animal, seen = ZOO["mlp"], []
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         seen.append(1)
-        return animal.task.loss(net, batch) * (float("nan") if len(seen) == 11 else 1)
+        return animal.task.loss(outputs, targets) * (float("nan") if len(seen) == 11 else 1)
 
     with pytest.raises(tw.Diverged, match="in step 11") as caught:
         tw.walk(animal.module(1), tw.Task(loss), animal.batches(), FGE, epochs=4)
@@ -198,9 +201,9 @@ def test_several_starts_do_not_see_the_same_order():
     animal, orders = ZOO["mlp"], []
     data = torch.utils.data.DataLoader([(x, y) for b in animal.batches() for x, y in zip(*b, strict=True)], 5, shuffle=True)
 
-    def loss(net, batch):
-        orders.append(tuple(batch[1].tolist()))
-        return animal.task.loss(net, batch)
+    def loss(outputs, targets):
+        orders.append(tuple(targets.tolist()))
+        return animal.task.loss(outputs, targets)
 
     a, b = animal.ends()
     tw.walk(animal.module(1), tw.Task(loss), data, tw.SWA(lr=0.01), epochs=2, start=[a, b])

@@ -36,7 +36,7 @@ def test_references_to_parameters_follow():
         module.head = partial(F.linear, weight=module.last.weight)
     scan = tw.scan(one, tw.Segment(tw.Weights.of(one), tw.Weights.of(two)), TASK, {"x": BATCHES}, points=2)
     with torch.no_grad():
-        expected = [torch.cat([TASK.loss(m, batch) for batch in BATCHES]).mean().item() for m in (one, two)]
+        expected = [torch.cat([TASK.loss(*TASK.predict(m, batch)) for batch in BATCHES]).mean().item() for m in (one, two)]
     assert scan.values["x"]["data_loss"].tolist() == pytest.approx(expected, rel=1e-12)
     assert tw.fit(one, TASK, BATCHES, epochs=2, lr=0.1).distance(tw.Weights.of(one)) > 0.01
 
@@ -159,7 +159,7 @@ def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
     module = nn.ModuleDict({"used": nn.Linear(4, 3), "spare": nn.BatchNorm1d(3), "norm": nn.BatchNorm1d(4)}).double()
     module.forward = None
     module["spare"].running_mean.fill_(7)
-    task = tw.Task(lambda net, batch: net["used"](net["norm"](input=batch[0])).square().mean(1))
+    task = tw.Task(tw.regression().loss, lambda net, batch: (net["used"](net["norm"](input=batch[0])), batch[1]))
     weights = tw.update_bn(module, tw.Weights.of(module), BATCHES, task)
     assert weights.buffers["spare.running_mean"].eq(7).all()
     assert torch.allclose(weights.buffers["norm.running_mean"], torch.cat([x for x, _ in BATCHES]).mean(0))

@@ -13,7 +13,7 @@ from thalweg.weightspace.probe import Probe
 def plain_gradient(animal, module, batch):
     """Autograd on an untouched module, as a vector in the layout's order."""
     module.zero_grad()
-    animal.task.loss(module, batch).mean().backward()
+    animal.losses(module, batch).mean().backward()
     inner = getattr(module, "_orig_mod", module)
     return torch.cat([p.grad.reshape(-1) for p in inner.parameters() if p.requires_grad])
 
@@ -34,8 +34,7 @@ def test_the_probe_computes_what_the_module_computes(name, by_copy):
         train_mode(part)
     batch = animal.batches()[0]
     torch.manual_seed(0)
-    values, _ = animal.task.losses(probe.module, batch)
-    probe.backward(values.mean())
+    probe.backward(animal.losses(probe.module, batch).mean())
     torch.manual_seed(0)
     expected = plain_gradient(animal, module, batch)
     assert torch.allclose(probe.canonical(probe.grad), expected, rtol=1e-12, atol=1e-14)
@@ -55,7 +54,7 @@ def test_standing_somewhere_leaves_the_callers_module_alone(name):
     module = animal.module(1)
     before = bits(module)
     probe = Probe(module, tw.Weights.of(animal.module(2)))
-    probe.backward(animal.task.losses(probe.module, animal.batches()[0])[0].mean())
+    probe.backward(animal.losses(probe.module, animal.batches()[0]).mean())
     probe.point.zero_()
     assert same_bits(before, bits(module))
 
@@ -157,6 +156,6 @@ def test_compiled_parts_inside_a_module():
 
 
 def test_a_loss_that_ignores_the_weights_is_an_error():
-    task = tw.Task(lambda net, batch: batch[0].sum(1))
+    task = tw.Task(lambda outputs, targets: targets.sum(1), lambda net, batch: (net(batch[0]), batch[0]))
     with pytest.raises(tw.ThalwegError, match="does not depend on any moving weight"):
         tw.fit(nn.Linear(2, 2), task, [(torch.ones(3, 2),)], epochs=1, lr=0.1)

@@ -10,7 +10,7 @@ from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
-from ..tasks import Task, are_labels, check_task, one_hot, softmax
+from ..tasks import Task, check_task, outputs_of, softmax
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
@@ -51,9 +51,9 @@ def curve_ensemble(
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     check_task(task)
-    if task.activation not in (None, softmax):
+    if task.probabilities not in (None, softmax):
         raise ThalwegError(
-            "temperatures divide the logits of a softmax, but this task has an activation of its own: leave it out"
+            "temperatures divide the logits of a softmax, but this task has probabilities= of its own: leave it out"
         )
     count(test, "the test batches")
     count(bn_batches, "bn_batches")
@@ -64,7 +64,7 @@ def curve_ensemble(
     losses: list[float] = []
     tested: Predicted = []
     held: Predicted = []
-    statistics = Statistics(probe, task.loss, bn_batches, compute)
+    statistics = Statistics(probe, task.predict, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
     context = present.get()
     show = progress if context.processes.first else False
@@ -84,7 +84,7 @@ def curve_ensemble(
             bar.advance()
         proof.again()
         again = Probe(module, None, compute)
-        _stand(again, curve, ts[-1], Statistics(again, task.loss, bn_batches, compute), bn_batches)
+        _stand(again, curve, ts[-1], Statistics(again, task.predict, bn_batches, compute), bn_batches)
         with seeded(0, test):
             first, _ = _logits(again, task, First(test), where)
         again.drop_caches()
@@ -154,11 +154,11 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
 
 
 def _logits(probe: Probe, task: Task, batches: Batches, where: str) -> tuple[Tensor, Tensor]:
-    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs.double())
+    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs_of(outputs).double())
     check_finite(outputs, where, probe.weights(), batches)
-    if outputs.shape == targets.shape and outputs.ndim > 1 and bool(one_hot(targets).all()):
+    if outputs.shape == targets.shape and outputs.ndim > 1 and bool(metrics.one_hot(targets).all()):
         targets = targets.argmax(1)
-    if not are_labels(outputs, targets):
+    if not metrics.are_labels(outputs, targets):
         shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
         raise ThalwegError(f"a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got {shapes}")
     return metrics.labelled(outputs, targets)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Ensemble:
         """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
         growth, members, chosen, reliability = [], [], [], []
         for own, mean, targets in self._growing(task, batches, progress):
-            alone, together = (metrics.known(v, targets) if task.activation is not identity else None for v in (own, mean))
+            alone, together = (metrics.known(v, targets) if task.probabilities is not identity else None for v in (own, mean))
             members.append(metrics.scores(*alone) if alone else _squared_error(own, targets))
             growth.append(metrics.scores(*together) if together else _squared_error(mean, targets))
             if alone and together:
@@ -189,12 +190,8 @@ def _predictions(
     """some: of the batches, those to predict."""
     probe.load(member)
     probe.module.eval()
-
-    def then(values: Tensor, wanted: Tensor) -> Tensor:
-        return task.probabilities(values.double(), wanted)
-
     with seeded(0, batches):
-        found = predicted(probe.module, task, batches if some is None else some, probe.device, then)
+        found = predicted(probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task))
     probe.check()
     probe.drop_caches()
     return found

@@ -1,8 +1,6 @@
 """The loss and metrics of a network over a data set."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Iterator
 from math import isnan, nan
 from typing import Any
 
@@ -18,17 +16,15 @@ from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
-from ..tasks import Task, are_labels
+from ..tasks import Task
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on
 from ..weightspace.state import Contents, ModuleState, kept
 from ..weightspace.weights import Weights
-from .metrics import rows
+from .metrics import Metrics, are_labels, rows
 
 SHARE = 8  # one in so many batches is measured again
 WIDE = 8192  # examples at once on a card to begin with
-_never = count(-1, -1)
-Call = tuple[tuple[Any, ...], Any, list[Any], list[Tensor]]  # the tensors, so that no other takes the place of one
 
 
 class Measurement:
@@ -43,7 +39,7 @@ class Measurement:
 
     def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None):
         self.module, self.task, self.batches, self.device, self.compute, self.pool = module, task, batches, device, compute, pool
-        self.totals: dict[str, Tensor] = {}
+        self.metrics, self.totals = Metrics(task), dict[str, Tensor]()
         self.state: ModuleState | None = None
         self._batched(WIDE if device.type == "cuda" else 0)
 
@@ -93,11 +89,14 @@ class Measurement:
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)
-        (values, size), predictions = _losses_and_predictions(self.module, self.task, batch, self.device, self.compute)
+        with self.compute.casting(self.device):
+            outputs, targets = self.task.predictions(self.module, batch)
+        self.seen["data_loss"] = 0  # the first to be named, but the last to be asked, since a loss may write into the outputs
+        for name, metric in self.metrics(outputs, targets).items():
+            self._count(name, metric, metric.numel())
+        with self.compute.casting(self.device):
+            values, size = self.task.losses(outputs, targets, batch)
         self._count("data_loss", values * size if values.ndim == 0 else values, size)
-        if predictions is not None:
-            for name, metric in self.task.measure(*predictions).items():
-                self._count(name, metric, metric.numel())
 
     def _count(self, name: str, values: Tensor, size: int) -> None:
         if name not in self.totals:
@@ -123,8 +122,9 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
     def measured(batch: Any) -> Any:
-        (values, _), predictions = _losses_and_predictions(probe.module, task, batch, probe.device, compute)
-        return values, predictions and predictions[0]
+        with compute.casting(probe.device):
+            outputs, targets = task.predictions(probe.module, batch)
+            return outputs, task.losses(outputs, targets, batch)[0]
 
     return prove_on(probe, measured, batches)
 
@@ -139,7 +139,7 @@ def predicted(
     task: Task,
     batches: Batches,
     device: torch.device,
-    then: Callable[[Tensor, Tensor], Tensor],
+    then: Callable[[Any, Tensor], Tensor],
     width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `then` makes of outputs and targets, and the targets, over a data set, on the CPU.
@@ -154,7 +154,13 @@ def predicted(
                 for batch in moved(used, device):
                     with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)
-                    values.append(then(outputs, wanted).cpu())
+                    found = then(outputs, wanted) if isinstance(wanted, Tensor) else None
+                    if found is None or not found.ndim or not wanted.ndim:
+                        raise ThalwegError(
+                            "predictions are averaged example by example, so a task's predict must give tensors with one row for "
+                            "each; it gave a single number, or targets that are no tensor: choose some in predict="
+                        )
+                    values.append(found.cpu())
                     targets.append(wanted.cpu())
             return _joined(values, targets)
         except torch.OutOfMemoryError:
@@ -190,79 +196,3 @@ def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Bat
     """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
     alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
     return batches.widened(width) if alike and hasattr(batches, "widened") else batches
-
-
-def _losses_and_predictions(
-    module: nn.Module, task: Task, batch: Any, device: torch.device, compute: Compute
-) -> tuple[tuple[Tensor, int], tuple[Tensor, Tensor] | None]:
-    """Both by one pass where they ask the network the same; without predictions for a task that makes none."""
-    with compute.casting(device), _recorded(module) as calls:
-        losses = task.losses(module, batch)
-    if task.predict is None:
-        return losses, None
-    with compute.casting(device), _recalled(module, calls):
-        return losses, task.predictions(module, batch)
-
-
-@contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[Call]]:
-    """Note what the network is asked and what it answers while the loss is computed."""
-    calls: list[Call] = []
-    if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-        yield calls
-        return
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
-        asked = (*args, *kwargs.keys(), *kwargs.values())
-        calls.append((asked, answer, _versions(asked, answer), [*_tensors((asked, answer), 5)]))
-
-    hook = module.register_forward_hook(note, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _recalled(module: nn.Module, calls: list[Call]) -> Iterator[None]:
-    """Let the predictions have the same answer to the same question, asked once, if nobody wrote to either since."""
-    if not calls:
-        yield
-        return
-    known = "forward" in module.__dict__
-    original = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        asked = (*args, *kwargs.keys(), *kwargs.values())
-        if len(calls) == 1:
-            before, answer, versions, _ = calls[0]
-            same = len(asked) == len(before) and all(a is b for a, b in zip(asked, before, strict=True))
-            if same and _versions(asked, answer) == versions:
-                return answer
-        return original(*args, **kwargs)
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if known:
-            module.forward = original
-        else:
-            del module.forward
-
-
-def _versions(*values: Any) -> list[Any]:
-    """Every tensor in sight, and how often it has been written to; those of inference mode do not tell."""
-    tensors = _tensors(values, 5)
-    return [(id(item), next(_never) if item.is_inference() else item._version) for item in tensors]
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """Also those inside containers and objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth:
-        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-        own = getattr(value, "__dict__", {}) if not isinstance(value, nn.Module | type) else {}
-        for item in (*inside, *own.values()):
-            yield from _tensors(item, depth - 1)

@@ -1,13 +1,90 @@
-"""Scores of predicted probabilities (count, classes) against labels (count,), some against distributions (count, classes)."""
+"""What the outputs of a task are measured by: its metrics, and scores of averaged probabilities."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..batches import tensors_in
 from ..errors import ThalwegError
-from ..tasks import IGNORED, are_labels, check_labels, one_hot
+from ..tasks import IGNORED, Labels, Task, check_labels, describe, outputs_of, softmax, tensor_in
 
 BINS = 15
 TINY = 1e-300  # a probability of zero costs this much of a logarithm, not an infinite one
+
+
+class Metrics:
+    """The metrics of a task for one batch after another, one value per example.
+
+    >>> import thalweg as tw
+    >>> Metrics(tw.classification())(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
+    {'error': tensor([0., 1.])}
+
+    To be called before the loss, which may write into the outputs.
+    """
+
+    def __init__(self, task: Task):
+        self.task, self.labels = task, Labels()
+
+    def __call__(self, outputs: Any, targets: Any) -> dict[str, Tensor]:
+        if self.task.metrics is None:
+            return self._errors(tensor_in(outputs), targets)
+        values, before = {}, _versions(outputs, targets)
+        for name, metric in self.task.metrics.items():
+            values[name] = value = metric(outputs, targets)
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                raise ThalwegError(
+                    f"the metric '{name}' must return one value per example; got {describe(value)}: leave out mean()"
+                )
+            if _versions(outputs, targets) != before:
+                raise ThalwegError(
+                    f"the metric '{name}' writes into the outputs or targets, which the loss reads too: let it write into a copy"
+                )
+        return values
+
+    def _errors(self, outputs: Tensor | None, targets: Any) -> dict[str, Tensor]:
+        """The built-in error; NaN for a target that is no label and not one-hot, for which it is not defined."""
+        if outputs is None or not isinstance(targets, Tensor):
+            return {}
+        if are_labels(outputs, targets):
+            wrong = self.labels(_mistakes, outputs, targets)
+        elif self.task.probabilities is softmax and outputs.shape == targets.shape:
+            wrong = torch.where(one_hot(targets), (outputs.argmax(dim=1) != targets.argmax(dim=1)).float(), torch.nan)
+        else:
+            return {}
+        return {"error": wrong}
+
+
+def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
+    """What ensembles average of the outputs of a batch, in float64: probabilities where there are any."""
+    if task.probabilities is not None:
+        return task.probabilities(outputs.double() if isinstance(outputs, Tensor) else outputs).double()
+    values = outputs_of(outputs).double()
+    return softmax(values) if are_labels(values, targets) else values
+
+
+def are_labels(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are whole numbers, one for each place where the outputs have their classes in dimension 1.
+
+    >>> are_labels(torch.zeros(2, 3), torch.tensor([0, 2])), are_labels(torch.zeros(2, 3), torch.zeros(2, 3))
+    (True, False)
+    """
+    fits = outputs.ndim == targets.ndim + 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+    return fits and not targets.is_floating_point() and outputs.is_floating_point()
+
+
+def one_hot(targets: Tensor) -> Tensor:
+    """Where the classes in dimension 1 are exactly one 1 and otherwise 0."""
+    return ((targets == 0) | (targets == 1)).all(dim=1) & (targets.sum(dim=1) == 1)
+
+
+def _versions(*values: Any) -> list[int]:
+    """How often each tensor has been written to; those of inference mode do not count that."""
+    return [tensor._version for tensor in tensors_in(values) if not tensor.is_inference()]
+
+
+def _mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(dim=1) != labels).float()
 
 
 def error(probabilities: Tensor, labels: Tensor) -> float:
@@ -83,8 +160,8 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
     if are_labels(probabilities, targets):
         if not _distributions(probabilities):
             raise ThalwegError(
-                "scores against labels need probabilities that add up to one over dimension 1, and what this task's activation "
-                "gives does not: use a softmax, or leave activation= out"
+                "scores against labels need probabilities that add up to one over dimension 1, and what probabilities= of this "
+                "task gives does not: use a softmax, or leave it out"
             )
         return labelled(probabilities, targets)
     if probabilities.shape != targets.shape or not (_distributions(probabilities) and _distributions(targets)):

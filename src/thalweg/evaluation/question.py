@@ -25,6 +25,7 @@ from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
 from ..weightspace.layout import batch_norms
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
+from .metrics import Metrics, averaged
 
 Facts = dict[str, Any]
 Quantities = dict[str, list[float]]
@@ -178,24 +179,24 @@ def _look(
 
 
 def _evaluated(probe: Probe, task: Task, batch: Any, compute: Compute, predicts: bool) -> Quantities:
-    answers: list[Any] = []
-    hook = probe.module.register_forward_hook(lambda _, __, answer: answers.append(answer))
-    losses = _tried(lambda: task.losses(probe.module, batch), compute, probe)
-    hook.remove()
-    found = {"loss": losses[:1], "output": tensors_in(answers)} if losses else {}
-    if predicts and task.predict is not None:
-        found |= _tried(lambda: _predicted(task, *task.predictions(probe.module, batch)), compute, probe) or {}
-    return {name: summary(tensors) for name, tensors in found.items()}
+    made = _tried(lambda: task.predictions(probe.module, batch), compute, probe)
+    if made is None:
+        return {}
+    found = {"output": summary(tensors_in(made[0]))}  # at once, since a loss may write into it
+    if predicts:
+        found |= _tried(lambda: _predicted(task, *made), compute, probe) or {}
+    losses = _tried(lambda: task.losses(made[0], made[1], batch), compute, probe)
+    return {"loss": summary(losses[:1]), **found} if losses else found
 
 
-def _predicted(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[Tensor]]:
-    metrics = {f"metric '{name}'": [values] for name, values in task.measure(outputs, targets).items()}
-    return {"prediction": [task.probabilities(outputs, targets)], **metrics}
+def _predicted(task: Task, outputs: Any, targets: Any) -> Quantities:
+    metrics = {f"metric '{name}'": summary([values]) for name, values in Metrics(task)(outputs, targets).items()}
+    return {"prediction": summary([averaged(task, outputs, targets)]), **metrics}
 
 
 def _trained(probe: Probe, task: Task, batch: Any, compute: Compute) -> Quantities:
     before = _untrained(probe)
-    losses = _tried(lambda: task.losses(probe.module, batch), compute, probe)
+    losses = _tried(lambda: task.losses(*task.predictions(probe.module, batch), batch), compute, probe)
     if losses is None:
         return {}
     found = {"loss": summary(losses[:1])}

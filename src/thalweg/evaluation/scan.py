@@ -230,7 +230,7 @@ class Measurer:
     ):
         self.probe, self.data, self.bn_batches, self.weight_decay = probe, data, bn_batches, weight_decay
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
-        self.statistics = None if bn_batches is None else Statistics(probe, task.loss, bn_batches, compute, pool)
+        self.statistics = None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute, pool)
         self.measures = {name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()}
 
     def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """transformers: the loss a model computes itself, and a walk inside its `Trainer`."""
 
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -33,20 +34,35 @@ def own_loss(model: nn.Module) -> Task:
     encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     ahead = 1 if not encodes and getattr(model, "loss_type", None) in AHEAD else 0
 
-    def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
-        logits, labels = net(**batch).logits, batch["labels"]
+    def predict(net: Net, batch: Any) -> tuple[Answer, Tensor]:
+        answer, labels = net(**batch), batch["labels"]
+        logits = answer.logits
         if not _per_token(labels):
-            return logits.reshape(labels.shape) if labels.is_floating_point() else logits, labels
+            return Answer(answer.loss, logits.reshape(labels.shape) if labels.is_floating_point() else logits), labels
         labels = labels[:, ahead:]
         logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]  # prompts lie before the tokens
         counted = labels != IGNORED
-        return logits[counted], labels[counted]
+        return Answer(answer.loss, logits, counted), labels[counted]
 
     def size(batch: Any) -> int:
         labels = batch["labels"]
         return int((labels[:, ahead:] != IGNORED).sum()) if _per_token(labels) else len(labels)
 
-    return Task(lambda net, batch: net(**batch).loss, predict, size=size)
+    return Task(lambda answer, labels: answer.loss, predict, size=size)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The loss that a model has computed, and its logits for the labels, one for each that counts."""
+
+    loss: Tensor
+    each: Tensor
+    counted: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """Copied only where they are asked for, which training does not."""
+        return self.each if self.counted is None else self.each[self.counted]
 
 
 def _per_token(labels: Tensor) -> bool:

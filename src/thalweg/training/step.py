@@ -83,5 +83,6 @@ class Step:
 
 def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
     """The mean, and the number of values it is over."""
-    values, number = task.losses(module, make(drawn))
+    batch = make(drawn)
+    values, number = task.losses(*task.predictions(module, batch), batch)
     return values.mean() if number else values.sum(), number

@@ -48,7 +48,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
         The same point with statistics.
     """
     probe = Probe(module, weights)
-    forward = task.loss if task else _plain_forward
+    forward = task.predict if task else _plain_forward
     with aside(probe.device, present.get().stream):
         if weights.layout.statistics:
             count(batches, "bn_batches")
