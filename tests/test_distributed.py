@@ -179,6 +179,36 @@ def test_what_fails_in_all_processes_is_told_once(tmp_path):
     )
 
 
+@pytest.mark.parametrize("command", ["walk", "compare"])
+def test_walks_and_comparisons_of_several_ranks_are_those_of_one(command, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    small = {"walk": ["--epochs", "4", "--lr-max", "0.1", "--lr-min", "0.01"], "compare": ["--budget", "20", "--seeds", "2"]}[
+        command
+    ]
+    words = ["thalweg", command, "--task", "mine:task", *small, "--quiet"]
+    found = []
+    for number in (1, 2):
+        start = [sys.executable, "-m"] if number == 1 else torchrun(number, "-m")
+        done = subprocess.run(
+            [*start, *words, "--out", f"ranks-{number}"],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        folder = tmp_path / f"ranks-{number}"
+        if command == "walk":
+            files = sorted((folder / "start-1").glob("collected-*.safetensors"))
+            found.append(torch.stack([tw.Weights.load(file).vector for file in files]))
+        else:
+            entries = tw.Comparison.load(folder).entries.values()
+            found.append(torch.tensor([run["nll"] for entry in entries for run in entry["runs"]]))
+    assert found[0].numel()
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
+
+
 def test_batches_are_divided_along_their_first_dimension():
     batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "name": "a"}
     parts = [Ranks(rank, 3).share(batch) for rank in range(3)]

@@ -49,6 +49,12 @@ class Run:
         self.every = every
         self.saved = time.monotonic()
 
+    @staticmethod
+    def of(run: "Run | str | Path | None", child: str = "") -> "Run | None":
+        """The run that a call was given, or a part of it; the same in all processes, of which the first alone holds it open."""
+        whole = run if isinstance(run, Run | None) else Run(run)
+        return whole.child(child) if whole is not None and child else whole
+
     def child(self, name: str) -> "Run":
         """A run inside this one, for a part of its work."""
         return Run(files.no_link(self.folder / name), every=self.every, note=self.note)
@@ -183,8 +189,8 @@ def opened(
         return
     held: list[Run] = []
     with ExitStack() as stack:
-        folder = run if isinstance(run, Run) else Run(run)
-        processes.once(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))
+        folder = Run.of(run)
+        processes.once(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))  # type: ignore[union-attr]
         yield held[0] if held else None
 
 

@@ -108,8 +108,8 @@ def compare(
         tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.compute)
         return {**own, **runner.question(make, contenders, seeds), **tested}
 
-    def compared(held: Run | None) -> Comparison:
-        jobs = [partial(runner.run, make, contenders, seed, held and held.child(f"seed-{seed}")) for seed in seeds]
+    def compared(_: Run | None) -> Comparison:
+        jobs = [partial(runner.run, make, contenders, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
         found = at_once(jobs, next(module.parameters()).device)
         entries: dict[str, dict[str, Any]] = {}
         for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):

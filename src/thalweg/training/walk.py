@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,13 @@ from ..batches import Batches, count
 from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
-from ..evaluation.question import asked
 from ..results import Trace, Walk
-from ..runtime.compute import Call, Compute
+from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.live import Accelerated
 from ..runtime.rng import seeded
 from ..store import files
 from ..store.files import TRACE
-from ..store.runs import MEMBERS, Run, opened
+from ..store.runs import MEMBERS, Run
 from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
@@ -33,6 +32,7 @@ from .optimizers import OptimizerFactory
 from .question import walk_question
 
 Start = Weights | Checkpoint
+Story = tuple[list[Weights], Trace]  # the networks collected from one start, and what happened on the way
 APART = 1_000_003  # between the seeds of several starts, which should not see the data in the same order
 
 
@@ -93,33 +93,50 @@ def walk(
     plan = method.plan(count(batches), epochs)
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
     call = Call(compute or Compute(), progress)
-    pooled: list[Weights] = []
-    traces: list[Trace] = []
-    once = call.processes.once
     asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.compute)
-    question = asked(run, lambda: asking(settings=common, batches=batches, processes=call.processes), call.processes)
-    last = f"trace-{len(given)}.json"
-    with opened(run, "walk", question, last, call.processes) as held:
-        for number, (weights, state) in enumerate(given):
-            label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
-            made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
-            settings = replace(common, seed=seed + number * APART)
-            with opened(held and held.child(f"start-{number + 1}"), "walk", question, TRACE, call.processes) as folder:
-                observer = WalkObserver(plan, task, watch or {}, made, folder, call)
-                if once(lambda: folder is None or not (folder.folder / TRACE).is_file()):
-                    motion = Network(Probe(module, weights, call.compute))
-                    try:
-                        train(motion, task, batches, settings, call, label, observer, state, folder)
-                    except Diverged as error:
-                        error.members = [*pooled, *observer.members]
-                        raise
-                members, trace = once(observer.end)
-            pooled.extend(members)
-            traces.append(trace)
-        found = Walk(tuple(pooled), tuple(traces))
-        if held is not None and not (held.folder / last).is_file():
-            held.finish(lambda folder: _save(module, found, folder))
-    return found
+    question = cache(partial(asking, settings=common, batches=batches, processes=call.processes))
+    pooled: list[Story] = []
+
+    def walked(number: int, folder: Run | None) -> Story:
+        made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
+        observer, (weights, state) = WalkObserver(plan, task, watch or {}, made, folder, call), given[number]
+        label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
+        settings = replace(common, seed=seed + number * APART)
+        try:
+            motion = Network(Probe(module, weights, call.compute))
+            train(motion, task, batches, settings, call, label, observer, state, folder)
+        except Diverged as error:
+            error.members = [member for members, _ in pooled for member in members] + observer.members
+            raise
+        return observer.members, observer.trace()
+
+    def all_walked(_: Run | None) -> Walk:
+        for number in range(len(given)):
+            own = Run.of(run, f"start-{number + 1}")
+            pooled.append(call.resumed(own, "walk", question, STORY, partial(walked, number)))
+        return _joined(pooled)
+
+    def load(folder: Path) -> Walk:
+        return _joined([STORY.load(folder / f"start-{number + 1}") for number in range(len(given))])
+
+    stored = StoredResult(f"trace-{len(given)}.json", load, partial(_save, module))
+    return call.resumed(run, "walk", question, stored, all_walked)
+
+
+def _joined(stories: Sequence[Story]) -> Walk:
+    return Walk(tuple(member for members, _ in stories for member in members), tuple(trace for _, trace in stories))
+
+
+def _load_story(folder: Path) -> Story:
+    trace = Trace.load(folder / TRACE)
+    return [Weights.load(_collected(folder, i)) for i in trace.collected], trace
+
+
+def _collected(folder: Path, i: int) -> Path:
+    return files.no_link(folder / f"collected-{i:d}.safetensors")
+
+
+STORY = StoredResult[Story](TRACE, _load_story, lambda made, folder: made[1].save(folder / TRACE))  # of one start
 
 
 def _save(module: nn.Module, found: Walk, folder: Path) -> None:
@@ -170,18 +187,9 @@ class WalkObserver(Observer):
             self.collected.append(i)
             self.members.append(self.probe.weights({**self.made, "iteration": i}).to("cpu"))
             if self.run is not None:
-                self.members[-1].save(self._file(i), apart=True)
+                self.members[-1].save(_collected(self.run.folder, i), apart=True)
         if self.plan.collects(i) or i % self.steps == 0:
             self._look(i)
-
-    def end(self) -> tuple[list[Weights], Trace]:
-        """The collected networks and the trace; for a finished run, read from its folder."""
-        if self.run is None:
-            return self.members, self.trace()
-        if not (self.run.folder / TRACE).is_file():
-            self.run.finish(lambda folder: self.trace().save(folder / TRACE))
-        trace = Trace.load(self.run.folder / TRACE)
-        return [Weights.load(self._file(i)) for i in trace.collected], trace
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         seen = {"seen": torch.stack(self.seen)} if self.seen else {}
@@ -193,11 +201,8 @@ class WalkObserver(Observer):
         self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
         for key in ("collected", "lr", "watched_at", "watched"):
             setattr(self, key, about[key])
-        self.members = self.call.processes.once(lambda: [Weights.load(self._file(i)) for i in self.collected])
-
-    def _file(self, i: int) -> Path:
-        assert self.run is not None
-        return files.no_link(self.run.folder / f"collected-{i:d}.safetensors")
+        folder = self.run.folder if self.run is not None else Path()
+        self.members = self.call.processes.once(lambda: [Weights.load(_collected(folder, i)) for i in self.collected])
 
     def trace(self) -> Trace:
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
