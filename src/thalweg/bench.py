@@ -235,7 +235,8 @@ class _Forwards:
         self.module = probe.module
         self.parts = []
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
-        refreshed = [] if at.statistics is None or not at.statistics.layers else [(True, at.statistics.batches)]
+        statistics = at.points.statistics
+        refreshed = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
         for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
             passes, make = source(batches, probe.device)
 

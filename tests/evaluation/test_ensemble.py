@@ -235,7 +235,7 @@ def test_saving_repairs_a_damaged_member_and_spares_another_networks_ensemble(sa
 
 
 @pytest.mark.parametrize("fits", [4096, 300, 40])
-def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits):
+def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits, monkeypatch):
     torch.manual_seed(0)
     images, labels = torch.randint(256, (500, 1, 4, 4), dtype=torch.uint8), torch.randint(3, (500,))
     module, seen = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), []
@@ -248,7 +248,9 @@ def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits):
 
     task = tw.Task(tw.classification().loss, predict)
     batches = tw.data.DeviceBatches(images, labels, 32, mean=(0.5,), std=(0.25,))
-    found, targets = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs, width=4096)
+    with monkeypatch.context() as patch:
+        patch.setattr("thalweg.evaluation.measure._widest", lambda device: 4096)
+        found, targets = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs)
     plain, _ = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs)
     assert torch.equal(targets, labels)
     assert torch.allclose(found, plain, atol=1e-6)

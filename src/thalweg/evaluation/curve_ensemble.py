@@ -11,13 +11,12 @@ from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
 from ..tasks import Task, check_task, outputs_of, softmax
-from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import First, Measurement, check_finite, predicted, prove_measuring
+from .measure import First, Measurement, Points, check_finite, predicted, prove_measuring
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
@@ -64,7 +63,7 @@ def curve_ensemble(
     losses: list[float] = []
     tested: Predicted = []
     held: Predicted = []
-    statistics = Statistics(probe, task.predict, bn_batches, compute)
+    points_of = Points(probe, task, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
     context = present.get()
     show = progress if context.processes.first else False
@@ -72,35 +71,25 @@ def curve_ensemble(
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
-            _stand(probe, curve, t, statistics, bn_batches)
-            with seeded(0, bn_batches):
-                losses.append(measure()["data_loss"])
-            with seeded(0, test):
-                _keep(tested, _logits(probe, task, test, where), "test")
-            if held_out is not None:
-                with seeded(0, held_out):
-                    _keep(held, _logits(probe, task, held_out, where), "held-out")
-            probe.check()
+            with points_of.at(curve.point(t)):
+                with seeded(0, bn_batches):
+                    losses.append(measure()["data_loss"])
+                with seeded(0, test):
+                    _keep(tested, _logits(probe, task, test, where), "test")
+                if held_out is not None:
+                    with seeded(0, held_out):
+                        _keep(held, _logits(probe, task, held_out, where), "held-out")
             bar.advance()
         proof.again()
         again = Probe(module, None, compute)
-        _stand(again, curve, ts[-1], Statistics(again, task.predict, bn_batches, compute), bn_batches)
-        with seeded(0, test):
+        with Points(again, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(0, test):
             first, _ = _logits(again, task, First(test), where)
-        again.drop_caches()
     if not agree(again, first, tested[-1][0][: len(first)]):
         raise ThalwegError(
             f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task or the "
             "data keep something from one pass to the next (a cache, a counter, their own randomness); reset it in every pass"
         )
     return _assemble(ts, losses, tested, held)
-
-
-def _stand(probe: Probe, curve: Curve, t: float, statistics: Statistics, bn_batches: Batches) -> None:
-    probe.load(curve.point(t))
-    probe.module.eval()
-    with seeded(0, bn_batches):
-        statistics()
 
 
 def _keep(found: Predicted, pair: tuple[Tensor, Tensor], name: str) -> None:

@@ -25,7 +25,7 @@ from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
 from ..weightspace.weights import Weights, check_list
 from . import metrics
-from .measure import First, check_finite, predicted, prove_predicting
+from .measure import First, Points, check_finite, predicted, prove_predicting
 
 MANIFEST = "ensemble.json"
 
@@ -188,13 +188,8 @@ def _predictions(
     probe: Probe, member: Weights, task: Task, batches: Batches, some: Batches | None = None
 ) -> tuple[Tensor, Tensor]:
     """some: of the batches, those to predict."""
-    probe.load(member)
-    probe.module.eval()
-    with seeded(0, batches):
-        found = predicted(probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task))
-    probe.check()
-    probe.drop_caches()
-    return found
+    with Points(probe, task).at(member), seeded(0, batches):
+        return predicted(probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task))
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:

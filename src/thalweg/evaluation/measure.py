@@ -1,6 +1,7 @@
 """The loss and metrics of a network over a data set."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import isnan, nan
 from typing import Any
 
@@ -13,10 +14,11 @@ from ..errors import ThalwegError
 from ..explaining import explained
 from ..runtime.compute import Compute
 from ..runtime.cuda_graphs import Replay, form_of
-from ..runtime.rng import seeded
+from ..runtime.rng import seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
 from ..tasks import Task
+from ..weightspace.batchnorm import Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on
 from ..weightspace.state import Contents, ModuleState, kept
@@ -41,7 +43,8 @@ class Measurement:
         self.module, self.task, self.batches, self.device, self.compute, self.pool = module, task, batches, device, compute, pool
         self.metrics, self.totals = Metrics(task), dict[str, Tensor]()
         self.state: ModuleState | None = None
-        self._batched(WIDE if device.type == "cuda" else 0)
+        self.ways = _narrower(batches, task, module, device)
+        self._batched(next(self.ways))
 
     def __call__(self, first: bool = False) -> dict[str, float]:
         """first: stop after the first batches."""
@@ -51,10 +54,10 @@ class Measurement:
             except torch.OutOfMemoryError:
                 if self.used is self.batches:
                     raise
-                self._batched(self.width // 2)
+                self._batched(next(self.ways))
 
-    def _batched(self, width: int) -> None:
-        self.width, self.used = width, _widened(self.batches, width, self.task, self.module)
+    def _batched(self, used: Batches) -> None:
+        self.used = used
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
         self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold)
@@ -140,15 +143,10 @@ def predicted(
     batches: Batches,
     device: torch.device,
     then: Callable[[Any, Tensor], Tensor],
-    width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `then` makes of outputs and targets, and the targets, over a data set, on the CPU.
-
-    width: how many examples at once to begin with.
-    """
-    width = width if width is not None else WIDE if device.type == "cuda" else 0
-    while True:
-        used, values, targets = _widened(batches, width, task, module), [], []
+    """What `then` makes of outputs and targets, and the targets, over a data set, on the CPU."""
+    for used in _narrower(batches, task, module, device):
+        values, targets = list[Tensor](), list[Tensor]()
         try:
             with torch.no_grad(), kept(module):
                 for batch in moved(used, device):
@@ -166,7 +164,7 @@ def predicted(
         except torch.OutOfMemoryError:
             if used is batches:
                 raise
-            width //= 2
+    raise AssertionError("the last of them are the batches as they came")
 
 
 def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) -> None:
@@ -192,7 +190,54 @@ def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor
     return torch.cat(values), torch.cat(targets)
 
 
-def _widened(batches: Batches, width: int, task: Task, module: nn.Module) -> Batches:
-    """Where the result does not depend on how examples are batched, they come as many at once as the card can hold."""
+def _narrower(batches: Batches, task: Task, module: nn.Module, device: torch.device) -> Iterator[Batches]:
+    """On a GPU, where the result does not depend on how examples are batched: wide batches, half as wide ones if these do not fit
+    into memory, and so on; at last, and elsewhere, the batches as they came."""
     alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
-    return batches.widened(width) if alike and hasattr(batches, "widened") else batches
+    widened, width = getattr(batches, "widened", None), _widest(device)
+    while widened is not None and alike and width and (used := widened(width)) is not batches:
+        yield used
+        width //= 2
+    yield batches
+
+
+def _widest(device: torch.device) -> int:
+    return WIDE if device.type == "cuda" else 0
+
+
+class Points:
+    """The network at one point after another: loaded, in evaluation mode, with statistics of its own where these are recomputed.
+
+    task, bn_batches: how the network sees a batch, and the batches for the statistics; without them, a point brings its own.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        task: Task,
+        bn_batches: Batches | None = None,
+        compute: Compute | None = None,
+        pool: Any = None,
+    ):
+        self.probe, self.bn_batches = probe, bn_batches
+        self.statistics = None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute or Compute(), pool)
+
+    @contextmanager
+    def at(self, weights: Weights, recomputed: bool = True) -> Iterator[float]:
+        """For the length of a block; gives the square of the weights' norm, since `eval()` may merge weights."""
+        self.probe.load(weights)
+        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
+        self.probe.module.eval()
+        if self.statistics is not None and recomputed:
+            with same_draws(self.bn_batches):
+                self.statistics()
+        yield square
+        self.probe.check()
+        self.probe.drop_caches()
+
+
+@contextmanager
+def same_draws(batches: Batches | None) -> Iterator[None]:
+    """Every point sees the same data, whatever these count or draw."""
+    with undisturbed(batches), seeded(0, batches):
+        yield

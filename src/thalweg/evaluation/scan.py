@@ -20,19 +20,18 @@ from ..results import Scan, Values, array, plain
 from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
-from ..runtime.rng import seeded, undisturbed
+from ..runtime.rng import seeded
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
 from ..store.runs import POINTS, Interrupts, Run
 from ..tasks import Task, check_task
-from ..weightspace.batchnorm import Statistics
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree
 from ..weightspace.weights import Weights
-from .measure import Measurement, prove_measuring
+from .measure import Measurement, Points, prove_measuring, same_draws
 from .question import Facts, bn_question, curve_question, measured_question, points_question
 
 Target = Curve | Plane | Sequence[Weights]
@@ -228,25 +227,18 @@ class Measurer:
         weight_decay: float,
         compute: Compute,
     ):
-        self.probe, self.data, self.bn_batches, self.weight_decay = probe, data, bn_batches, weight_decay
+        self.probe, self.data, self.weight_decay = probe, data, weight_decay
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
-        self.statistics = None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute, pool)
+        self.points = Points(probe, task, bn_batches, compute, pool)
         self.measures = {name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()}
 
     def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:
-        self.probe.load(weights)
-        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2  # eval() may merge weights
-        self.probe.module.eval()
-        if self.statistics is not None and recomputed:
-            with undisturbed(self.bn_batches), seeded(0, self.bn_batches):  # every point sees the same data, whatever they count
-                self.statistics()
         values = {}
-        for name, measure in self.measures.items():
-            with undisturbed(self.data[name]), seeded(0, self.data[name]):
-                found = measure(first)
-            values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
-        self.probe.check()
-        self.probe.drop_caches()
+        with self.points.at(weights, recomputed) as square:
+            for name, measure in self.measures.items():
+                with same_draws(self.data[name]):
+                    found = measure(first)
+                values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
         self.last = (weights, {name: measure.early for name, measure in self.measures.items()})
         return values
 
