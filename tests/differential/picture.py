@@ -32,7 +32,11 @@ def picture(value: Any, seen: set[int] | None = None) -> Any:
         return id(value), picture(value.args, seen), picture(value.keywords, seen)
     if isinstance(value, FunctionType | BuiltinFunctionType | MethodType) or not hasattr(value, "__dict__"):
         return id(value)
-    return id(value), type(value), [(key, picture(item, seen)) for key, item in vars(value).items()]
+    return (
+        id(value),
+        type(value),
+        [(key, picture(item, seen)) for key, item in vars(value).items() if key != "dynamo_ctx"],
+    )  # but for what is the compiler's own
 
 
 def _tensor(tensor: Tensor, seen: set[int]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
@@ -86,6 +87,13 @@ class Compute:
 def check_compute(compute: object) -> None:
     if not isinstance(compute, Compute):
         raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {compute!r}")
+
+
+def recompiled(original: nn.Module, copy: nn.Module, part: bool = True) -> nn.Module:
+    """A copy of a network that the user has compiled, or of a part of one, compiled in the same way."""
+    from .recompiled import recompiled
+
+    return recompiled(original, copy, part)
 
 
 def say_slower(what: str, reason: str) -> None:

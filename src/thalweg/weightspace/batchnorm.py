@@ -15,6 +15,7 @@ from ..errors import ThalwegError, during
 from ..explaining import explained
 from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import Replay, aside
+from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
 from ..runtime.transfer import home, source
 from ..tasks import Task, split
@@ -162,7 +163,8 @@ class Statistics:
             layer.running_mean, layer.running_var = self.pieces[k]
             layer.num_batches_tracked = self._no_count(layer)
         try:
-            yield
+            with interpreted(self.probe.module):
+                yield
         finally:
             for hook in hooks:
                 hook.remove()

@@ -19,18 +19,26 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The user's own module inside the wrappers of the compiler and of data parallelism."""
-    while True:
-        if compiled(module):
-            module = module._orig_mod  # type: ignore[assignment]
-        elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            module = module.module
-        else:
-            return module
+    return [*wrappers(module)][-1]
+
+
+def wrappers(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, and if it is a wrapper of the compiler or of data parallelism what is inside, down to the user's own."""
+    yield module
+    if compiled(module):
+        yield from wrappers(module._orig_mod)  # type: ignore[arg-type]
+    elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        yield from wrappers(module.module)
 
 
 def compiled(module: nn.Module) -> bool:
     """Whether it is the compiler's wrapper, and not a network of the user's with a part of that name."""
     return "_orig_mod" in module._modules and type(module).__module__.startswith("torch.")
+
+
+def user_compiled(module: nn.Module) -> bool:
+    """Whether the user compiled it, as a wrapper or in place."""
+    return compiled(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def named_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
@@ -138,8 +146,7 @@ class Layout:
 
     def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
         """Raise, naming the first tensor that differs, unless both describe the same network."""
-        problem = _difference(self, other, here, there)
-        if problem:
+        if problem := _difference(self, other, here, there):
             raise ThalwegError(f"{here} and {there} do not describe the same network: {problem}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,8 +198,11 @@ def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
 def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
     """Two parameters on one piece of memory, or a parameter and a buffer, would move one by one here, and together in the
     network."""
-    buffers = {name: buffer for name, buffer in buffers.items() if plain(buffer)}
-    placed = {name: tensor for name, tensor in {**buffers, **parameters}.items() if tensor.numel() and not tensor.is_meta}
+    placed = {
+        name: t
+        for name, t in {**buffers, **parameters}.items()
+        if (name in parameters or plain(t)) and t.numel() and not t.is_meta
+    }
     for name, parameter in parameters.items():
         if not parameter.is_meta and torch._debug_has_internal_overlap(parameter) == 1:
             raise ThalwegError(f"several elements of '{name}' are one in memory, as after expand(), and cannot move: clone() it")

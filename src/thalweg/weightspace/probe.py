@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError, first_line
-from ..runtime.compute import Compute
+from ..runtime.compute import Compute, recompiled
 from .frozen import held_once
-from .layout import Layout, compiled, named_buffers, named_parameters, overlap, span, unwrapped
+from .layout import Layout, named_buffers, named_parameters, overlap, span, unwrapped, user_compiled, wrappers
 from .state import Contents, ModuleState, kept, plain, same_randomness
 from .weights import Weights, check_state
 
@@ -47,7 +47,7 @@ class Probe:
         self.grad = torch.zeros_like(self.point)
         torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
         self.views = self._can_view(module)
-        self.module, self._parameters = self._copied(originals)
+        self.module, self._parameters = self._copied(module, originals)
         self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
         if not self.views:
             _flatten_recurrent(self.module)
@@ -232,17 +232,17 @@ class Probe:
     def _can_view(self, module: nn.Module) -> bool:
         return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
 
-    def _copied(self, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
+    def _copied(self, module: nn.Module, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
         """The copy and its moving parameters; a network that does not take ours (scripted, or with a `__deepcopy__` of its own
         that makes new ones) is written to tensor by tensor."""
         memo = self._viewing(originals) if self.views else {}
         with same_randomness():
-            copy = _private_copy(self.original, memo)
+            copy = _private_copy(module, memo)
         named, _ = named_parameters(copy)
         found = [named.get(name) for name in self.layout.names]
         if self.views and any(new is not memo[id(old)] for new, old in zip(found, originals, strict=True)):
             self.views = False
-            return self._copied(originals)
+            return self._copied(module, originals)
         for name, old, new in zip(self.layout.names, originals, found, strict=True):
             if new is None or (new.shape, new.dtype) != (old.shape, old.dtype) or (old.numel() and _shares(new, old)):
                 how = "not in it" if new is None else "another" if new.shape != old.shape else "that of the original"
@@ -313,24 +313,25 @@ def _dress(new: Tensor, old: Tensor) -> None:
 
 
 def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy without the compiler's wrappers; tensors that a forward pass left behind come along as plain values, those
+    """A deep copy, compiled as the original is; tensors that a forward pass left behind come along as plain values, those
     that share memory with a parameter follow it, and weak references refer to parts of the copy."""
+    network = unwrapped(module)
     try:
-        _follow(module, memo)
-        for part in module.modules():
-            if compiled(part):
-                memo[id(part)] = deepcopy(part._orig_mod, memo)
-        copy = deepcopy(module, memo)
+        _follow(network, memo)
+        for part in filter(user_compiled, [*network.modules()][:0:-1]):  # inner ones first
+            memo[id(part)] = recompiled(part, deepcopy(unwrapped(part), memo))
+        copy = deepcopy(network, memo)
     except (ThalwegError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of any kind, since its own __deepcopy__ or __reduce__ may be what fails
         raise ThalwegError(
-            f"the network must be copyable with copy.deepcopy, and {type(module).__name__} is not ({first_line(error)}): take "
+            f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not ({first_line(error)}): take "
             "what cannot be copied out of it, or give it a __deepcopy__"
         ) from error
     for container, _ in Contents(copy).held:
         _turn(container, memo)
-    return copy
+    wrapper = next(filter(user_compiled, wrappers(module)), None)
+    return copy if wrapper is None else recompiled(wrapper, copy, part=False)
 
 
 def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
@@ -385,8 +386,7 @@ def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
 
 def _laid_out(tensor: Tensor, place: Tensor) -> Tensor:
     """`tensor`, copied if it does not lie in memory as `place` does; along a side of one element there is nothing to lie."""
-    same = all(size == 1 or a == b for size, a, b in zip(place.shape, tensor.stride(), place.stride(), strict=True))
-    if same:
+    if all(size == 1 or a == b for size, a, b in zip(place.shape, tensor.stride(), place.stride(), strict=True)):
         return tensor
     return torch.empty_strided(place.shape, place.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..batches import Batches, mapped, tensors_in
 from ..errors import ThalwegError, during
 from ..explaining import explained
+from ..runtime.recompiled import interpreted
 from ..runtime.rng import seed_all, seeded
 from ..runtime.threads import few_threads
 from ..runtime.transfer import source
@@ -120,7 +121,7 @@ def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
         hooks.append(probe.module.register_forward_pre_hook(watch.ask, with_kwargs=True, prepend=True))
         hooks.append(probe.module.register_forward_hook(watch.answer))
     try:
-        with watch:
+        with watch, interpreted(probe.module):
             yield watch
     finally:
         for hook in hooks:

@@ -19,7 +19,7 @@ PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtyp
 BUILTIN = (dict, list, tuple, set, deque)
 OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-BOOKKEEPING = frozenset(vars(nn.Module()))  # hooks, mostly; registries and modes are looked at by themselves
+BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})  # hooks, mostly; registries and modes are looked at by themselves
 
 
 class Contents:

@@ -219,17 +219,20 @@ class Weights:
 
     def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The contents of the file at `path`: tensors and JSON."""
-        tensors, about = self.tensors(), {"layout": self.layout.to_dict(), "made": dict(self.made)}
+        about: dict[str, Any] = {"layout": self.layout.to_dict(), "made": dict(self.made)}
         if not (apart and self.frozen):
-            return tensors, about
-        own = {name: tensor for name, tensor in tensors.items() if name not in self.frozen}
-        return own, {**about, "base": store_once(path.parent, self.frozen)}
+            return self.tensors(), about
+        about["base"] = store_once(path.parent, self.frozen)
+        return {name: tensor for name, tensor in self.tensors().items() if name not in self.frozen}, about
 
     @classmethod
     def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Weights":
         with files.reading(path):
-            base = read_stored(path, about["base"]) if "base" in about else {}
-            return cls.from_tensors(Layout.from_dict(about["layout"]), {**tensors, **base}, about["made"])
+            return cls.from_tensors(
+                Layout.from_dict(about["layout"]),
+                {**tensors, **(read_stored(path, about["base"]) if "base" in about else {})},
+                about["made"],
+            )
 
 
 def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = None) -> Weights:
@@ -302,8 +305,10 @@ def check_weights(weights: object, name: str) -> None:
 
 def check_list(points: object, what: str, least: int = 1) -> None:
     if not isinstance(points, Sequence) or len(points) < least:
-        got = len(points) if isinstance(points, Sequence) else type(points).__name__
-        raise ThalwegError(f"{what} needs a list of at least {least} Weights, such as walk(...).members; got {got}")
+        raise ThalwegError(
+            f"{what} needs a list of at least {least} Weights, such as walk(...).members; got "
+            f"{len(points) if isinstance(points, Sequence) else type(points).__name__}"
+        )
 
 
 def inner_products(vectors: Sequence[Tensor]) -> Tensor:

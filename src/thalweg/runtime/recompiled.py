@@ -1,0 +1,46 @@
+"""A network that the user has compiled stays compiled: its private copy is compiled in the same way."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..weightspace.layout import user_compiled
+from .compute import say_slower
+
+
+def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
+    """The copy with the backend and options of the original: of `torch.compile(module)`, whose wrapper that is, or of
+    `module.compile()`. As a part, the latter keeps its class; as a whole it gets a wrapper, outside of which hooks can run."""
+    context = getattr(original, "dynamo_ctx", None) or _context(getattr(original, "_compiled_call_impl", None))
+    if context is None:
+        name = type(original).__name__
+        say_slower(f"{name} is computed without the compiler", "how it was compiled cannot be read from it; use torch.compile")
+        return copy
+    if part and not hasattr(original, "dynamo_ctx"):
+        copy._compiled_call_impl = context(copy._call_impl)
+        return copy
+    wrapped: nn.Module = context(copy)
+    return wrapped
+
+
+@contextmanager
+def interpreted(module: nn.Module) -> Iterator[None]:
+    """What the user has compiled runs as it is written, since compiled code does not call hooks that came later."""
+    if not any(map(user_compiled, module.modules())):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        yield
+
+
+def _context(function: Any) -> Any:
+    """What `module.compile()` made, as far as its compiled call refers to it."""
+    from torch._dynamo.eval_frame import OptimizeContext
+
+    cells = getattr(function, "__closure__", None) or ()
+    return next((cell.cell_contents for cell in cells if isinstance(cell.cell_contents, OptimizeContext)), None)
