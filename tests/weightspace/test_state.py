@@ -117,9 +117,10 @@ class OwnRandomness(Base):
     def __init__(self):
         super().__init__()
         self.torch, self.numpy, self.plain = torch.Generator().manual_seed(3), np.random.default_rng(3), random.Random(3)
+        self.legacy = np.random.RandomState(3)
 
     def forward(self, x):
-        noise = torch.randn(3, generator=self.torch).double() + self.numpy.normal() + self.plain.random()
+        noise = torch.randn(3, generator=self.torch).double() + self.numpy.normal() + self.plain.random() + self.legacy.normal()
         return self.layer(x) * noise
 
 

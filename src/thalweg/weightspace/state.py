@@ -57,7 +57,7 @@ class Contents:
             self.tensors[path] = value
         elif isinstance(value, np.ndarray):
             self.arrays += [value] if value.flags.writeable and value.dtype != object else []
-        elif isinstance(value, torch.Generator | np.random.Generator | random.Random):
+        elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
             self.generators.append(value)
         else:
             depth = DEPTH if isinstance(value, nn.Module) else depth - 1
@@ -187,13 +187,13 @@ def plain(tensor: Tensor) -> bool:
 
 
 def _where(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
+    if isinstance(generator, torch.Generator | np.random.RandomState):
         return generator.get_state()
     return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
 
 
 def _go_to(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
+    if isinstance(generator, torch.Generator | np.random.RandomState):
         generator.set_state(state)
     elif isinstance(generator, random.Random):
         generator.setstate(state)
