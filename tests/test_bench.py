@@ -29,7 +29,8 @@ def test_every_part_is_timed_and_kept(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["bench", "--task", "mine_to_time:small", "--out", "b", "--rounds", "3", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "b" / "bench.json").read_text())
-    timings = found.get("timings") or found["content"]["timings"]
+    assert found["thalweg"] == "bench"
+    timings = found["content"]["timings"]
     parts = ("plain step", "curve step", "walk step", "data pipeline", "scan point", "its forward passes", "checkpoint")
     assert set(timings) == set(parts)
     assert all(entry["median"] > 0 for entry in timings.values())

@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
@@ -165,8 +167,12 @@ def test_figures_and_the_page_do_not_load_torch():
 
 def test_public_names():
     assert sorted(tw.__all__) == sorted({*tw._NAMES, *tw._MODULES})
-    for name in tw.__all__:
-        assert getattr(tw, name) is not None
+    for name, home in tw._NAMES.items():
+        assert (getattr(tw, name).__module__, getattr(tw, name).__name__) == (f"thalweg.{home}", name)
+    for name, home in tw._MODULES.items():
+        assert getattr(tw, name) is sys.modules[f"thalweg.{home}"]
+    with pytest.raises(AttributeError, match="module 'thalweg' has no attribute 'nothing'"):
+        tw.nothing  # noqa: B018
     assert len(tw.__all__) <= 45
     block = ast.parse(Path(tw.__file__).read_text())
     typed = {a.name for node in ast.walk(block) if isinstance(node, ast.ImportFrom) and node.level for a in node.names}
