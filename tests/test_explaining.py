@@ -306,7 +306,7 @@ def test_refresh_says_where_the_users_code_failed():
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     with pytest.raises(Theirs) as caught:
         tw.update_bn(net, tw.average([tw.Weights.of(net)] * 2), Own())
-    assert caught.value.__notes__ == ["thalweg was refreshing batch-norm statistics"]
+    assert caught.value.__notes__ == ["thalweg was updating batch-norm statistics"]
 
 
 def failing_from(call):

@@ -43,10 +43,10 @@ def test_manifest_names_only_files_beside_it(key, name, tmp_path):
     (folder / "mine.txt").write_text("mine too")
     edit_json(folder / "ensemble.json", "ensemble", lambda manifest: manifest["members"][0].update({key: name}))
     before = tree(tmp_path)
-    with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files beside it"):
+    with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files next to it"):
         ensemble(3).save(folder)
     if key == "file":
-        with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files beside it"):
+        with pytest.raises(tw.ThalwegError, match=r"ensemble\.json may name only files next to it"):
             tw.Ensemble.load(folder, network(0))
     assert tree(tmp_path) == before
 
@@ -56,7 +56,7 @@ def test_manifest_with_absolute_name_deletes_nothing(tmp_path):
     mine.write_text("mine")
     ensemble(1).save(tmp_path / "members")
     edit_json(tmp_path / "members" / "ensemble.json", "ensemble", lambda m: m["members"][0].update(file=str(mine)))
-    with pytest.raises(tw.ThalwegError, match="may name only files beside it"):
+    with pytest.raises(tw.ThalwegError, match="may name only files next to it"):
         ensemble(2).save(tmp_path / "members")
     assert mine.read_text() == "mine"
 
@@ -91,7 +91,7 @@ def test_base_is_a_file_beside_the_weights(kind, name, tmp_path):
     saved_as = files.kind_of(tmp_path / "w.safetensors")
     tensors, about = files.load_tensors(tmp_path / "w.safetensors", saved_as)
     files.save_tensors(tmp_path / "w.safetensors", saved_as, tensors, {**about, "base": name})
-    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors may name only files beside it"):
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors may name only files next to it"):
         kind.load(tmp_path / "w.safetensors")
 
 

@@ -109,7 +109,7 @@ def test_resume_refuses_manifest_that_names_files_elsewhere(command, way, key, h
     members = begun(command, here)
     name = os.path.relpath(here / MEMBER, members) if way == "above" else str(here / MEMBER)
     edit_json(members / "ensemble.json", "ensemble", lambda manifest: manifest["members"][0].update({key: name}))
-    refused(command, here, "ensemble.json may name only files beside it")
+    refused(command, here, "ensemble.json may name only files next to it")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -197,7 +197,7 @@ def test_ensemble_reads_no_member_from_elsewhere(way, here):
     before = tree(here)
     result = invoke("ensemble")
     assert result.exit_code == 2
-    assert "may name only files beside it" in result.output or "is a link" in result.output
+    assert "may name only files next to it" in result.output or "is a link" in result.output
     assert tree(here) == before
 
 
@@ -208,7 +208,7 @@ def test_ensemble_reads_no_base_from_elsewhere(here):
     before = tree(here)
     result = invoke("ensemble")
     assert result.exit_code == 2
-    assert "may name only files beside it" in result.output
+    assert "may name only files next to it" in result.output
     assert tree(here) == before
 
 

@@ -157,7 +157,9 @@ def test_one_file_alone_is_whole_unless_asked(tmp_path):
 def test_a_file_without_its_base_says_so(tmp_path):
     tw.Weights.of(Adapted()).save(tmp_path / "part.safetensors", apart=True)
     next(tmp_path.glob("base-*")).unlink()
-    with pytest.raises(tw.ThalwegError, match=r"part\.safetensors holds only what moves.*base-\w+\.safetensors.*one folder"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"part\.safetensors holds only trainable parameters.*base-\w+\.safetensors.*one folder"
+    ):
         tw.Weights.load(tmp_path / "part.safetensors")
 
 

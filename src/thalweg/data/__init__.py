@@ -1,4 +1,4 @@
-"""Data sets, and batches that live on the device."""
+"""Data sets, and batches that are made on the device."""
 
 from .cifar import cifar10, cifar100
 from .device import DeviceBatches

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the binary or the Python version that their makers publish."""
+"""CIFAR-10 and CIFAR-100, in the published binary or Python version."""
 
 from collections.abc import Mapping
 from pathlib import Path

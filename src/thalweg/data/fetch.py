@@ -1,4 +1,4 @@
-"""A data set in a folder: found, checked against what its makers publish, and fetched where it is wanted."""
+"""A data set in a folder: found, checked against the published md5, and downloaded if asked."""
 
 import gzip
 import os
@@ -18,7 +18,7 @@ from ..runtime.progress import Progress
 from .sources import SETS, Form
 
 MB = 1_000_000
-LARGEST = 2**30  # bytes that a packed file of a data set may have when it is unpacked
+LARGEST = 2**30  # bytes that a compressed file of a data set may decompress to
 PATIENCE = 60  # seconds without an answer
 
 

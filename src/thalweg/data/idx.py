@@ -1,4 +1,4 @@
-"""MNIST and its relatives, in the idx files their makers publish."""
+"""MNIST and similar data sets, in the published idx files."""
 
 from math import prod
 from pathlib import Path

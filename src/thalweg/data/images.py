@@ -60,7 +60,7 @@ class ImageFolder(Dataset[Example]):
             with Image.open(path) as file:
                 image = file.convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # a broken PNG is a SyntaxError
-            raise ThalwegError(f"{path} cannot be read as an image ({error}): put it right, or remove it") from None
+            raise ThalwegError(f"{path} cannot be read as an image ({error}): repair it, or remove it") from None
         image = _varied(image, self.size) if self.train else _middle(image, self.size)
         pixels = torch.from_numpy(np.array(image)).float() / 255
         return ((pixels - MEAN) / STD).permute(2, 0, 1).contiguous(), label
@@ -85,7 +85,7 @@ def _images(folder: Path) -> list[str]:
 
 
 def _middle(image: Image.Image, size: int) -> Image.Image:
-    """The middle, after the short side has been made a little longer than `size`."""
+    """The centre crop, after resizing the short side to a little more than `size`."""
     scale = round(size * MARGIN) / min(image.size)
     width, height = (max(round(side * scale), size) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
@@ -94,13 +94,13 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
 
 
 def _varied(image: Image.Image, size: int) -> Image.Image:
-    """A random window at the size wanted, mirrored half of the time."""
+    """A random crop at the size wanted, flipped half of the time."""
     window = image.resize((size, size), Image.Resampling.BILINEAR, box=_window(*image.size))
     return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(()) < 0.5 else window
 
 
 def _window(width: int, height: int) -> Box:
-    """A window of random area and shape, at a random place: the first that fits, else as much of the middle as may be."""
+    """A crop of random area, aspect ratio and position: the first that fits, or else as much of the centre as possible."""
     tries = torch.rand(TRIES, 2, dtype=torch.float64)
     area = width * height * (AREA[0] + (AREA[1] - AREA[0]) * tries[:, 0])
     ratio = (log(RATIO[0]) + log(RATIO[1] / RATIO[0]) * tries[:, 1]).exp()

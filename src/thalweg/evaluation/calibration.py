@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that makes a network as sure as it is right."""
+"""Temperature scaling: one number that calibrates a network's confidence."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 def fit_scale(logits: list[Tensor], labels: Tensor, relative: list[float]) -> float:
     """The factor s for which the temperatures `s * relative` have the lowest mean NLL over several networks.
 
-    The NLL is convex in 1 / s, so its derivative changes sign once; the change is found by halving in log s.
+    The NLL is convex in 1 / s, so its derivative changes sign once; the root is found by bisection in log s.
     """
     scaled = [values.double() / factor for values, factor in zip(logits, relative, strict=True)]
     if not all(bool(values.isfinite().all()) for values in scaled):

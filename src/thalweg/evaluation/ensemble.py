@@ -1,4 +1,4 @@
-"""Ensembles: the average of what several networks predict."""
+"""Ensembles: the average of the predictions of several networks."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -140,7 +140,7 @@ class Ensemble:
         return cls(module, [_load_member(manifest, entry) for entry in entries if entry["file"] not in skip])
 
     def _save_member(self, folder: Path, member: Weights) -> dict[str, Any]:
-        """Named by its content, so that a file once written is never written over."""
+        """Named by its content, so that a file is never overwritten."""
         digest = member.digest()
         name = f"member-{digest[:16]}.safetensors"
         replace(member, kept={}).save(folder / name, apart=True)
@@ -148,7 +148,7 @@ class Ensemble:
         return {"file": name, "sha256": digest, "made": dict(member.made), **base}
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Member after member: what it predicts, what all up to it predict together, and the targets."""
+        """For each member: its predictions, those of the ensemble so far, and the targets."""
         check_task(task)
         total, first = torch.zeros(()), None
         processes = present.get().processes
@@ -157,9 +157,9 @@ class Ensemble:
         proof = prove_predicting(self._probe, task, batches) if new else None
         with Progress("predicting", len(self), progress if processes.first else False) as bar:
             rounds = (self.members[start : start + processes.size] for start in range(0, len(self), processes.size))
-            # of the members of a round this process has one, or in the last round perhaps none
+            # each rank has one member of a round, or perhaps none in the last
             own = ([_predictions(self._probe, w, task, batches) for w in members[processes.rank :][:1]] for members in rounds)
-            found = (pair for everybody in map(processes.gather, own) for pairs in everybody for pair in pairs)
+            found = (pair for ranks in map(processes.gather, own) for pairs in ranks for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
                 check_finite(values, f"member {k}", self.members[k - 1], batches)
                 if first is not None and not torch.equal(first, targets):
@@ -172,10 +172,12 @@ class Ensemble:
                 yield values, total / k, targets
 
     def _look_again(self, task: Task, batches: Batches, values: Tensor) -> None:
-        """Ask a copy of the network that was nowhere else for the first batch of the last member; once for each task."""
+        """Predict the first batch of the last member again with a new copy of the network; once per task."""
         probe = Probe(self.module)
         again, _ = _predictions(probe, self.members[-1], task, batches, First(batches))
-        again = again if again.ndim == values.ndim else metrics.rows(again)  # maps of several sizes are joined by pixels
+        again = (
+            again if again.ndim == values.ndim else metrics.rows(again)
+        )  # label maps of several sizes are concatenated by pixels
         if not agree(probe, again, values[: len(again)]):
             raise ThalwegError(
                 "the last member predicts something else by itself than after the others: the network, the task or the data keep "
@@ -200,18 +202,18 @@ def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def _mean_pair(pairs: list[list[float]], k: int) -> float:
-    """Over the first k members; one member agrees with itself."""
+    """Over the first k members; a single member agrees with itself."""
     return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
 
 
 def _files(manifest: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
-    """What a manifest names, and the kind of each."""
+    """The files that a manifest names, and the kind of each."""
     members = {(files.beside(manifest, entry["file"], "member"), "weights") for entry in entries}
     return members | {(files.beside(manifest, entry["base"], "base"), "base") for entry in entries if "base" in entry}
 
 
 def _is_member(path: Path) -> bool:
-    """Whether it is what a save that was killed before its manifest leaves."""
+    """Whether it was left by a save that was killed before it wrote the manifest."""
     named = path.suffix == ".safetensors" and path.name.startswith(("member-", "base-"))
     return named and path.is_file() and not path.is_symlink() and files.kind_of(path) in ("weights", "base")
 

@@ -10,7 +10,7 @@ from ..errors import ThalwegError
 from ..tasks import IGNORED, Labels, Task, check_labels, describe, outputs_of, softmax, tensor_in
 
 BINS = 15
-TINY = 1e-300  # a probability of zero costs this much of a logarithm, not an infinite one
+TINY = 1e-300  # lower bound of probabilities, so that their logarithm is finite
 
 
 class Metrics:
@@ -88,7 +88,7 @@ def _mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def error(probabilities: Tensor, labels: Tensor) -> float:
-    """The share of wrong labels.
+    """The fraction of wrong labels.
 
     >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     0.5
@@ -97,7 +97,7 @@ def error(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
-    """The mean negative logarithm of the probability of the right label, or the cross-entropy with distributions.
+    """The mean negative log-likelihood of the right label, or the cross-entropy with soft labels.
 
     >>> round(nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1])), 6)
     0.693147
@@ -109,7 +109,7 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
-    """The mean squared distance between the probabilities and the truth.
+    """The Brier score: the mean squared distance between the probabilities and the truth.
 
     >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
     0.5
@@ -119,7 +119,7 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: how far confidence lies from accuracy, over equally wide bins of confidence.
+    """Expected calibration error: the distance between confidence and accuracy, over equally wide bins of confidence.
 
     >>> round(ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])), 6)
     0.3
@@ -128,7 +128,7 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:
-    """For each bin of confidence that is not empty: its share of the data, its accuracy, its mean confidence."""
+    """For each non-empty bin of confidence: its fraction of the data, its accuracy, its mean confidence."""
     confidence, chosen = probabilities.double().max(1)
     right = (chosen == labels).double()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1].to(confidence.device)
@@ -141,7 +141,8 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list
 
 
 def disagreement(choices: Tensor) -> Tensor:
-    """From the labels each member chose (members, count): for each pair of members, the share on which they differ.
+    """From the labels predicted by each member (members, count): for each pair of members, the fraction on which they
+    differ.
 
     >>> disagreement(torch.tensor([[0, 1, 2, 3], [0, 1, 1, 1]]))
     tensor([[0.0000, 0.5000],
@@ -151,8 +152,8 @@ def disagreement(choices: Tensor) -> Tensor:
 
 
 def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What is scored, one row per example or pixel: probabilities (count, classes), and labels (count,) without those that do
-    not count; or, where targets are probabilities themselves and not one-hot, these. None for targets of another kind.
+    """What is scored, one row per example or pixel: probabilities (count, classes), and labels (count,) without ignored
+    ones; or soft labels, if targets are probabilities and not one-hot. None for other targets.
 
     >>> known(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, -100]))
     (tensor([[0.9000, 0.1000]]), tensor([0]))
@@ -171,7 +172,7 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
 
 
 def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs (count, classes) and labels (count,) of all that counts."""
+    """Outputs (count, classes) and labels (count,), without ignored ones."""
     labels = targets.flatten().long()
     check_labels(labels, outputs.shape[1])
     counted = labels != IGNORED
@@ -181,7 +182,7 @@ def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rows(values: Tensor) -> Tensor:
-    """The classes of dimension 1 last, everything else one after another."""
+    """The classes in dimension 1 last, all other dimensions flattened."""
     return values.movedim(1, -1).flatten(0, -2)
 
 
@@ -193,7 +194,7 @@ def _distributions(values: Tensor) -> bool:
 
 
 def scores(probabilities: Tensor, truth: Tensor) -> dict[str, float]:
-    """All that is defined for labels, or for distributions."""
+    """All scores that are defined for labels, or for soft labels."""
     of = SCORES if truth.ndim == 1 else SOFT_SCORES
     return {name: score(probabilities, truth) for name, score in of.items()}
 

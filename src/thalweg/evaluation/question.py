@@ -1,4 +1,4 @@
-"""The question that a run folder answers: what a call would compute, as facts that can be compared when it is made again."""
+"""The question that a run folder answers: what a call would compute, as facts that are compared when it is resumed."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,25 +29,25 @@ from .metrics import Metrics, averaged
 
 Facts = dict[str, Any]
 Quantities = dict[str, list[float]]
-SMALL = 64 << 20  # bytes of data in memory up to which all of them are hashed
-SAMPLE = 4  # batches of other data that are hashed, the first and the last among them
+SMALL = 64 << 20  # up to this many bytes, data in memory are hashed completely
+SAMPLE = 4  # batches of other data that are hashed, including the first and the last
 COURSE = tuple(i / 8 for i in range(9))  # values of t at which a curve's coefficients are compared
 ROUNDING, COARSE = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-3  # between machines; with a GPU or half precision
-PROJECTED = 1 << 20  # numbers of one quantity that a projection takes in
+PROJECTED = 1 << 20  # values of one quantity that a projection uses
 
 
 def asked(run: object | None, describe: Callable[[], Facts], processes: Processes) -> Facts:
-    """The question of a call that keeps a run folder, or that several processes make together, which must agree on it."""
+    """The question of a call that has a run folder, or that several processes make together and must agree on."""
     if run is None and processes.size == 1:
         return {}
-    with during("recording what the run would compute"):
+    with during("computing what the run depends on"):
         question = describe()
     processes.agree({**versions(), **question})
     return question
 
 
 def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
-    """The facts of a data set, by content, and its first batch; what training draws from it is not disturbed."""
+    """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
     with undisturbed(batches), seeded(0, batches), _quiet():
         if all(home(batches, method).__module__.startswith("thalweg.data.") for method in ("__iter__", "draws", "make")):
@@ -62,7 +62,7 @@ def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
 
 
 def _on_device(batches: Any) -> tuple[dict[str, str], Any]:
-    """Of `DeviceBatches` and `TokenBatches` all there is; the order would depend on the device that shuffles."""
+    """All of the data in `DeviceBatches` and `TokenBatches`; the order would depend on the device that shuffles."""
     return {"the content": digest_of(batches.contents)}, next(iter(batches.clean() if hasattr(batches, "clean") else batches))
 
 
@@ -79,7 +79,7 @@ def _in_memory(batches: Sequence[Any]) -> tuple[dict[str, str], Any]:
 
 
 def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
-    """Every index that the sampler gives, and what the data set has at some of them."""
+    """Every index from the sampler, and what the data set holds at some of them."""
     order = list(islice(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, len(loader) + 1))
     chosen = _visits(len(order))[:SAMPLE] if order else []
     found = dict(zip(chosen, _fetched(loader, [order[k] for k in chosen]), strict=True))
@@ -87,7 +87,9 @@ def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
 
 
 def _fetched(loader: DataLoader[Any], chosen: list[Any]) -> DataLoader[Any]:
-    """Some of its batches, by a worker if it has any: data sets may open their files there, and such handles survive no fork."""
+    """Some batches, loaded by a worker if there are any: data sets may open files there, and such handles do not
+    survive a fork.
+    """
     single: dict[str, Any] = {"sampler": chosen, "batch_size": None}
     how = single if loader.batch_sampler is None else {"batch_sampler": chosen}
     how |= {name: getattr(loader, name) for name in ("collate_fn", "generator", "timeout", "worker_init_fn")}
@@ -106,14 +108,14 @@ def _of_one_pass(batches: Batches, length: int) -> tuple[dict[str, str], Any]:
 
 
 def _visits(length: int) -> list[int]:
-    """The first, the last, and the others in a random order that is always the same."""
+    """The first, the last, and the others in a fixed random order."""
     others = torch.randperm(max(length - 2, 0), generator=torch.Generator().manual_seed(length))
     return [0, *([length - 1] if length > 1 else []), *(others + 1).tolist()]
 
 
 def _parts(found: Mapping[int, str]) -> dict[str, str]:
-    """Of the hashes of some batches by number: the first, the last, and all of them as one."""
-    if not found:  # batches that promise some and give none, which the call itself refuses
+    """Hashes of some batches by number: the first, the last, and all of them as one."""
+    if not found:  # batches with a length but no items, which the call itself refuses
         return {}
     numbers = sorted(found)
     between = digest_of([found[k] for k in numbers[1:-1]])
@@ -123,11 +125,11 @@ def _parts(found: Mapping[int, str]) -> dict[str, str]:
 def first_pass(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, name: str, trains: bool = False
 ) -> Facts:
-    """What a private copy of the network makes of a batch: in eval mode loss, outputs, and where that is measured metrics; if it
-    is to be trained, in training mode loss and gradient.
+    """What a private copy of the network computes for a batch: in eval mode loss, outputs, and metrics if they are
+    measured; if it is to be trained, in training mode loss and gradient.
 
-    A quantity that cannot be computed, or comes out otherwise the second time, is left out: the call itself will raise, or
-    does not let itself be compared.
+    A quantity that cannot be computed, or differs the second time, is left out: the call itself will raise, or cannot
+    be compared.
     """
     both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
     device = next(module.parameters()).device.type
@@ -138,12 +140,12 @@ def first_pass(
 
 
 def rounding(dtype: torch.dtype, exact: bool) -> float:
-    """How far the same quantity may differ between machines, as a share of its scale."""
+    """How far the same quantity may differ between machines, relative to its scale."""
     return ROUNDING.get(dtype, COARSE) if exact else COARSE
 
 
 def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], compute: Compute) -> Facts:
-    """Of data sets to be measured: what they are, and what the network makes of the first batch of each."""
+    """Of data sets to be measured: their contents, and what the network computes for the first batch of each."""
     question: Facts = {}
     for name, batches in data.items():
         own, first = data_question(batches, f"the data '{name}'")
@@ -219,7 +221,7 @@ def _untrained(probe: Probe) -> Quantities:
 
 
 def _tried(call: Callable[[], Any], compute: Compute, probe: Probe) -> Any:
-    """None where the user's own code fails, which the call itself will run again, and then say why."""
+    """None where user code fails; the call itself will run it again and report the error."""
     try:
         with compute.casting(probe.device):
             return call()
@@ -238,7 +240,7 @@ def summary(tensors: Sequence[Tensor]) -> list[float]:
 
 
 def curve_question(curve: Curve) -> Facts:
-    """The kind of curve, its control points, its own attributes, and where a user's own kind runs."""
+    """The kind of curve, its control points, its attributes, and coefficients of a user's own kind."""
     bends = [f"bend {k}" for k in range(1, len(curve.points) - 1)]
     names = ["the start of the curve", *(f"{bend} of the curve" for bend in bends), "the end of the curve"]
     kind = type(curve)
@@ -275,7 +277,7 @@ def _unwritten(task: Task) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the user's own code has to say is said when the call itself runs it."""
+    """Warnings and output of user code appear when the call itself runs it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -37,7 +37,7 @@ from .question import Facts, bn_question, curve_question, measured_question, poi
 Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
 NEW = "start a new run in another folder"
-BREATH = 2.0  # seconds that each of several processes measures before they tell each other
+BREATH = 2.0  # seconds that each rank measures before results are gathered
 
 
 def scan(
@@ -136,7 +136,7 @@ def _proven(
 
 
 def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:
-    """Which point each is, as the lines of a run folder say it: its number, and t, or x and y."""
+    """Which point each is, as in the lines of a run folder: its number, and t, or x and y."""
     if "y" in where:
         at = [{"x": float(x), "y": float(y)} for y in where["y"] for x in where["x"]]
     else:
@@ -145,7 +145,7 @@ def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:
 
 
 def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
-    """What a run measured before it was stopped; every line must be the point that is expected there."""
+    """What a run measured before it was stopped; every line must be the expected point."""
     path, lines = run.folder / POINTS, run.lines(POINTS)
     for place, line in enumerate(lines, start=1):
         found = {key: value for key, value in line.items() if key != "measured"}
@@ -203,7 +203,7 @@ def _look_for_nan(
 
 
 def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes) -> Iterator[list[Any]]:
-    """Points in their order, a few at a time: one, or with several processes as many as keep each busy for a while."""
+    """Points in order, a few at a time: one, or with several ranks as many as keep each busy for a while."""
     each = 1
     while makers:
         here, makers, begun = makers[: each * processes.size], makers[each * processes.size :], time.monotonic()
@@ -214,7 +214,7 @@ def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: 
 
 
 class Measurer:
-    """Everything measured at one point; called with point after point, of which it keeps the last, with its early losses."""
+    """Measures everything at one point after another; keeps the last one, with its losses on the first batches."""
 
     last: tuple[Weights, Early] | None = None
 
@@ -251,13 +251,12 @@ class Measurer:
 
 
 def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
-    """Measure the first batches of a point by itself, with a copy of the network that was nowhere else: another result is no
-    result."""
+    """Measure the first batches of the last point again with a new copy of the network; a different result is an error."""
     with during("measuring the last point again"), aside(at.probe.device):
         at(weights, first=True)
     for name, measure in at.measures.items():
         (alone, size), (after, as_many) = measure.early, early[name]
-        if size != as_many:  # no longer does as much fit on the card at once
+        if size != as_many:  # less fits into GPU memory than before
             continue
         if not agree(at.probe, alone.reshape(1), after.reshape(1)):
             raise ThalwegError(

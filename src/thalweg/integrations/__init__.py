@@ -1,1 +1,1 @@
-"""Walks inside other people's trainers; each module imports its library, so import it only where that is installed."""
+"""Walks inside other trainers; each module imports its library, so import it only if that is installed."""

@@ -40,7 +40,7 @@ def own_loss(model: nn.Module) -> Task:
         if not _per_token(labels):
             return Answer(answer.loss, logits.reshape(labels.shape) if labels.is_floating_point() else logits), labels
         labels = labels[:, ahead:]
-        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]  # prompts lie before the tokens
+        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]  # prompts come before the tokens
         counted = labels != IGNORED
         return Answer(answer.loss, logits, counted), labels[counted]
 
@@ -104,7 +104,7 @@ class WalkCallback(TrainerCallback):
         return Path(args.output_dir or ".") / "thalweg" / f"collected-{i}.safetensors"
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        groups = kwargs["optimizer"].param_groups  # whose own scheduler noted the rates that they were given
+        groups = kwargs["optimizer"].param_groups  # whose own scheduler stored the initial rates
         given = [group.get("initial_lr", group["lr"]) for group in groups]
         for group, rate in zip(groups, rates(self.plan.rate(state.global_step + 1), given), strict=True):
             group["lr"] = rate

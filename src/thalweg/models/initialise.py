@@ -1,4 +1,4 @@
-"""How the paper's networks start."""
+"""The initialisation of the paper's networks."""
 
 from math import sqrt
 

@@ -1,4 +1,4 @@
-"""Residual networks for 32 x 32 images, all with batch norm before each convolution: deep, deeper, and ten times as wide."""
+"""Residual networks for 32 x 32 images, all with batch norm before each convolution."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -168,13 +168,13 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
 
 
 def _units(unit: Callable[[int, int, int, bool], nn.Module], units: int, expansion: int) -> Iterator[nn.Module]:
-    """Units of three widths, as many of each, told which are the first of theirs."""
+    """Units of three widths, equally many of each; the first of each width is marked."""
     firsts = iter([True, *[False] * (units - 1)] * 3)
     return _stages(lambda before, width, stride: unit(before, width, stride, next(firsts)), units, expansion)
 
 
 def _stages(block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int = 1, times: int = 1) -> Iterator[nn.Module]:
-    """Blocks of three widths, as many of each; the first of the second and of the third width halves the image."""
+    """Blocks of three widths, equally many of each; the first of the second and third width halves the image."""
     before = 16
     for width, first in ((16, 1), (32, 2), (64, 2)):
         for stride in (first, *[1] * (blocks - 1)):

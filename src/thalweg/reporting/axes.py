@@ -1,4 +1,4 @@
-"""What all figures share: lines that can be told apart without colours, and axes of their own where none are given."""
+"""Shared by all figures: line styles that can be distinguished without colours, and new axes where none are given."""
 
 from collections.abc import Iterable, Mapping
 from itertools import cycle
@@ -14,7 +14,9 @@ KNOWN = {"Segment": 0, "Bezier": 1, "PolyChain": 2, "Ind": 0, "Independent": 0, 
 
 
 def places(names: Iterable[str]) -> list[int]:
-    """For each name its place among styles: known ones have their own, unless one before has it; others take what is left."""
+    """The index of each name's style: known names have their own, unless an earlier one has it; others take what is
+    left.
+    """
     names = list(names)
     own = {KNOWN[name]: name for name in reversed(names) if name in KNOWN}
     left = cycle([k for k in range(len(STYLES)) if k not in own] or range(len(STYLES)))
@@ -30,7 +32,7 @@ def one(ax: "Axes | None") -> "Axes":
 
 
 def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any) -> Any:
-    """The axes given, or new ones in a figure of a fitting size, in reading order; height: in inches, if in one row."""
+    """The axes given, or new ones in a figure of suitable size, in reading order; `height` is in inches, for one row."""
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt
@@ -40,7 +42,9 @@ def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", hei
 
 
 def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True, above: int = 0) -> "Axes":
-    """above: in how many columns the legend stands above the axes, where none of the space within is free."""
+    """Labels, limits and legend; `above` is the number of columns of a legend above the axes, where there is no free
+    space.
+    """
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     if limits is not None:
@@ -54,5 +58,5 @@ def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None
 
 
 def factor(name: str, units: Mapping[str, str] = SHARES) -> int:
-    """Shares are drawn in percent."""
+    """Fractions are drawn in percent."""
     return 100 if units.get(name) == "%" else 1

@@ -23,12 +23,12 @@ MISSING = {
     "comparisons": "No comparison here: make one with `thalweg compare --task ... --out compare`.",
     "runs": "No run.json here, so settings and origin are not known.",
 }
-STEPS = 4000  # of a walk about as many are shown, however long it is
-RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a command leaves once it has finished
+STEPS = 4000  # about this many points of a walk are shown, however long it is
+RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a finished command leaves
 
 
 def content(found: Sequence[ResultFile]) -> dict[str, Any]:
-    """Everything a page shows, as plain data; where there is none of a kind, `missing` has the line that says so."""
+    """Everything a page shows, as plain data; `missing` has a line for each kind of result that there is none of."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
     for item in parts["run"]:
         with reading(item.path):
@@ -96,7 +96,7 @@ def _scan(item: ResultFile) -> dict[str, Any]:
 
 
 def _scales(scan: Scan) -> dict[str, dict[str, tuple[float, float]]]:
-    """Of a plane, the lowest and the highest value of each map's colours; none where no value is finite."""
+    """For each map of a plane, the lowest and highest value of its colours; None where no value is finite."""
     if scan.kind != "plane":
         return {}
     maps = {
@@ -114,7 +114,7 @@ def _telling(entry: dict[str, Any], weight_decay: float) -> dict[str, Any]:
 
 
 def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Curves are called by their kind where that says which one is meant, planes and lists by where they lie."""
+    """Curves are named by their kind where that is unique, planes and lists by their folder."""
     kinds = Counter((scan["group"], scan["name"]) for scan in scans)
     files = Counter((scan["group"], scan["name"]) for scan in scans if _called_by_kind(scan))
     for scan in scans:
@@ -162,7 +162,7 @@ def _trace(item: ResultFile) -> dict[str, Any]:
         {"data": "", "quantity": name, "at": shown, "values": [float(values[k - 1]) for k in shown], "every": pace, "unit": ""}
         for name, values in named
     ]
-    series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # which tells most, first
+    series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # the most informative first
     return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
 
 
@@ -176,12 +176,12 @@ def _paper(item: ResultFile) -> dict[str, Any]:
 
 
 def _once(items: Sequence[ResultFile]) -> list[ResultFile]:
-    """A walk keeps its trace where it ran and where it ended."""
+    """A walk stores its trace both where it ran and where it finished."""
     return [item for i, item in enumerate(items) if item.content not in [before.content for before in items[:i]]]
 
 
 def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
-    """Runs that are not a part of another, such as of a walk or a comparison."""
+    """Runs that are not part of another, such as a walk or a comparison."""
     above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan")}
     return [run for run in runs if not above & {*run.path.parent.parents}]
 
@@ -199,7 +199,7 @@ def _time(stamp: str) -> str:
 
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Settings inside settings in one line each."""
+    """Nested settings, one line each."""
     facts: dict[str, str] = {}
     for key, value in entry.items():
         facts |= _flat(value, f"{before}{key} ") if isinstance(value, dict) else {f"{before}{key}": _brief(value)}
@@ -223,9 +223,9 @@ def _data_of(runs: Iterable[ResultFile]) -> dict[str, str]:
 
 
 def _unfinished(item: ResultFile) -> str:
-    """A line on a command whose result is not there."""
+    """A line about a command without a result."""
     result = RESULTS.get(item.content["command"])
-    by_command = "task" in item.content["settings"]  # in Python results are saved by the caller, anywhere
+    by_command = "task" in item.content["settings"]  # in Python, the caller saves results anywhere
     if result is None or not by_command or (item.path.parent / result).is_file():
         return ""
     return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."

@@ -13,8 +13,8 @@ from .axes import STYLES, factor, finish, one, places, several, styled
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))  # for single networks and ensembles, told apart in grey
-SCALED = {"none": "before rescaling", "per point": "after rescaling"}  # a curve ensemble's scalings, and how figures call them
+MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))  # for single networks and ensembles, distinguishable in grey
+SCALED = {"none": "before rescaling", "per point": "after rescaling"}  # a curve ensemble's scalings, and their names in figures
 
 
 def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
@@ -69,7 +69,7 @@ def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[f
         ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name)
         ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
     ax.set_aspect("equal")
-    return finish(ax, "confidence (%); marks as large as their share of the data", "accuracy (%)", limits=(0, 100))
+    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
 
 
 def growth(

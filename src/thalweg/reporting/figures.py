@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
-FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what does not lie in the plane: the loss drawn below it is not its own
+FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what is outside the plane: the loss drawn below it is not its own
 
 
 def profile(
@@ -106,7 +106,7 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     scale = Scale.of([(scan, _pick(scan, data, quantity))])
     filled = _contours(scan, data, quantity, ax, scale)
     ax.set_ylabel(DISTANCE)
-    bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat that is
+    bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat it is
     ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(_label(scan, data, quantity))
     return ax
 

@@ -15,10 +15,15 @@ USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does n
 
 @dataclass(frozen=True)
 class ResultFile:
-    """One file of ours: where it lies, what kind it is, and what it holds.
+    """One file of ours: where it is, what kind it is, and its content.
 
-    group: the folder around the one it lies in, from where the search began; what lies in one belongs together.
-    label: a short name inside the group.
+    Args:
+        path: The file.
+        kind: Its kind.
+        content: What it holds.
+        group: The folder above the one it is in, relative to where the search began; results in one group belong
+            together.
+        label: A short name inside the group.
     """
 
     path: Path
@@ -36,7 +41,7 @@ class ResultFile:
 
 
 def find(folders: Sequence[str | Path]) -> list[ResultFile]:
-    """Every JSON file of ours in the folders and in those inside them; a damaged one is an error that names it."""
+    """Every JSON file of ours in the folders and their subfolders; a damaged one is an error that names it."""
     for folder in folders:
         if not Path(folder).is_dir():
             raise ThalwegError(f"a page is made from folders that thalweg commands have written; {folder} is not a folder")
@@ -61,7 +66,7 @@ def _json_files(root: Path) -> Iterator[Path]:
 
 
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
-    """Group and label; what was named on its own is called by where it lies among the others."""
+    """Group and label; a folder passed by itself is named by its place among the others."""
     around = base / _run_of(path, base).relative_to(base).parent
     alone = path.stem == path.parent.name and not any((path.parent / f"{name}.json").is_file() for name in MEASURED)
     named = path.parent if alone or path.stem in USUAL else path.with_suffix("")
@@ -70,7 +75,9 @@ def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
 
 
 def _run_of(path: Path, base: Path) -> Path:
-    """The folder of the run that a file belongs to: parts of a run, such as the line beside a curve, lie inside its folder."""
+    """The folder of the run that a file belongs to: parts of a run, such as the straight line of a curve, are inside
+    its folder.
+    """
     inside = [folder for folder in path.parents if folder.is_relative_to(base) and (folder / "run.json").is_file()]
     return [path.parent, *inside][-1]
 

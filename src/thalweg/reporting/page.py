@@ -1,4 +1,4 @@
-"""The page: everything in some run folders as one HTML file that needs nothing else."""
+"""The page: the results in run folders as one self-contained HTML file."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""What an entry of the paper gives: our numbers beside the paper's, and whether its claims hold on them."""
+"""The result of an entry of the paper: our numbers next to the paper's, and whether its claims hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,18 @@ from .. import text
 from ..results import Saved
 
 FILE = "result.json"
-PAPER, CODE = " (paper)", " [code]"  # behind the name of a column of ours: the paper's numbers, and its reference code's
+PAPER, CODE = " (paper)", " [code]"  # suffixes of a column's name: the paper's numbers, and those of its reference code
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, whether it holds on our numbers, and the numbers.
+    """A sentence of the paper, whether it holds for our numbers, and the numbers.
 
-    earlier: the verdict by a bound that was in force when the numbers were measured, where it has changed since.
+    Attributes:
+        says: The sentence.
+        holds: Whether it holds.
+        measured: The numbers.
+        earlier: The verdict under an earlier bound, where the bound has changed since the numbers were measured.
     """
 
     says: str
@@ -32,9 +36,10 @@ class Claim:
 class Result(Saved):
     """Everything one entry found.
 
-    rows: one per line of its table; a column `x` of ours has the paper's beside it as `x (paper)`, and that of its reference
-        code as `x [code]`, where they give one.
-    about: recipe, scale, seeds, seconds, versions, machine, date.
+    Attributes:
+        rows: One per line of its table; next to our column `x`, the paper's is `x (paper)` and that of its reference
+            code `x [code]`, where they have one.
+        about: Recipe, scale, seeds, seconds, versions, machine, date.
     """
 
     saved_as = "paper"
@@ -46,7 +51,9 @@ class Result(Saved):
     about: dict[str, Any] = field(default_factory=dict)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows: behind our numbers the paper's in round brackets, and those of its reference code in square ones."""
+        """Header and rows: next to our numbers the paper's in round brackets, and those of its reference code in square
+        ones.
+        """
         keys = list(dict.fromkeys(key for row in self.rows for key in row if not key.endswith((PAPER, CODE))))
         return keys, [[_with_others(row, key) for key in keys] for row in self.rows]
 

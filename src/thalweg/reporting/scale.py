@@ -1,4 +1,4 @@
-"""The scale of colours over a plane, in figures and on the page."""
+"""The colour scale of a plane, in figures and on the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,19 @@ DEPTH = 5.0  # how many factors of e lie between the first level above the lowes
 
 @dataclass(frozen=True)
 class Scale:
-    """Logarithmic above the lowest value, and no higher than needed, so that the valley and the barrier both show."""
+    """Logarithmic above the lowest value, and no higher than needed, so that both the valley and the barrier are
+    visible.
+    """
 
     low: float
     high: float
 
     @classmethod
     def of(cls, planes: Sequence[tuple[Scan, np.ndarray]]) -> "Scale":
-        """Up to what lies between the first two networks and around, but not to losses of millions farther away.
+        """Up to the values between the first two networks and around them, but not to losses of millions farther away.
 
-        planes: scans, each with those of its values that are drawn.
+        Args:
+            planes: Scans, each with the values to draw.
         """
         finite = np.concatenate([values[np.isfinite(values)] for _, values in planes])
         if finite.size == 0:
@@ -35,7 +38,9 @@ class Scale:
         return cls(float(low), float(low + max(min(high - low, max(WALL * (near - low), barrier - low)), flat)))
 
     def share(self, values: np.ndarray) -> np.ndarray:
-        """Where values lie between the lowest level, 0, and the highest, 1; a little outside for what is beyond them."""
+        """The position of values between the lowest level, 0, and the highest, 1; a little outside for values beyond
+        them.
+        """
         above = (np.where(np.isneginf(values), np.nan, values) - self.low) / (self.high - self.low)
         return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
 
@@ -44,7 +49,7 @@ class Scale:
 
 
 def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
-    """The highest of the row of the grid on which the straight line between the first two networks lies."""
+    """The highest value in the grid row of the straight line between the first two networks."""
     if len(scan.corners) < 2:
         return low
     assert scan.x is not None

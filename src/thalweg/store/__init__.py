@@ -1,1 +1,1 @@
-"""Files that are written whole or not at all, and read without running code."""
+"""Files that are written atomically and read without running code."""

@@ -1,4 +1,4 @@
-"""Checkpoints of other people's making: read without running code, and searched for the weights of a network."""
+"""Checkpoints written by other code: read without running code, and searched for the weights of a network."""
 
 import shlex
 import sys
@@ -14,11 +14,11 @@ from torch import Tensor
 from ..errors import ThalwegError
 from . import files
 
-DEPTH, PARTS = 8, 16  # how many dicts inside each other are searched, and how many parts a prefix may have
-COUNTER = "n_averaged"  # what torch's AveragedModel keeps beside the network
+DEPTH, PARTS = 8, 16  # how deeply nested dicts are searched, and how many parts a prefix may have
+COUNTER = "n_averaged"  # the counter of torch's AveragedModel
 CURVE = "coeff_layer."  # the part of a curve of the paper's public code that no network has
 KEYS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
-CONVERT = (  # 'xb': a file that is there is not written over
+CONVERT = (  # 'xb': an existing file is not overwritten
     "import sys, torch; from safetensors.torch import save; "
     "found = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
     "held = found if isinstance(found, dict) else {{}}; "
@@ -31,7 +31,7 @@ CONVERT = (  # 'xb': a file that is there is not written over
 
 
 class Candidate(NamedTuple):
-    """Where in a checkpoint the weights of a network may lie: under `key`, each name behind `prefix`."""
+    """Where the weights of a network may be in a checkpoint: under `key`, each name behind `prefix`."""
 
     key: str
     prefix: str
@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether the prefix is that of a wrapper, and not of a part of some larger network."""
+        """Whether the prefix is that of a wrapper, not of a part of a larger network."""
         return all(name.startswith(self.prefix) or name == COUNTER for name in self.tensors)
 
     def named(self, wanted: Mapping[str, Any]) -> int:
@@ -61,10 +61,13 @@ class Candidate(NamedTuple):
 def find_state(
     path: Path, wanted: Mapping[str, torch.Size], ties: Mapping[str, str], key: str | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a network inside a checkpoint, by the names it has for them.
+    """The tensors of a network inside a checkpoint, by the network's own names.
 
-    wanted: the names and shapes of the network. ties: further names of tied weights, of which any one will do.
-    key: where to look in the checkpoint, if there is a choice.
+    Args:
+        path: The checkpoint.
+        wanted: The names and shapes of the network's tensors.
+        ties: Further names of tied weights, of which any one will do.
+        key: Where to look in the checkpoint, if there is a choice.
     """
     held = list(read_tensors(path, key))
     places = [place for entry in held for place in _places(*entry, wanted)]
@@ -94,7 +97,7 @@ def find_curve(path: Path) -> dict[str, Tensor] | None:
 
 
 def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every dict of tensors in a checkpoint, with the keys it lies under, joined by dots."""
+    """Every dict of tensors in a checkpoint, with its keys joined by dots."""
     safe = files.is_safetensors(path)
     waiting = [("", files.read_safetensors(path)[0] if safe else _unpickled(path, key), 0)]
     found = 0
@@ -131,7 +134,7 @@ def _listed(labels: Any) -> str:
 def _unpickled(path: Path, key: str | None) -> Any:
     try:
         with files.reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of unusual age, which are refused or fine
+            warnings.simplefilter("ignore")  # about very old pickles, which are refused or fine
             _check_archive(path)
             return torch.load(path, map_location="cpu", weights_only=True)
     except ThalwegError as error:
@@ -148,7 +151,7 @@ def _unpickled(path: Path, key: str | None) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """What torch.save never writes: one name twice, or far more content than there are bytes."""
+    """Refuse what torch.save never writes: one name twice, or far more content than bytes."""
     with open(path, "rb") as file:
         if file.read(2) != b"PK":
             return
@@ -161,6 +164,6 @@ def _check_archive(path: Path) -> None:
 
 
 def conversion(path: Path, key: str | None) -> str:
-    """A command that turns a pickle into safetensors, for those who trust it."""
+    """A command that converts a pickle to safetensors, for users who trust it."""
     code = CONVERT.format(keys=(key, *KEYS) if key else KEYS)
     return shlex.join([sys.executable, "-c", code, str(path), f"{path}.safetensors"])

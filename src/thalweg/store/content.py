@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 64 << 20  # bytes of one tensor or array beyond which blocks of it stand for the whole
+LARGE = 64 << 20  # beyond this many bytes, only blocks of a tensor or array are hashed
 BLOCKS, BLOCK = 64, 1 << 20
-OVERHEAD = 64  # bytes that an item counts beside its content, since hashing many small ones takes time as well
+OVERHEAD = 64  # bytes that an item counts in addition to its content, since hashing many small ones takes time too
 
 
 def digest_of(item: Any) -> str:
@@ -29,11 +29,11 @@ def digest_of(item: Any) -> str:
 
 
 class Content:
-    """Takes in one item after another; `size` is about how many bytes there were."""
+    """Adds one item after another; `size` is about how many bytes there were."""
 
     def __init__(self) -> None:
         self.sha, self.size = hashlib.sha256(), 0
-        self.around: list[int] = []  # ids of the containers being taken in, since some contain themselves
+        self.around: list[int] = []  # ids of the containers being added, since some contain themselves
 
     def digest(self) -> str:
         return self.sha.hexdigest()
@@ -102,7 +102,7 @@ class Content:
             self._values(lambda piece: np.ascontiguousarray(piece).view(np.uint8).data, array.reshape(-1), array.itemsize)
 
     def _values(self, content: Any, flat: Any, width: int) -> None:
-        """All of it, or of a large one the first, the last and evenly spaced blocks."""
+        """All of it, or for a large one the first, the last and evenly spaced blocks."""
         count = len(flat)
         if count * width <= LARGE:
             return self._raw("values", content(flat))
@@ -113,7 +113,7 @@ class Content:
 
 
 def _parts(item: Any) -> Iterable[Any]:
-    """What an object consists of, as pickling would take it apart; of what cannot be pickled, its attributes."""
+    """The parts of an object, as pickling would see them; for what cannot be pickled, its attributes."""
     if isinstance(item, torch.Generator):
         return [item.get_state()]
     if isinstance(item, type | ModuleType | BuiltinFunctionType | torch.dtype | torch.device | torch.layout):
@@ -124,7 +124,7 @@ def _parts(item: Any) -> Iterable[Any]:
         return [_name(item), _constants(item), item.__defaults__, item.__kwdefaults__, *_captured(item)]
     try:
         reduced = item.__reduce_ex__(4)
-    except Exception:  # of many kinds, whatever an object raises that cannot be pickled
+    except Exception:  # any exception, from objects that cannot be pickled
         return [getattr(item, "__dict__", None)]
     if isinstance(reduced, str):
         return [reduced]
@@ -133,7 +133,7 @@ def _parts(item: Any) -> Iterable[Any]:
 
 
 def _captured(function: FunctionType) -> list[Any]:
-    """What a closure holds; a cell that is still empty holds nothing."""
+    """The contents of a closure; a cell that is still empty holds nothing."""
     found = []
     for cell in function.__closure__ or ():
         try:

@@ -1,4 +1,4 @@
-"""What a run folder remembers of the question it answers: facts that JSON can hold, and how two of them differ, in words."""
+"""What a run folder stores of the question it answers: facts as JSON, and how two of them differ, in words."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isclose, isfinite
@@ -6,17 +6,17 @@ from typing import Any
 
 from .content import digest_of
 
-KIND = "fact"  # the key that tells a fact from a plain setting
+KIND = "fact"  # the key that marks a fact, as opposed to a plain setting
 Fact = dict[str, Any]
 
 
 def content(digest: str | None) -> Fact:
-    """Something known by a hash of its content; None if there is none."""
+    """Identified by a hash of its content; None if there is none."""
     return {KIND: "content", "sha256": digest}
 
 
 def sequence(digests: Sequence[str], owner: str, part: str, names: Sequence[str], fixed: int = 0) -> Fact:
-    """Several things in their order, such as the points of a curve, of which `fixed` are not counted as parts."""
+    """Several items in order, such as the points of a curve, of which `fixed` are not counted as parts."""
     return {KIND: "sequence", "sha256": list(digests), "owner": owner, "part": part, "names": list(names), "fixed": fixed}
 
 
@@ -26,9 +26,12 @@ def table(rows: Mapping[str, Any]) -> Fact:
 
 
 def numbers(values: Mapping[str, Sequence[float]], within: float, on: str = "") -> Fact:
-    """Measured quantities: name -> its value, a random projection that tells apart what has the same value, and a scale.
+    """Measured quantities: name -> its value, a random projection that distinguishes equal values, and a scale.
 
-    within: how far they may differ, as a share of the scale. on: the kind of device, if results of two cannot be compared.
+    Args:
+        values: The quantities.
+        within: How far they may differ, relative to the scale.
+        on: The kind of device, if results of two kinds cannot be compared.
     """
     return {KIND: "numbers", "values": {name: list(value) for name, value in values.items()}, "within": within, "on": on}
 
@@ -93,7 +96,7 @@ def _tables(name: str, old: Fact, new: Fact) -> Iterator[str]:
 
 def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
     before, now, within = old["values"], new["values"], max(old["within"], new["within"])
-    if old["on"] != new["on"]:  # dropout draws other masks on another kind of device
+    if old["on"] != new["on"]:  # dropout masks differ between kinds of devices
         return
     for key in [*now, *(key for key in before if key not in now)]:
         if key not in before or key not in now:
@@ -106,14 +109,14 @@ def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
 
 
 def near(old: Sequence[float], new: Sequence[float], within: float) -> bool:
-    """Whether two values and projections are the same but for rounding."""
+    """Whether two values and projections are equal up to rounding."""
     scale = max(abs(old[-1]), abs(new[-1]))
     allowed = within * scale if isfinite(scale) else 0.0
     return all(abs(a - b) <= allowed if isfinite(a - b) else str(a) == str(b) for a, b in zip(old[:-1], new[:-1], strict=True))
 
 
 def _rates(name: str, old: Fact, new: Fact) -> Iterator[str]:
-    """The first that differs; a run of another length has rates at other iterations, and is told by that."""
+    """The first that differs; a run of another length has rates at other iterations, and differs by that."""
     before, now = old["values"], new["values"]
     odd = [i for i in now if i in before and not isclose(before[i], now[i], rel_tol=1e-9)]
     if odd:

@@ -1,4 +1,4 @@
-"""Tensors and results on disk: written whole or not at all, versioned, hashed, and read without running code."""
+"""Tensors and results on disk: written atomically, versioned, hashed, and read without running code."""
 
 import hashlib
 import json
@@ -22,13 +22,13 @@ FORMAT = 1
 PART = ".thalweg-part"  # of a folder in which a file is being written
 # a run folder that holds its result is finished
 WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
-MARKS = ("thalweg", "sha256", "about")  # what only files of ours say of themselves
+MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
 def write(path: Path, writer: Callable[[Path], object]) -> None:
-    """Let `writer` fill a temporary file beside `path`, then move it there: a reader sees the old file or the new.
+    """Let `writer` fill a temporary file next to `path`, then move it there: a reader sees the old file or the new one.
 
-    It lies in a folder of its own, so that what other libraries leave there when they are killed can be told from other files.
+    It is in a separate folder, so that what other libraries leave there when they are killed can be recognised.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,9 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one sentence which file could not be written, and why: a full disk, a read-only folder, a name too long."""
+    """Report in one sentence which file could not be written, and why: a full disk, a read-only folder, a name too
+    long.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -57,7 +59,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say in one sentence which file it was, whatever goes wrong while its contents are taken apart."""
+    """Report in one sentence which file it was, whatever goes wrong while its contents are parsed."""
     try:
         yield
     except ThalwegError as error:
@@ -72,18 +74,18 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def save_tensors(path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any]) -> None:
-    """One safetensors file; `about` is JSON that says what the tensors are."""
+    """One safetensors file; `about` is JSON that describes the tensors."""
     try:
         text = json.dumps(about)
     except TypeError as error:
-        raise ThalwegError(f"what is saved beside tensors must be JSON, and this {kind} is not: {error}") from None
+        raise ThalwegError(f"what is saved with tensors must be JSON, and this {kind} is not: {error}") from None
     flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"thalweg": kind, "format": str(FORMAT), "about": text, "sha256": digest(kind, flat, text)}
     write(path, lambda temporary: _save_in_order(flat, temporary, metadata))
 
 
 def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str, str]) -> None:
-    """Equal content gives equal bytes, though safetensors writes metadata in an order that changes every time."""
+    """Equal content gives equal bytes, though safetensors writes metadata in arbitrary order."""
     from safetensors.torch import save_file
 
     try:
@@ -101,7 +103,7 @@ def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str,
 
 
 def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """What `save_tensors` wrote, after checking that it is that, of a known format, and undamaged."""
+    """Read what `save_tensors` wrote, after checking its kind, format and hash."""
     tensors, metadata = read_safetensors(path)
     found = _own_kind(path, metadata)
     if found != kind:
@@ -115,15 +117,17 @@ def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, A
 
 
 def beside(path: Path, name: object, kind: str) -> Path:
-    """The file that the one at `path` names: one that we would write beside it, and no link, since anybody may have named it."""
+    """The file that the one at `path` names: one that we would write next to it, and no link, since anybody may have
+    named it.
+    """
     if not isinstance(name, str) or not re.fullmatch(rf"{kind}-[0-9a-f]{{16}}\.safetensors", name):
-        rule = f"{path} may name only files beside it, such as {kind}-0123456789abcdef.safetensors"
+        rule = f"{path} may name only files next to it, such as {kind}-0123456789abcdef.safetensors"
         raise ThalwegError(f"{rule}, but it names {repr(name)[:80]}: thalweg did not write it so, do not use it")
     return no_link(path.with_name(name))
 
 
 def no_link(path: Path) -> Path:
-    """A part of a folder of ours, which anybody may have made: what a link in it leads to is neither read nor written."""
+    """A part of a folder of ours, which anybody may have made: links in it are neither read nor written through."""
     if path.is_symlink():
         raise ThalwegError(
             f"{path} is a link, and links inside a folder of a run or an ensemble are not followed: put there what it leads to"
@@ -132,14 +136,14 @@ def no_link(path: Path) -> Path:
 
 
 def remove(path: Path, kind: str) -> None:
-    """Delete a file of ours; a link, or whatever else may have that name, is left alone."""
+    """Delete a file of ours; a link, or anything else of that name, is left alone."""
     with suppress(ThalwegError):
         if path.is_file() and not path.is_symlink() and kind_of(path) == kind:
             path.unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a process that was killed left half-written; only folders of that name, and never through a link."""
+    """Delete what a killed process left half-written; only folders of that name, and never through a link."""
     for left in folder.glob(f".*{PART}"):
         if left.is_dir() and not left.is_symlink():
             _discard(left)
@@ -153,17 +157,17 @@ def _discard(folder: Path) -> None:
 
 
 def below(tensors: "Mapping[str, Tensor]", prefix: str) -> "dict[str, Tensor]":
-    """Those whose names begin with `prefix`, without it."""
+    """The entries whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def kind_of(path: Path) -> str | None:
-    """Which kind of file of ours this is, or None for somebody else's."""
+    """Which kind of file of ours this is, or None if it is not ours."""
     return _own_kind(path, _open(path, lambda file: file.metadata() or {}))
 
 
 def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
-    """What the kind of file is said to be; a file that has any of our marks is ours, and without a kind it is damaged."""
+    """The declared kind of a file; a file with any of our marks is ours, and damaged if it has no kind."""
     kind = said.get("thalweg")
     if not isinstance(kind, str) and any(mark in said for mark in MARKS):
         raise _damaged(path)
@@ -177,7 +181,7 @@ def _damaged(path: Path) -> ThalwegError:
 
 
 def is_safetensors(path: Path) -> bool:
-    """By content, since a name can be anything; a damaged file counts by its name."""
+    """By content, since a name can be anything; a damaged file is judged by its name."""
     with open(existing(path), "rb") as file:
         start = file.read(9)
     return path.suffix == ".safetensors" or start[8:] == b"{"
@@ -202,7 +206,7 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
 
 
 def json_kind(path: Path, record: Any = None) -> str | None:
-    """Which kind of JSON file of ours this is, or None for somebody else's."""
+    """Which kind of JSON file of ours this is, or None if it is not ours."""
     record = _parse(path) if record is None else record
     ours = isinstance(record, dict) and ("thalweg" in record or ("sha256" in record and {"content", "format"} & record.keys()))
     return _own_kind(path, record) if ours else None
@@ -214,7 +218,7 @@ def check_format(path: Path, found: Any) -> None:
 
 
 def inside(path: str | Path, *names: str) -> Path:
-    """The file itself, or in a run folder the first of these that is there."""
+    """The file itself, or the first of these names that exists in a run folder."""
     path = Path(path)
     if not path.is_dir():
         return path
@@ -225,7 +229,7 @@ def inside(path: str | Path, *names: str) -> Path:
 
 
 def _instead(record: Path) -> str:
-    """What to do about a folder without the result that is looked for."""
+    """What to do about a folder without the result that was looked for."""
     if not record.is_file():
         return "give a file, or the folder of a run that has finished"
     about = load_json(record, "run")
@@ -252,13 +256,13 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
         if error.__cause__ is None or isinstance(error.__cause__, OSError):
             raise
         pickled = not is_safetensors(path)
-        advice = "give module= to read somebody else's checkpoint" if pickled else "it may be truncated; restore it"
+        advice = "give module= to read a checkpoint of other code" if pickled else "it may be truncated; restore it"
         why = first_line(error.__cause__)[:200]
         raise ThalwegError(f"{path} is not a whole safetensors file ({why}): {advice}") from error
 
 
 def parse(text: str) -> Any:
-    """What a JSON text says; one that goes too deep or has a number too long is a ValueError like any other mistake."""
+    """Parse JSON; text that is nested too deeply or has too long a number raises a ValueError like any other error."""
     try:
         return json.loads(text)
     except RecursionError:

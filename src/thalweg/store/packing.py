@@ -1,4 +1,4 @@
-"""Values of many kinds as tensors and JSON, and back: numbers, texts, tensors, arrays, lists, dicts, states of generators."""
+"""Values as tensors and JSON, and back: numbers, strings, tensors, arrays, lists, dicts, states of generators."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def packed(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[str, Any]:
-    """What `packed` was given."""
+    """The inverse of `packed`."""
     return {name: _unpack(value, tensors) for name, value in about.items()}
 
 

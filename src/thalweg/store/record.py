@@ -1,4 +1,4 @@
-"""What a run folder says of its run, in `run.json`."""
+"""`run.json`, the description of the run in a run folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

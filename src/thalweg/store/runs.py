@@ -1,4 +1,4 @@
-"""Run folders: one folder per run, locked while in use, resumable, and never written over."""
+"""Run folders: one folder per run, locked while in use, resumable, and never overwritten."""
 
 import fcntl
 import json
@@ -26,19 +26,20 @@ from . import files
 from .facts import differences, is_fact
 from .record import check_record
 
-ONE_WISH = 1.0  # seconds within which a second SIGTERM is the first again: timeout(1) sends it to the process and to its group
+ONE_WISH = 1.0  # seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 MEMBERS = "members"
-NAMES = ("task", "ends", "start", "what", "key")  # where a command finds things; what is found there is compared
+NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
 
 
 class Run:
-    """A folder that remembers what is run in it and how far that has come.
+    """A folder that stores the state of a run and what it computes.
 
-    folder: a new one, or one of the same run, which then goes on where it stopped.
-    every: how often to save: a whole number of epochs, or minutes written as "5m".
-    resume: whether a folder that holds more than a note may be gone on with.
-    note: what else to remember, and to compare when the run goes on.
+    Args:
+        folder: A new folder, or that of the same run, which is then resumed.
+        every: How often to save: a number of epochs, or minutes written as "5m".
+        resume: Whether an existing run may be resumed.
+        note: Further facts to store, and to compare when the run is resumed.
     """
 
     def __init__(
@@ -70,19 +71,19 @@ class Run:
         self.saved = time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last state saved, if there is one."""
+        """The last saved state, if there is one."""
         path = self.folder / STATE
         return files.load_tensors(path, "state") if path.is_file() else None
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
-        """One more line, with a hash of its own; a line cut short by a kill does not count when it is read."""
+        """Append one line with its own hash; a line cut short by a kill is ignored when it is read."""
         with files.writing(self.folder / name), open(files.no_link(self.folder / name), "a") as file:
             file.write(_hashed(entry))
             file.flush()
             os.fsync(file.fileno())
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a file; the last may have been cut short, any other that is damaged is an error."""
+        """The complete lines of a file; the last may have been cut short, any other that is damaged is an error."""
         path = self.folder / name
         content = path.read_text(errors="replace") if path.is_file() else ""
         raw = content.splitlines()
@@ -92,7 +93,7 @@ class Run:
         if None in found:
             raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
         entries = [entry for entry in found if entry is not None]
-        cut = len(raw) != len(found) or not content.endswith("\n")  # the next line must not be joined to half of one
+        cut = len(raw) != len(found) or not content.endswith("\n")  # the next line must not be appended to half of one
         self.rewrite(name, entries, changed=bool(content) and cut)
         return entries
 
@@ -101,7 +102,7 @@ class Run:
             files.write(self.folder / name, lambda temporary: temporary.write_text("".join(map(_hashed, entries))))
 
     def finish(self, write: Callable[[Path], object]) -> None:
-        """Write the result; what was kept for going on is no longer needed."""
+        """Write the result; the state for resuming is no longer needed."""
         write(self.folder)
         self._end()
 
@@ -112,7 +113,9 @@ class Run:
         files.remove(self.folder / STATE, "state")
 
     def _tidy(self, command: str) -> None:
-        """End what a kill kept from ending after the result was there, unless somebody else is at it or the disk is read-only."""
+        """Finish what a kill interrupted after the result was written, unless another process does or the disk is
+        read-only.
+        """
         ended = "finished" in files.load_json(self.folder / RECORD, "run")
         if ended and not (self.folder / STATE).is_file() and not any(self.folder.glob(f"*{files.PART}")):
             return
@@ -122,12 +125,15 @@ class Run:
 
     @contextmanager
     def opened(self, command: str, settings: Mapping[str, Any], result: str = "") -> Iterator["Run"]:
-        """Hold the folder for the length of a run; what it was started with must not have changed.
+        """Lock the folder during a run; what would be computed must not have changed.
 
-        result: the file that a finished run holds, which may then be read by many at once.
+        Args:
+            command: The name of the call.
+            settings: What would be computed.
+            result: The file that a finished run holds; it may then be read by many processes.
         """
         known = json.loads(json.dumps({**self.note, **settings}))
-        with files.writing(self.folder):  # a name may be too long to be asked about
+        with files.writing(self.folder):  # a name may be too long to look up
             finished = result and (self.folder / result).is_file()
         if finished:
             self._check(command, known)
@@ -183,7 +189,7 @@ class Run:
 def opened(
     run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str, processes: Processes
 ) -> Iterator[Run | None]:
-    """The run a call was given, held open; None without one, and in all but the first of several processes."""
+    """The run passed to a call, locked; None without one, and on all ranks but the first."""
     if run is None:
         yield None
         return
@@ -195,7 +201,7 @@ def opened(
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop, to be granted after the step; a second of the kind stops at once."""
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one stops immediately."""
 
     def __init__(self, wanted: bool = True, slot: Slot | None = None) -> None:
         self.wanted, self.slot = wanted, slot
@@ -204,7 +210,7 @@ class Interrupts:
 
     @property
     def asked(self) -> int | None:
-        """The signal that came, to this run or to all of those that are interleaved."""
+        """The signal that came, to this run or to all interleaved ones."""
         return self._asked if self.slot is None else self.slot.interrupts.asked
 
     def __enter__(self) -> "Interrupts":
@@ -220,14 +226,14 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked == number:  # torchrun sends another kind to those who heard the first
+        if self._asked == number:  # torchrun sends another signal to processes that got the first
             if number == signal.SIGTERM and time.monotonic() - self._heard < ONE_WISH:
                 return
             raise KeyboardInterrupt
         self._asked, self._heard = self._asked or number, time.monotonic()
 
     def grant(self, run: Run | None, what: str) -> None:
-        """End the run; where another process was asked to, as if by SIGTERM."""
+        """End the run; if another rank was asked to, as if by SIGTERM."""
         number = self.asked or signal.SIGTERM
         name = signal.Signals(number).name
         kept = f"; its state is saved in {run.folder}" if run is not None else ""
@@ -235,9 +241,13 @@ class Interrupts:
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
-    """Make a folder for one run that is not resumed; a folder that holds anything else than a note is refused.
+    """Make a folder for a run that is not resumable; a folder that holds anything else than its note is refused.
 
-    again: take a folder that an earlier run of the same command made.
+    Args:
+        folder: The folder.
+        command: The name of the command.
+        settings: Stored in the note.
+        again: Accept a folder that an earlier run of the same command made.
     """
     record = folder / RECORD
     if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
@@ -254,24 +264,24 @@ def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    from .. import __version__  # late, since the package is made while this is read
+    from .. import __version__  # imported late, since the package may still be loading
 
     return {"thalweg": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
 
 
 def _occupied(folder: Path) -> bool:
-    """A run that failed before it had anything to show leaves only its note, which does not count."""
+    """A run that failed before it had results leaves only its note, which does not count."""
     return folder.exists() and (not folder.is_dir() or any(map(_counts, folder.iterdir())))
 
 
 def _counts(path: Path) -> bool:
-    """Whether it is more than a note of ours, or a hidden file such as systems leave."""
+    """Whether it is more than our note, or a hidden file that the operating system leaves."""
     return path.name not in (RECORD, LOCK) and not path.name.startswith(".")
 
 
 @contextmanager
 def _locked(path: Path, command: str) -> Iterator[None]:
-    """Held by the system for as long as the process lives, so a killed one never blocks."""
+    """Held by the operating system as long as the process lives, so a killed one never blocks."""
     with open(files.no_link(path), "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,7 +290,7 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             raise ThalwegError(
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
-        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))  # or workers would hold it after us
+        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))  # otherwise workers would hold it after us
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
@@ -319,7 +329,7 @@ def _interval(every: int | str) -> tuple[int | None, float | None]:
             return int(text), None
     except ValueError:
         pass
-    raise ThalwegError(f"checkpoints come every so many epochs, such as 5, or minutes, such as 10m; got {every!r}")
+    raise ThalwegError(f"every is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
 
 
 def _code() -> dict[str, Any] | None:

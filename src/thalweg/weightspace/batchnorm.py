@@ -1,4 +1,4 @@
-"""Batch-norm statistics for weights that were never trained."""
+"""Batch-norm statistics for points that were never trained, such as those on a curve."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
             count(batches, "bn_batches")
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
-        with during("refreshing batch-norm statistics"), seeded(0, batches):
+        with during("updating batch-norm statistics"), seeded(0, batches):
             Statistics(probe, forward, batches, Compute())()
         found = replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
         if weights.layout.statistics:
@@ -64,10 +64,10 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
 
 
 class Statistics:
-    """Gives a probe the statistics of where it stands, at one point after another.
+    """Recomputes the statistics at the probe's current point; called for one point after another.
 
-    A batch-norm layer with momentum 1 leaves the mean and variance of the batch it saw last in its buffers. Here these are
-    pieces of one tensor, so that what a batch adds to the pool is added for all layers at once, in float64.
+    A batch-norm layer with momentum 1 leaves the mean and variance of the last batch in its buffers. Here these are
+    slices of one tensor, so that each batch is added to the pool for all layers in one operation, in float64.
     """
 
     def __init__(self, probe: Probe, forward: Forward, batches: Batches, compute: Compute, pool: Any = None):
@@ -89,13 +89,13 @@ class Statistics:
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
         self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool, settle=self._hold)
-        self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
+        self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
 
     def __call__(self) -> None:
         if not self.layers:
             return
         self.pooled.zero_()
-        self.last.copy_(torch.tensor([[0.0], [1.0]]))  # momentum 1 would still let a NaN of another point through
+        self.last.copy_(torch.tensor([[0.0], [1.0]]))  # even with momentum 1, a NaN of another point would remain
         with kept(self.probe.module, self.state) as self.state, self._listening(), torch.no_grad():
             for drawn in self.passes():
                 try:
@@ -130,7 +130,7 @@ class Statistics:
             _pool(self.parts[k], self.pieces[k], self.waiting.pop(k))
 
     def _write(self) -> None:
-        """Into the layers' own buffers; a layer that the pass does not go through keeps what it had."""
+        """Into the layers' own buffers; a layer that was not called keeps what it had."""
         shift, first, second, total = self.pooled
         values = torch.stack([shift + first / total, (second - first.square() / total) / (total - 1)])
         widths = [layer.num_features for layer in self.layers]
@@ -152,8 +152,9 @@ class Statistics:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Batch-norm layers normalise by the batch and are listened to; everything else, dropout too, is as in use. What is
-        changed here, but for the hooks, the caller puts back."""
+        """Batch-norm layers are in training mode and have hooks; everything else, dropout included, is in eval mode.
+        The caller restores what is changed here, except for the hooks.
+        """
         hooks = []
         self.probe.module.eval()
         for k, layer in enumerate(self.layers):
@@ -170,32 +171,32 @@ class Statistics:
                 hook.remove()
 
     def _no_count(self, layer: nn.Module) -> Tensor | None:
-        """SyncBatchNorm wants to count."""
+        """SyncBatchNorm needs a counter."""
         return torch.zeros((), dtype=torch.long, device=self.probe.device) if isinstance(layer, nn.SyncBatchNorm) else None
 
     def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))
         self.waiting[k] = values.numel() // values.shape[1]
-        if k in self.strange:  # the first time alone, which is never captured
+        if k in self.strange:  # only the first time, which is never captured
             self.strange.discard(k)
             self._check_own(k, values)
 
     def _check_own(self, k: int, values: Tensor) -> None:
-        """A layer with a forward of its own may write something else than the mean and variance of what it is given."""
+        """A layer with its own forward may write something else than the mean and variance of its input."""
         given = values.double().transpose(0, 1).flatten(1)
         mean, variance = given.mean(1), given.var(1)
         scale = variance + 1e-3 * mean.square()
         (far, wide), close = self.pieces[k].double(), 1e-2
         if bool(((far - mean).abs() > close * scale.sqrt()).any() or ((wide - variance).abs() > close * scale).any()):
             raise ThalwegError(
-                f"the batch-norm layer '{self.names[k]}' ({type(self.layers[k]).__name__}) has a forward of its own that keeps "
+                f"the batch-norm layer '{self.names[k]}' ({type(self.layers[k]).__name__}) has its own forward, which keeps "
                 "something else than the mean and variance of each batch, so its statistics cannot be recomputed: write them "
                 "with its momentum, as torch does, or use torch's own layer"
             )
 
 
 def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
-    """Add a batch to what is pooled: a shift near the mean, sums of deviations from it and of their squares, and the count."""
+    """Add a batch to the pool: a shift near the mean, sums of deviations from it and of their squares, and the count."""
     shift, first, second, total = pooled
     mean, variance = last.double()
     shift.copy_(torch.where(total == 0, mean, shift))
@@ -207,8 +208,9 @@ def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
 
 @contextmanager
 def counted_at_once(module: nn.Module) -> Iterator[None]:
-    """For the length of one forward pass: one operation counts the batch for all layers, instead of one for each; a layer that
-    is called twice, or not at all, is counted once too, which nothing depends on where there is a momentum."""
+    """For one forward pass: one operation increments the counters of all layers, instead of one each. A layer that is
+    called twice, or not at all, is counted once too; nothing depends on it where there is a momentum.
+    """
     layers = [layer for _, layer in batch_norms(module) if layer.training and layer.momentum is not None]
     counters = {id(layer): layer.num_batches_tracked for layer in layers}
     for layer in layers:

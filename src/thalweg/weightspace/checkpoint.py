@@ -1,4 +1,4 @@
-"""A moment of plain training, with what its optimizer knows."""
+"""A checkpoint of plain training: weights and optimizer state."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,14 @@ from .weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A moment of plain training: weights, and the state of the optimizer that moves them.
+    """A point of plain training: weights and optimizer state.
 
-    optimizer: the state by name, vectors in the order of the weights. kind: the optimizer's class. epoch: when it was.
-    extra: what the optimizer keeps elsewhere, such as values of its groups that it changes.
+    Args:
+        weights: The weights.
+        optimizer: The state by name, vectors in the order of the weights.
+        kind: The class of the optimizer.
+        epoch: The epoch after which it was kept.
+        extra: What the optimizer keeps elsewhere, such as values of its groups that it changes.
     """
 
     weights: Weights
@@ -41,7 +45,7 @@ class Checkpoint:
         tensors, about = files.load_tensors(Path(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
         with files.reading(Path(path)):
-            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # which older files do not have
+            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # older files do not have it
             found = cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
             check_fields(found)
         return found

@@ -48,7 +48,7 @@ class Curve(ABC):
     """
 
     points: tuple[Weights, ...]
-    knots: tuple[float, ...] = (0.0, 1.0)  # between these the curve is smooth
+    knots: tuple[float, ...] = (0.0, 1.0)  # the curve is smooth between these
 
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
         bends = whole(bends, "bends (of which a Segment has none)", least=1)
@@ -141,7 +141,7 @@ class Curve(ABC):
         """
         points = whole(points, "points")
         if points < 2:
-            raise ThalwegError(f"a curve is looked at in at least 2 points, its ends; got {points!r}")
+            raise ThalwegError(f"a curve needs at least 2 points, its ends; got {points!r}")
         if by not in ("t", "length"):
             raise ThalwegError(f"points are spaced by 't' or by 'length'; got {by!r}")
         even = [i / (points - 1) for i in range(points)]
@@ -233,9 +233,9 @@ class Curve(ABC):
         return curve
 
     def checked_coefficients(self, t: float) -> Tensor:
-        """`coefficients(t)` as a tensor, after checking that they are what they must be."""
+        """`coefficients(t)` as a tensor, checked."""
         t = check_t(t)
-        try:  # which costs a step nothing, where `during` would
+        try:  # costs a step nothing, unlike `during`
             values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
         except Exception as error:
             note(error, f"{WAS} asking for the coefficients of {type(self).__name__} at t = {t:.4g}", WAS)

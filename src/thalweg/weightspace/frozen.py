@@ -1,4 +1,4 @@
-"""Frozen parameters, which many points of weight space have in common: held once in memory, stored once in a folder."""
+"""Frozen parameters, shared by many points of weight space: held once in memory, stored once in a folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +15,13 @@ _held: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()
 
 
 def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
-    """What points hold for a frozen parameter: the tensor that another already holds, if it is the same bit for bit.
+    """The tensor that points hold for a frozen parameter: one that another point already holds, if it is the same bit
+    for bit.
 
-    copy: whether `tensor` may be written to later, so that it is not itself what is held.
+    Args:
+        name: The name of the parameter.
+        tensor: Its value.
+        copy: Whether `tensor` may be written to later, so that a copy must be held instead.
     """
     key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     other = _held.get(key)
@@ -32,7 +36,7 @@ def base_name(frozen: Mapping[str, Tensor]) -> str:
 
 
 def store_once(folder: Path, frozen: Mapping[str, Tensor]) -> str:
-    """Write frozen parameters into a file of their own, unless it is there already; give its name."""
+    """Write frozen parameters to a separate file, unless it exists already; returns its name."""
     name = base_name(frozen)
     if (folder / name).is_symlink() or not (folder / name).is_file():
         files.save_tensors(folder / name, "base", frozen, {})
@@ -40,11 +44,11 @@ def store_once(folder: Path, frozen: Mapping[str, Tensor]) -> str:
 
 
 def read_stored(path: Path, name: object) -> dict[str, Tensor]:
-    """The frozen parameters that the file at `path` goes with."""
+    """The frozen parameters that belong to the file at `path`."""
     stored = files.beside(path, name, "base")
     if not stored.is_file():
         raise ThalwegError(
-            f"{path} holds only what moves, and the frozen parameters it goes with are not beside it, in {name}: keep the two "
+            f"{path} holds only trainable parameters, and the frozen ones are not next to it, in {name}: keep the two "
             "files in one folder"
         )
     return files.load_tensors(stored, "base")[0]

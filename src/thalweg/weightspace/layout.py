@@ -1,4 +1,4 @@
-"""What lies where in the vector of a network's weights, and whether two networks are of one kind."""
+"""The order of a network's weights in one vector, and whether two networks have the same architecture."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def wrappers(module: nn.Module) -> Iterator[nn.Module]:
-    """The module, and if it is a wrapper of the compiler or of data parallelism what is inside, down to the user's own."""
+    """The module, then what is inside wrappers of the compiler or of data parallelism, down to the user's own."""
     yield module
     if compiled(module):
         yield from wrappers(module._orig_mod)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def wrappers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def compiled(module: nn.Module) -> bool:
-    """Whether it is the compiler's wrapper, and not a network of the user's with a part of that name."""
+    """Whether it is the wrapper of the compiler, and not a user's network with a submodule of that name."""
     return "_orig_mod" in module._modules and type(module).__module__.startswith("torch.")
 
 
@@ -58,7 +58,7 @@ def named_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[s
 
 
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that belong in a file; what a module marks as not persistent is no part of its weights."""
+    """The buffers that belong in a file; non-persistent buffers are not part of the weights."""
     network = unwrapped(module)
     for prefix, part in network.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
@@ -67,7 +67,7 @@ def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
-    """The batch-norm layers that keep statistics."""
+    """The batch-norm layers that track statistics."""
     network = unwrapped(module)
     for name, layer in network.named_modules(remove_duplicate=False):
         if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.running_mean is not None:
@@ -82,7 +82,7 @@ def named_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _plain(name: str, network: nn.Module) -> str:
-    """A name without the steps through the compiler's wrappers."""
+    """A name without the wrappers of the compiler."""
     if "_orig_mod" not in name:
         return name
     part, steps = network, []
@@ -95,16 +95,19 @@ def _plain(name: str, network: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a network's weights are called, how they are shaped, and the order in which they lie in one vector.
+    """The names and shapes of a network's weights, and their order in one vector.
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.names, layout.shapes, layout.size
     (('weight', 'bias'), ((2, 3), (2,)), 8)
 
-    names, shapes: the parameters that move (`requires_grad`), tied ones once, in the module's order.
-    frozen: the parameters that stay as they are.
-    aliases: the further names of tied parameters, each with the name it is kept under.
-    statistics: the batch-norm buffers, which belong to one point and cannot be interpolated.
+    Attributes:
+        names: The trainable parameters (`requires_grad`), tied ones once, in the module's order.
+        shapes: Their shapes.
+        dtype: Their dtype.
+        frozen: The other parameters.
+        aliases: The further names of tied parameters, each with the name it is stored under.
+        statistics: The batch-norm buffers, which belong to one point and cannot be interpolated.
     """
 
     names: tuple[str, ...]
@@ -136,11 +139,11 @@ class Layout:
 
     @property
     def varying(self) -> set[str]:
-        """The tensors that differ from point to point; in all others the points of a curve agree."""
+        """The tensors that differ from point to point; all others are equal along a curve."""
         return {*self.names, *self.statistics}
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of `vector`, one per parameter, under its name."""
+        """Views of `vector`, one per parameter, by name."""
         pieces = vector.split([prod(shape) for shape in self.shapes])
         return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
@@ -168,7 +171,7 @@ class Layout:
 
 
 def _check_complete(network: nn.Module) -> None:
-    """A network may define `parameters` itself, and leave out what its optimizer should not see."""
+    """A network may override `parameters` and leave some out."""
     known = set(map(id, network.parameters())) & {id(parameter) for _, parameter in network.named_parameters()}
     for name, parameter in nn.Module.named_parameters(network):
         if id(parameter) not in known:
@@ -196,8 +199,9 @@ def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
 
 
 def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
-    """Two parameters on one piece of memory, or a parameter and a buffer, would move one by one here, and together in the
-    network."""
+    """Two parameters that share memory, or a parameter and a buffer, would move separately here, and together in the
+    network.
+    """
     placed = {
         name: t
         for name, t in {**buffers, **parameters}.items()
@@ -221,7 +225,7 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """Where it begins and ends in memory."""
+    """Where its memory starts and ends."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
@@ -247,7 +251,7 @@ def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
 
 
 def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
-    """What does not move, and how weights are tied."""
+    """Frozen parameters, statistics and ties."""
     for what, mine, yours in (
         ("the frozen parameter", one.frozen, two.frozen),
         ("the batch-norm buffer", one.statistics, two.statistics),

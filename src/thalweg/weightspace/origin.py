@@ -1,4 +1,4 @@
-"""The path through the origin of weight space, along which a ReLU network keeps its predictions and loses its confidence."""
+"""The path through the origin of weight space, along which a ReLU network keeps its predictions but not its confidence."""
 
 from dataclasses import replace
 
@@ -16,8 +16,10 @@ BETWEEN = (  # what leaves a factor t where it is
 
 
 class OriginPath:
-    """From one network to another through the origin: at s in [0, 1], with t = |1 - 2 s|, layer i has weights W_i t and biases
-    b_i t^i, which multiplies the logits by t^n. The trivial curve of the paper's supplement.
+    """The trivial path between two networks through the origin, from the paper's supplement.
+
+    At s in [0, 1], with t = |1 - 2 s|, layer i has weights W_i t and biases b_i t^i, which multiplies the logits by
+    t^n.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
@@ -27,7 +29,10 @@ class OriginPath:
     >>> bool(torch.allclose(network(x), 0.5**2 * logits))
     True
 
-    module: an `nn.Sequential` of linear and convolutional layers with ReLU and pooling between them.
+    Args:
+        module: An `nn.Sequential` of linear and convolutional layers with ReLU and pooling between them.
+        start: The network at s = 0.
+        end: The network at s = 1.
     """
 
     def __init__(self, module: nn.Module, start: Weights, end: Weights):
@@ -49,11 +54,11 @@ class OriginPath:
         }
 
     def shrink(self, s: float) -> float:
-        """t, by which the weights are multiplied."""
+        """t, the factor of the weights."""
         return abs(1 - 2 * s)
 
     def point(self, s: float) -> Weights:
-        """The weights at s; at the origin itself, s = 1/2, nothing is predicted, and it is refused."""
+        """The weights at s; the origin itself, s = 1/2, where nothing is predicted, is refused."""
         s = number(s, "s")
         if not 0 <= s <= 1 or s == 0.5:
             raise ThalwegError(f"the path has points for s from 0 to 1 except the origin, 1/2; got {s!r}")

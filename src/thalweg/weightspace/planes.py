@@ -1,4 +1,4 @@
-"""Planes: two coordinates for everything that lies in, or is seen from, the plane of three networks."""
+"""Planes: two coordinates for the plane through three networks, and projections onto it."""
 
 from math import hypot
 
@@ -9,7 +9,7 @@ from .curves import Curve
 from .layout import Layout
 from .weights import Weights, check_agreement, check_weights, combine, inner_products
 
-FLATTEST = 1e-4  # least height of the third point over the line of the others, as a share of its distance
+FLATTEST = 1e-4  # least height of the third point over the line through the others, relative to its distance
 
 
 class Plane:

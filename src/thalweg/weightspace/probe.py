@@ -1,4 +1,4 @@
-"""The probe: a private copy of the caller's module that can stand at any point of weight space."""
+"""The probe: a private copy of the caller's module that can be moved to any point of weight space."""
 
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,13 +20,11 @@ from .weights import Weights, check_state
 
 
 class Probe:
-    """The network at a point. `point` and `grad` are flat vectors that its parameters and gradients view.
+    """The network at a point. `point` and `grad` are flat vectors; its parameters and gradients are views of them.
 
-    Writing to `point` moves the network; after `backward`, `grad` holds the gradient. Where views cannot hold (cuDNN
-    lays out the weights of recurrent layers itself), the probe copies tensor by tensor instead, behind the same calls:
-    `moved()` after writing to `point`, `backward(loss)` for the gradient.
-
-    compute: how it will compute, on which the layout of its weights in memory depends.
+    Writing to `point` moves the network; after `backward`, `grad` holds the gradient. Where views are not possible
+    (cuDNN has its own memory layout for recurrent layers), the probe copies tensor by tensor instead, behind the same
+    calls: `moved()` after writing to `point`, `backward(loss)` for the gradient.
     """
 
     def __init__(self, module: nn.Module, weights: Weights | None = None, compute: Compute | None = None):
@@ -58,7 +56,7 @@ class Probe:
         copied, _ = named_parameters(self.module)
         self._own: dict[str, Tensor] = {**{name: copied[name] for name in self.layout.frozen}, **dict(named_buffers(self.module))}
         if not self.views:
-            self.stand_at_original()  # a copy with a way of its own may have begun elsewhere
+            self.stand_at_original()  # a copy made by the network's own __deepcopy__ may start elsewhere
             self.state = ModuleState(self.module)
         if weights is not None:
             self.load(weights)
@@ -76,7 +74,7 @@ class Probe:
         ]
 
     def native(self, vector: Tensor) -> Tensor:
-        """A copy of a vector of a `Weights`, in the order in which this probe's parameters lie in memory."""
+        """A copy of the vector of a `Weights`, in the order of this probe's memory."""
         flat = torch.empty_like(vector)
         self._write(flat, vector)
         return flat
@@ -91,7 +89,9 @@ class Probe:
         return torch.cat([slot.reshape(-1) for slot in self.slots(flat)])
 
     def load(self, weights: Weights) -> None:
-        """Stand at `weights`, with its frozen parameters and buffers; all else that the network keeps is as in the caller's."""
+        """Move to `weights`, with its frozen parameters and buffers; all other state of the network is as in the
+        caller's.
+        """
         _refuse_cached()
         self.layout.check(weights.layout, "the network", "the weights")
         given = {**weights.frozen, **weights.buffers}
@@ -103,7 +103,7 @@ class Probe:
         self._fill(given)
 
     def _fill(self, given: Mapping[str, Tensor]) -> None:
-        """Write frozen parameters and buffers, of whatever kind of tensor."""
+        """Write frozen parameters and buffers, of any kind of tensor."""
         with torch.no_grad():
             for name, value in given.items():
                 self._own[name].copy_(value)
@@ -113,7 +113,7 @@ class Probe:
         return dict(zip(self.layout.names, self._parameters, strict=True))
 
     def stand_at_original(self) -> None:
-        """Where the caller's module stands now, with what it keeps besides."""
+        """Move to the current weights of the caller's module, with its other state."""
         parameters, _ = named_parameters(self.original)
         theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(self.original))}
         self._forget()
@@ -122,7 +122,7 @@ class Probe:
         self._fill({name: theirs[name] for name in self._own})
 
     def drop_caches(self) -> None:
-        """What this writes to weights and attributes, moving the probe undoes."""
+        """Moving the probe undoes what this writes to weights and attributes."""
         if self._drops:
             drop_caches(self.module)
 
@@ -132,7 +132,7 @@ class Probe:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Whatever happens inside, wherever the network is moved, it is as before afterwards."""
+        """Restore the network afterwards, whatever happens inside and wherever it is moved."""
         point = self.point.clone()
         frozen = {name: self._own[name].clone() for name in self.layout.frozen}
         with kept(self.module):
@@ -144,7 +144,7 @@ class Probe:
                 self._fill(frozen)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
-        """The point where the probe stands, copied, with its buffers, and a note on how it was made."""
+        """A copy of the current point with its buffers and provenance."""
         self.check()
         parameters, _ = named_parameters(self.module)
         frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
@@ -156,7 +156,7 @@ class Probe:
         if not self.views:
             with torch.no_grad():
                 torch._foreach_copy_(list[Tensor](self._parameters), self.slots(self.point))
-        torch.clear_autocast_cache()  # inside somebody's autocast block it would go on with the old weights
+        torch.clear_autocast_cache()  # inside a caller's autocast block, the old weights would be reused
 
     def backward(self, loss: Tensor) -> None:
         """Fill `grad` with the gradient of `loss` at `point`."""
@@ -177,31 +177,32 @@ class Probe:
             self.check()
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
-        """The gradient of `loss` parameter by parameter, laid out in memory as their places in `grad`, which is not touched;
-        None for those the loss does not depend on."""
+        """The gradient of `loss` per parameter, in the memory layout of `grad`, which is not written; None for
+        parameters that the loss does not depend on.
+        """
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return [None if g is None else _laid_out(g, slot) for g, slot in zip(found, self.slots(self.grad), strict=True)]
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
-        """Write what `gradients` gave into `grad`."""
+        """Write the result of `gradients` into `grad`."""
         pairs = [(slot, g) for slot, g in zip(self.slots(self.grad), gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.grad.zero_()
         torch._foreach_copy_([slot for slot, _ in pairs], [g for _, g in pairs])
 
     def remember_reached(self, unreached: Collection[str]) -> None:
-        """Take over from an earlier part of the same run which parameters no loss has depended on."""
+        """Restore, from an earlier part of the same run, which parameters no loss has depended on."""
         self.unreached.intersection_update(unreached)
         self._forget_reached()
 
     def decay(self, weight_decay: float) -> None:
-        """Add to `grad` the part of weight decay at `point`."""
+        """Add weight decay at `point` to `grad`."""
         for stretch in self.decayed:
             self.grad[stretch].add_(self.point[stretch], alpha=weight_decay)
 
     @cached_property
     def decayed(self) -> list[slice]:
-        """The stretches of `point` that weight decay acts on: all but what no loss has depended on so far."""
+        """The slices of `point` that decay: all but parameters no loss has depended on so far."""
         stretches: list[slice] = []
         offset = 0
         for name, (_, count, _) in zip(self.layout.names, self._shapes, strict=True):
@@ -215,7 +216,7 @@ class Probe:
         return stretches
 
     def check(self) -> None:
-        """Raise, naming the parameter, if something in the network cut a parameter loose from the flat vectors."""
+        """Raise, naming it, if a parameter is no longer a view of the flat vectors."""
         current, _ = named_parameters(self.module)
         slots = zip(self.layout.names, self._parameters, self.slots(self.point), self.slots(self.grad), strict=True)
         for name, bound, place, grad in slots:
@@ -233,8 +234,9 @@ class Probe:
         return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
 
     def _copied(self, module: nn.Module, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
-        """The copy and its moving parameters; a network that does not take ours (scripted, or with a `__deepcopy__` of its own
-        that makes new ones) is written to tensor by tensor."""
+        """The copy and its trainable parameters; a network that does not accept ours (scripted, or with a
+        `__deepcopy__` that makes new ones) is written to tensor by tensor.
+        """
         memo = self._viewing(originals) if self.views else {}
         with same_randomness():
             copy = _private_copy(module, memo)
@@ -251,12 +253,13 @@ class Probe:
                     "__deepcopy__, or leave it out"
                 )
             if not self.views:
-                _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted part have a history
+                _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted module have a graph
         return copy, [new for new in found if new is not None]
 
     def _viewing(self, originals: list[nn.Parameter]) -> dict[int, Any]:
-        """What each parameter becomes in the copy, wherever it is referred to: a real parameter, so that autograd sees
-        every write to the vector."""
+        """What each parameter becomes in the copy, wherever it is referenced: a real parameter, so that autograd sees
+        every write to the vector.
+        """
         memo: dict[int, Any] = {}
         for old, place, grad in zip(originals, self.slots(self.point), self.slots(self.grad), strict=True):
             memo[id(old)] = new = nn.Parameter(place)
@@ -284,10 +287,11 @@ class Probe:
 
 
 def drop_caches(module: nn.Module) -> None:
-    """Let a network with a `train()` of its own throw away what it keeps outside of itself, on its class or in a global, as it
-    would between two evaluations in training. Its weights, modes and attributes are the caller's to put back."""
+    """Let a network that overrides `train()` drop what it caches outside itself, on its class or in a global, as it
+    would between two evaluations. The caller restores its weights, modes and attributes.
+    """
     if _has_train(module):
-        with suppress(Exception):  # some networks are for inference alone
+        with suppress(Exception):  # some networks are for inference only
             module.train()
 
 
@@ -313,8 +317,9 @@ def _dress(new: Tensor, old: Tensor) -> None:
 
 
 def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy, compiled as the original is; tensors that a forward pass left behind come along as plain values, those
-    that share memory with a parameter follow it, and weak references refer to parts of the copy."""
+    """A deep copy, compiled as the original is; tensors left by a forward pass are copied as plain values, those that
+    share memory with a parameter follow it, and weak references refer to parts of the copy.
+    """
     network = unwrapped(module)
     try:
         _follow(network, memo)
@@ -323,7 +328,7 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         copy = deepcopy(network, memo)
     except (ThalwegError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of any kind, since its own __deepcopy__ or __reduce__ may be what fails
+    except Exception as error:  # any exception, since its own __deepcopy__ or __reduce__ may fail
         raise ThalwegError(
             f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not ({first_line(error)}): take "
             "what cannot be copied out of it, or give it a __deepcopy__"
@@ -335,7 +340,7 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
-    """What becomes in the copy of tensors that are no parameters but results, or lie in the memory of one."""
+    """What happens in the copy to tensors that are not parameters but results, or share memory with a parameter."""
     parameters, _ = named_parameters(module)
     homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters.items():
@@ -364,7 +369,7 @@ def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo:
 
 
 def _turn(container: Any, memo: dict[int, Any]) -> None:
-    """Weak references to parts of the original, to those of the copy."""
+    """Weak references to parts of the original become references to those of the copy."""
     if not isinstance(container, dict | list):
         return
     for key, item in [*container.items()] if isinstance(container, dict) else [*enumerate(container)]:
@@ -373,7 +378,7 @@ def _turn(container: Any, memo: dict[int, Any]) -> None:
 
 
 def _flatten_recurrent(module: nn.Module) -> None:
-    """A deep copy loses the layout that cuDNN works with."""
+    """A deep copy loses the memory layout that cuDNN needs."""
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters()
@@ -385,7 +390,7 @@ def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
 
 
 def _laid_out(tensor: Tensor, place: Tensor) -> Tensor:
-    """`tensor`, copied if it does not lie in memory as `place` does; along a side of one element there is nothing to lie."""
+    """`tensor`, copied if its memory layout is not that of `place`; dimensions of size one do not matter."""
     if all(size == 1 or a == b for size, a, b in zip(place.shape, tensor.stride(), place.stride(), strict=True)):
         return tensor
     return torch.empty_strided(place.shape, place.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

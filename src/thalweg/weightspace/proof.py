@@ -1,4 +1,4 @@
-"""Proof that a probe computes with its own weights alone, and what the caller's module computes."""
+"""Proof that a probe computes with its own weights only, and the same as the caller's module."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -23,18 +23,24 @@ from .layout import named_parameters, span
 from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value, on the CPU; everything else has few digits
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value, on the CPU; elsewhere precision is low
 COARSE = 3e-2
 Result = TypeVar("Result")
 
 
 class Watch(TorchDispatchMode):
-    """Looks at every tensor that takes part in a pass of the copy, and at every module that is called.
+    """Observes every tensor that is used in a forward pass of the copy, and every module that is called.
 
-    uses: how often each moving parameter took part in each operation. asked, casting, answered: the arguments of the first call
-        of the whole network, in what precision it was made, and what came out. strange: whether anything else took part that
-        a gradient could flow into.
-    seed: for all random numbers from that call on, so that it can be made again; without one its answer is not kept.
+    Args:
+        seed: For all random numbers from the first call of the network on, so that it can be repeated; without one its
+            output is not kept.
+
+    Attributes:
+        uses: How often each trainable parameter was used in each operation.
+        asked: The arguments of the first call of the whole network.
+        casting: The precision of that call.
+        answered: The output of that call.
+        strange: Whether anything else was used that a gradient could flow into.
     """
 
     supports_higher_order_operators = True
@@ -100,7 +106,7 @@ class Watch(TorchDispatchMode):
             self.answered = _numbers(output)
 
     def check(self) -> None:
-        """Raise, naming both, if a stale cache takes part instead of a parameter."""
+        """Raise, naming both, if a stale cache is used instead of a parameter."""
         tensors, used = self.probe.state.contents.tensors, self.used
         for name, parameter in self.probe.moving.items():
             here = name.rpartition(".")[0]
@@ -129,22 +135,22 @@ def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
 
 
 def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -> tuple[Watch | None, Result]:
-    """What `work` gives, while every tensor in it is looked at; without a watch where the network cannot run under one."""
+    """The result of `work`, with every tensor in it observed; unobserved if the network cannot run that way."""
     try:
         with _watching(probe, seed) as watch:
             return watch, work()
     except (ThalwegError, torch.OutOfMemoryError):
         raise
-    except Exception:  # if it is the network's own error, it comes again
+    except Exception:  # if it is the network's own error, it is raised again
         return None, work()
 
 
 class Proof:
-    """A pass over one batch that is watched when a call begins, and `again` when it ends.
+    """A forward pass over one batch that is observed when a call begins, and `again` when it ends.
 
-    In both the copy stands where the caller's module does and sees the same batch in the same memory with the same seed, so that
-    it must compute the same; where less is computed from a parameter the second time, something made of it was kept outside of
-    the network, where nobody could put it back.
+    Both times the copy has the weights of the caller's module and sees the same batch in the same memory with the same
+    seed, so it must compute the same. If a parameter is used less often the second time, something computed from it was
+    cached outside the network, where it cannot be restored.
     """
 
     def __init__(self, probe: Probe, forward: Callable[[Any], Any], batch: Any):
@@ -153,7 +159,9 @@ class Proof:
         self.first = self._watched()
 
     def check(self) -> None:
-        """Raise unless the pass uses the copy's weights alone, and the copy does what the caller's module does."""
+        """Raise unless the pass uses the weights of the copy alone, and the copy computes what the caller's module
+        does.
+        """
         if self.first is not None and not self.first.used:
             raise ThalwegError(
                 "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
@@ -171,11 +179,11 @@ class Proof:
         try:
             with torch.enable_grad(), self._around():
                 check_leaves(self.probe, self.forward(self._drawn()))
-        except torch.OutOfMemoryError:  # with everything for a gradient it is larger than what is asked for
+        except torch.OutOfMemoryError:  # with everything kept for a gradient it needs more memory than the call itself
             return
 
     def again(self) -> None:
-        """Raise, naming it, if a parameter takes part less often than before."""
+        """Raise, naming it, if a parameter is used less often than before."""
         with during("trying the first batch again"):
             last = self._watched()
         self.probe.drop_caches()
@@ -204,13 +212,13 @@ class Proof:
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """Nothing that the passes before have to do with, the optimizer of torch.jit included."""
+        """Nothing that earlier passes have to do with, including the optimizer of torch.jit."""
         network, plainly = self.probe.module, torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
         with seeded(0), explained(network, self.batch), few_threads(self.probe.device, network, self.batch), plainly:
             yield
 
     def _drawn(self) -> Any:
-        """The batch, each time in the same memory, which a cache may go by."""
+        """The batch, each time in the same memory, which may be the key of a cache."""
 
         def same(item: Any) -> Any:
             twin = self.twins.get(id(item))
@@ -226,8 +234,9 @@ class Proof:
 
 
 def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> Proof:
-    """Raise unless `forward` of the first batch uses the copy's weights alone, as the caller's module would. The probe is
-    anywhere afterwards."""
+    """Raise unless `forward` of the first batch uses the weights of the copy alone, as the caller's module would. The
+    probe is moved.
+    """
     passes, make = source(batches, probe.device)
     with during("trying the first batch"):
         with seeded(0, batches):
@@ -238,8 +247,9 @@ def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> P
 
 
 def prove_copy(probe: Probe, watch: Watch) -> None:
-    """Raise unless the network that was watched in training does in evaluation mode what the caller's does, and goes on doing so;
-    where it cannot be asked by itself, there is nothing to compare. The probe is anywhere afterwards."""
+    """Raise unless the network observed in training computes the same as the caller's in eval mode, and keeps doing so.
+    If it cannot be called by itself, there is nothing to compare. The probe is moved.
+    """
     if watch.asked is None:
         return
     try:
@@ -252,8 +262,9 @@ def prove_copy(probe: Probe, watch: Watch) -> None:
 
 
 def compare(probe: Probe, watch: Watch) -> None:
-    """Raise unless the original answers what the copy was asked under the watch as the copy did; where it cannot be asked by
-    itself, there is nothing to compare. The original is left as it was."""
+    """Raise unless the original returns for the observed call what the copy did. If it cannot be called by itself,
+    there is nothing to compare. The original is left as it was.
+    """
     if watch.asked is None or watch.answered is None:
         return
     probe.stand_at_original()
@@ -271,7 +282,7 @@ def compare(probe: Probe, watch: Watch) -> None:
 
 
 def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
-    """The probe stands where the original does, and knows what its parameters were."""
+    """The probe has the weights of the original, and knows what its parameters were."""
     module, state = probe.original, ModuleState(probe.original)
     places = [(parameter, parameter.data, dict(vars(parameter))) for parameter in module.parameters()]
     own, _ = named_parameters(probe.module)
@@ -283,7 +294,7 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
         drop_caches(module)
         state.restore()
         for parameter, place, notes in places:
-            for odd in vars(parameter).keys() - notes.keys():  # torch.compile leaves notes of its own
+            for odd in vars(parameter).keys() - notes.keys():  # torch.compile leaves its own notes
                 del vars(parameter)[odd]
             if parameter.data_ptr() != place.data_ptr():
                 parameter.data = place
@@ -294,12 +305,12 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
 
 
 def _numbers(output: Any) -> list[Tensor]:
-    """Copies of the tensors with which an answer is compared."""
+    """Copies of the tensors that an output is compared by."""
     return [tensor.detach().clone() for tensor in tensors_in(output) if plain(tensor) and tensor.is_floating_point()]
 
 
 def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
-    """Whether two results of one computation are the same up to rounding."""
+    """Whether two results of one computation are equal up to rounding."""
     if one.shape != two.shape:
         return False
     digits = TOLERANCE.get(probe.layout.dtype, COARSE) if probe.device.type == "cpu" else COARSE
@@ -309,7 +320,7 @@ def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
 
 
 def check_leaves(probe: Probe, values: Any) -> None:
-    """Raise, naming it, if what came out depends on a parameter that does not lie in the vector."""
+    """Raise, naming it, if the output depends on a parameter outside the vector."""
     own = set(map(id, probe.moving.values()))
     strangers = [leaf for leaf in _leaves(tensors_in(values)) if id(leaf) not in own]
     if not strangers:
@@ -354,7 +365,7 @@ def _by_storage(named: Sequence[tuple[str, Tensor]]) -> dict[int, str]:
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """None for what has none, or lies nowhere."""
+    """None for tensors without storage."""
     try:
         return tensor.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):

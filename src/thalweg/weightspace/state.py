@@ -1,4 +1,4 @@
-"""What a module keeps besides the values of its parameters, found and put back."""
+"""The state of a module other than the values of its parameters, found and restored."""
 
 import random
 from collections import deque
@@ -14,19 +14,21 @@ import torch
 from torch import Tensor, nn
 
 DEPTH = 5  # levels of containers and plain objects below a part of the network
-LONG = 10_000  # items from which on a container is taken for data
+LONG = 10_000  # containers with more items are taken for data
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 BUILTIN = (dict, list, tuple, set, deque)
 OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})  # hooks, mostly; registries and modes are looked at by themselves
+BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})  # hooks, mostly; registries and modes are handled separately
 
 
 class Contents:
-    """What a module refers to, also inside containers and plain objects, some levels deep; holding it keeps all that alive.
+    """What a module refers to, also inside containers and plain objects, some levels deep; holding it keeps all of it
+    alive.
 
-    tensors: by the path at which they were found, those that are not registered parameters.
-    held: every container that was found, with what was in it.
+    Attributes:
+        tensors: Those that are not registered parameters, by path.
+        held: Every container that was found, with its contents.
     """
 
     def __init__(self, module: nn.Module):
@@ -39,7 +41,7 @@ class Contents:
             self._note(name, part, DEPTH)
 
     def _part(self, value: nn.Module) -> Iterator[tuple[str, Any]]:
-        """There may be hundreds, most of which keep nothing but parameters, buffers and parts."""
+        """There may be hundreds, most of which hold only parameters, buffers and submodules."""
         own = vars(value)
         self.held.append((own, dict(own)))
         for registry in map(own.get, REGISTRIES):
@@ -66,7 +68,7 @@ class Contents:
                     self._note(f"{path}.{key}" if path else key, item, depth)
 
     def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """What a container or an object holds, by name, after it was noted as it is."""
+        """The contents of a container or an object, by name, after it was noted as it is."""
         if isinstance(value, nn.Module):
             yield from self._part(value)
         elif isinstance(value, dict | list | deque | tuple) and len(value) <= LONG:
@@ -91,19 +93,20 @@ class Contents:
 
 
 class ModuleState:
-    """Attributes, modes, parts, buffers and other tensors, arrays and generators of a module as they are now; `restore` puts
-    them back. What parameters hold is left to whoever moves them."""
+    """Attributes, modes, submodules, buffers and other tensors, arrays and generators of a module as they are now;
+    `restore` puts them back. The values of parameters are not included.
+    """
 
     def __init__(self, module: nn.Module):
         self.module, self.contents = module, Contents(module)
-        self.modes = [(part, part.training) for part in module.modules()]  # of scripted parts they are no attribute
+        self.modes = [(part, part.training) for part in module.modules()]  # not an attribute of scripted modules
         self.fixed = [tensor for tensor in self.contents.tensors.values() if plain(tensor)]
         self.values = [tensor.detach().clone() for tensor in self.fixed]
         self.numbers = [array.copy() for array in self.contents.arrays]
         self.randomness = [_where(generator) for generator in self.contents.generators]
 
     def renewed(self) -> "ModuleState":
-        """The state now, found faster where everything holds the very things that it held before."""
+        """The state now, found faster if everything holds the same objects as before."""
         pairs = zip(self.fixed, self.values, strict=True)
         resized = any(tensor.shape != value.shape or tensor.dtype != value.dtype for tensor, value in pairs)
         if resized or not all(_unchanged(container, before) for container, before in self.contents.held):
@@ -136,9 +139,11 @@ class ModuleState:
 
 @contextmanager
 def kept(module: nn.Module, state: ModuleState | None = None) -> Iterator[ModuleState]:
-    """Whatever happens inside to what the module keeps besides the values of its parameters is undone.
+    """Undo whatever happens inside to the state of a module, except for the values of its parameters.
 
-    state: of the same module, when it was kept before.
+    Args:
+        module: The module.
+        state: Of the same module, from an earlier call.
     """
     state = ModuleState(module) if state is None else state.renewed()
     try:
@@ -148,7 +153,7 @@ def kept(module: nn.Module, state: ModuleState | None = None) -> Iterator[Module
 
 
 def _slots(value: Any) -> dict[str, Any]:
-    """Of classes written in Python, whose slots can be set again."""
+    """Of classes written in Python, whose slots can be set."""
     written = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__ if kind.__flags__ & 1 << 9]
     names = [name for slots in written for name in ([slots] if isinstance(slots, str) else slots) if name[:2] != "__"]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
@@ -179,7 +184,7 @@ def _put_back(container: Any, before: Any) -> None:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether it is an ordinary tensor that values can be copied into: not sparse, of inference mode, expanded and so on."""
+    """Whether it is an ordinary tensor that can be copied into: not sparse, expanded, of inference mode and so on."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         return False
     odd = tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference() or tensor.is_quantized
@@ -203,7 +208,7 @@ def _go_to(generator: Any, state: Any) -> None:
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """Whatever is drawn inside from the global generators, such as by a network's own `__deepcopy__`, is undone."""
+    """Undo whatever is drawn inside from the global generators, such as by a network's own `__deepcopy__`."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
