@@ -11,7 +11,7 @@ from zoo import ZOO, bits, same_bits
 import thalweg as tw
 from thalweg.evaluation.curve_ensemble import curve_ensemble
 from thalweg.weightspace.probe import Probe
-from thalweg.weightspace.proof import Watch
+from thalweg.weightspace.proof import Watch, agree
 
 BATCHES = ZOO["mlp"].batches()
 TASK = tw.classification()
@@ -432,3 +432,12 @@ def test_a_scan_in_a_folder_refuses_a_cache_that_nothing_clears(tmp_path):
     with pytest.raises(tw.ThalwegError, match=r"'first.weight' takes part less often"):
         tw.scan(module, line(module), TASK, {"x": BATCHES}, points=2, bn_batches=BATCHES, run=tmp_path / "run")
     Doubles.kept = None
+
+
+@pytest.mark.parametrize(("other", "same"), [(1.0, True), (1 + 1e-12, True), (1.5, False)])
+def test_masked_values_do_not_hide_a_difference_in_the_others(other, same):
+    probe = Probe(nn.Linear(2, 2).double())
+    logits = torch.tensor([[0.5, -1e9, 0.0], [torch.inf, torch.nan, 2.0]]).double()
+    changed = logits.clone()
+    changed[0, 0] *= other
+    assert agree(probe, logits, changed) == same
