@@ -154,3 +154,22 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     call(batch, 0.1)
     assert not replays
     assert not call.replay.active
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "transformer_dict", "tied_lstm"])
+def test_captured_scans_are_plain_scans(name, replays, monkeypatch):
+    animal = ZOO[name]
+    settings = {"points": 5, "weight_decay": 0.01, "bn_batches": animal.batches(), "progress": False}
+
+    def scan():
+        data = {"train": animal.batches() * 3, "test": animal.batches()[:1] * 4}
+        return tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, **settings)
+
+    plain = scan()
+    assert not replays
+    monkeypatch.setattr(tw.Compute, "captures", lambda compute, device: True)
+    fast = scan()
+    assert replays
+    for data, entry in plain.values.items():
+        for quantity, values in entry.items():
+            assert fast.values[data][quantity].tolist() == pytest.approx(values.tolist(), rel=1e-12), (data, quantity)
