@@ -167,7 +167,7 @@ class ByVersion(Fresh):
     """Which is how one does it: every write to a weight is counted."""
 
     def key(self) -> Any:
-        return id(self.first.weight), self.first.weight._version
+        return self.first.weight, self.first.weight._version  # not its id, which another weight may have after it
 
 
 @kind("cache_of_a_number", refused=EVERYWHERE)
