@@ -284,7 +284,7 @@ def test_functions_and_optimizers_are_watched_too():
     anneal, vector, module = Anneal(), torch.zeros(3, requires_grad=True), nn.Identity()
     optimizer = torch.optim.SGD([vector], lr=0.1)
 
-    def loss(net, batch):
+    def loss(outputs, targets):
         return counted["calls"] + anneal.weight
 
     def changed(change):

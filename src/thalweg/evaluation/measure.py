@@ -25,8 +25,8 @@ from ..weightspace.state import Contents, ModuleState, kept
 from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
 
-SHARE = 8  # one in so many batches is measured again
-WIDE = 8192  # examples at once on a card to begin with
+SHARE = 8  # one in this many batches is measured again at the end of a scan
+WIDE = 8192  # batch size on a GPU to begin with
 
 
 class Measurement:
@@ -34,7 +34,8 @@ class Measurement:
 
     Each call gives `data_loss` and the task's metrics over all examples, however they are batched.
 
-    early: the sum of the loss over the first batches of the last call, and how many examples they were.
+    Attributes:
+        early: The sum of the loss over the first batches of the last call, and the number of examples in them.
     """
 
     early: tuple[Tensor, int]
@@ -47,7 +48,11 @@ class Measurement:
         self._batched(next(self.ways))
 
     def __call__(self, first: bool = False) -> dict[str, float]:
-        """first: stop after the first batches."""
+        """Measure the network as it is.
+
+        Args:
+            first: Stop after the first batches.
+        """
         while True:
             try:
                 return self._measured(first)
@@ -74,7 +79,7 @@ class Measurement:
                 with explained(self.module, drawn):
                     self.replay(drawn)
                 form = form_of(drawn) if self.replay.active else ""
-                self.sizes[form] = self.seen or self.sizes[form]  # a replay does not tell, and all of one form have one size
+                self.sizes[form] = self.seen or self.sizes[form]  # a replayed pass does not count: as one of its shapes before
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
                 if number == self.some:
                     self.early = self.totals["data_loss"].clone(), counts["data_loss"]
@@ -94,7 +99,7 @@ class Measurement:
         batch = self.make(drawn)
         with self.compute.casting(self.device):
             outputs, targets = self.task.predictions(self.module, batch)
-        self.seen["data_loss"] = 0  # the first to be named, but the last to be asked, since a loss may write into the outputs
+        self.seen["data_loss"] = 0  # listed first and computed last, since a loss may write into the outputs
         for name, metric in self.metrics(outputs, targets).items():
             self._count(name, metric, metric.numel())
         with self.compute.casting(self.device):
@@ -144,7 +149,18 @@ def predicted(
     device: torch.device,
     then: Callable[[Any, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """What `then` makes of outputs and targets, and the targets, over a data set, on the CPU."""
+    """Run the network over a data set without gradients.
+
+    Args:
+        module: The network, in evaluation mode.
+        task: Its `predict` is called once for each batch.
+        batches: The data set.
+        device: Where the network is.
+        then: Outputs and targets of a batch -> what is kept of the outputs, one row per example.
+
+    Returns:
+        What `then` gave, and the targets, of the whole data set, on the CPU.
+    """
     for used in _narrower(batches, task, module, device):
         values, targets = list[Tensor](), list[Tensor]()
         try:
