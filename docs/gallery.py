@@ -95,7 +95,7 @@ def _numbers(folder: Path, result: Result, docs: Path) -> str:
         f"### {result.entry}: {result.of}",
         f"```text\n{result.table()}\n```" if len(result.rows) <= LONG else long,
         "\n".join(map(_claim, result.claims)),
-        f"{_origin(result.about)} Files: [{FILE}]({here}/{FILE}) and what lies beside it.",
+        f"{_origin(result.about)} Files: [{FILE}]({here}/{FILE}) and the files next to it.",
         f"```console\n$ {_command(result)}\n```",
     ]
     return "\n" + "\n\n".join(parts) + "\n"

@@ -420,7 +420,7 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     assert process.returncode == 130
     assert re.fullmatch(
         r"thalweg: stopped by SIGINT after step \d+, in epoch \d+; its state is saved in stopped: "
-        r"give the same command again with --resume to go on",
+        r"run the same command again with --resume to continue",
         errors.strip(),
     )
 

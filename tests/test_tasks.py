@@ -106,7 +106,7 @@ def test_labels_out_of_range(bad):
     [
         (LOGITS, "a batch must be"),
         ({"x": LOGITS}, "a dict batch needs its targets under one of"),
-        (("x", LABELS), "outputs must be a tensor, have one under logits, or begin with one; got str"),
+        (("x", LABELS), "outputs must be a tensor, have one as .logits, or start with one; got str"),
     ],
 )
 def test_batches_no_task_understands(batch, message):
@@ -123,7 +123,7 @@ def test_metrics_must_not_take_the_names_of_the_loss(name):
 def test_label_smoothing_is_torch_own():
     expected = F.cross_entropy(LOGITS, LABELS, reduction="none", label_smoothing=0.1)
     assert torch.equal(tw.classification(label_smoothing=0.1).loss(LOGITS, LABELS), expected)
-    with pytest.raises(tw.ThalwegError, match=r"label_smoothing is a share, from 0 to 1; got 1\.5"):
+    with pytest.raises(tw.ThalwegError, match=r"label_smoothing is a fraction, from 0 to 1; got 1\.5"):
         tw.classification(label_smoothing=1.5)
 
 

@@ -25,9 +25,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Find low-loss curves between trained networks, measure and draw what lies along and around them, and ensemble them.",
-    epilog="Start with `thalweg demo`. Every command writes one new folder and says at its end what it wrote; only `demo` and "
-    "`paper` write into theirs again.",
+    help="Find low-loss curves between trained networks, measure and plot the loss along and around them, and build ensembles.",
+    epilog="Start with `thalweg demo`. Every command writes one new folder and says at the end what it wrote; only `demo` and "
+    "`paper` write to theirs again.",
 )
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         if _several() and isinstance(end.code, int) and end.code:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(end.code)  # where others left an exchange, gloo's threads may abort a process that takes itself down
+            os._exit(end.code)  # if other ranks left a collective, gloo's threads may abort a process while it exits
         raise
 
 
@@ -51,7 +51,7 @@ def _several() -> bool:
 
 
 def _as_a_sentence(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
-    """Our own warnings without the place in the code where they come from."""
+    """Our own warnings without the line of code that issued them."""
     return f"thalweg: {message}\n" if category.__name__ == "SlowPathWarning" else f"{category.__name__}: {message}\n"
 
 
@@ -78,12 +78,12 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             (_with_others if _several() else _perform)(command, kwargs)
         except Stopped as error:
             again = " with --resume" if "resume" in kwargs else ""
-            _fail(f"{error.what}: give the same command again{again} to go on", 128 + error.signal)
+            _fail(f"{error.what}: run the same command again{again} to continue", 128 + error.signal)
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
             _fail(_kept(error, kwargs.get("out")), 1, error)
-        except BrokenPipeError:  # who read what we print has gone, such as head
+        except BrokenPipeError:  # the reader of our output has gone, such as head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
@@ -93,7 +93,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    """Whatever fails in code of the user's own becomes one sentence that names the line."""
+    """An error in user code becomes one sentence that names the line."""
     try:
         command(**settings)
     except (ThalwegError, BrokenPipeError, typer.Exit):
@@ -105,7 +105,7 @@ def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
 
 
 def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    """As one of the processes that torchrun started; all but the first write nothing that stays, and only one complains."""
+    """As one of the processes that torchrun started; only rank 0 writes, and only one rank reports an error."""
     from .runtime.distributed import distributed
 
     with distributed() as processes, ExitStack() as stack:
@@ -125,7 +125,7 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
 
 
 def _kept(error: Diverged, out: Path | None) -> str:
-    """The message, and the weights it speaks of in a file."""
+    """The message, and the weights it mentions in a file."""
     if out is None:
         return str(error)
     path = out / "last-good.safetensors"

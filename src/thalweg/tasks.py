@@ -1,4 +1,4 @@
-"""Tasks: how outputs come out of a network and a batch, and a loss, metrics and probabilities out of these."""
+"""Tasks: outputs from a network and a batch, and loss, metrics and probabilities from the outputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -44,10 +44,10 @@ def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 
 
 def outputs_of(result: Any) -> Tensor:
-    """The tensor in what a network or a task's predict returned: itself, its `.logits`, or its first part."""
+    """The tensor in the result of a network or of a task's predict: itself, its `.logits`, or its first item."""
     found = tensor_in(result)
     if found is None:
-        rule = "outputs must be a tensor, have one under logits, or begin with one"
+        rule = "outputs must be a tensor, have one as .logits, or start with one"
         raise ThalwegError(f"{rule}; got {describe(result)}: choose one in Task(predict=)")
     return found
 
@@ -66,27 +66,30 @@ def tensor_in(result: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained and measured: how a batch goes through the network, and a loss of what comes out.
+    """What is trained and measured: how a batch goes through the network, and the loss of its outputs.
 
-    >>> import torch, thalweg as tw
-    >>> from functools import partial
-    >>> task = tw.Task(partial(torch.nn.functional.cross_entropy, reduction="none", label_smoothing=0.1))
-    >>> outputs, targets = task.predict(torch.nn.Identity(), (torch.tensor([[2.0, 0.0]]), torch.tensor([1])))
-    >>> task.loss(outputs, targets)
-    tensor([2.0269])
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> from functools import partial
+        >>> task = tw.Task(partial(torch.nn.functional.cross_entropy, reduction="none", label_smoothing=0.1))
+        >>> outputs, targets = task.predict(torch.nn.Identity(), (torch.tensor([[2.0, 0.0]]), torch.tensor([1])))
+        >>> task.loss(outputs, targets)
+        tensor([2.0269])
 
-    Labels are whole numbers of any dtype; those that are -100 do not count. Where targets are labels, `error` and
-    probabilities follow by themselves: from outputs that are a tensor with its classes in dimension 1, as in torch, that have
-    one under `.logits`, or that begin with one.
+    Labels are integers of any dtype; -100 is ignored. If targets are labels, `error` and probabilities are computed by
+    default, from outputs that are a tensor with the classes in dimension 1, as in torch, that have one as `.logits`, or
+    whose first item is one.
 
     Args:
         loss: (outputs, targets) -> one value per example or per token; or a single mean, together with `size`.
         predict: (net, batch) -> outputs and targets, with one call of the network. The default takes batches as
-            `classification` does. What else the loss needs, such as a penalty on weights, is part of the outputs.
-        metrics: Name -> (outputs, targets) -> one value per example; without them, `error` where targets are labels.
-        probabilities: outputs -> what ensembles average; without it, softmax where targets are labels, else the outputs.
-        size: batch -> how many examples a single-valued loss is the mean of.
-        units: Metric -> its unit; "%" is for a share, which tables and figures show in percent. The built-in `error` is one.
+            `classification` does. Whatever else the loss needs, such as a penalty on weights, is part of the outputs.
+        metrics: Name -> (outputs, targets) -> one value per example. By default `error`, if targets are labels.
+        probabilities: Outputs -> what ensembles average. By default softmax if targets are labels, otherwise the
+            outputs.
+        size: Batch -> the number of examples that a single-valued loss is the mean of.
+        units: Metric -> its unit; "%" is for fractions, which tables and figures show in percent, as the built-in
+            `error`.
     """
 
     loss: Callable[[Any, Any], Tensor]
@@ -116,7 +119,7 @@ class Task:
         return made[0], made[1]
 
     def losses(self, outputs: Any, targets: Any, batch: Any) -> tuple[Tensor, int]:
-        """The checked values of the loss, and how many examples they stand for."""
+        """The checked values of the loss, and the number of examples."""
         try:
             values = self.loss(outputs, targets)
         except Exception as error:
@@ -140,7 +143,7 @@ class Task:
         """Whether the loss looks like one of (net, batch), which tasks were made of before version 0.2."""
         try:
             names = [*signature(self.loss).parameters]
-        except (TypeError, ValueError):  # of functions that are not written in Python
+        except (TypeError, ValueError):  # for functions that are not written in Python
             return False
         return names[:1] in (["net"], ["network"], ["model"], ["module"]) or names[1:2] == ["batch"]
 
@@ -151,42 +154,44 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def identity(outputs: Tensor) -> Tensor:
-    """Outputs that are no probabilities, as of regression."""
+    """Outputs that are not probabilities, as in regression."""
     return outputs
 
 
 def classification(label_smoothing: float = 0.0) -> Task:
-    """Cross-entropy and error of a network that gives logits.
+    """Cross-entropy and error of a network that returns logits.
 
-    >>> import torch, thalweg as tw
-    >>> task = tw.classification()
-    >>> logits, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])
-    >>> task.loss(logits, labels)
-    tensor([0.1269, 2.1269])
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> task = tw.classification()
+        >>> logits, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])
+        >>> task.loss(logits, labels)
+        tensor([0.1269, 2.1269])
 
     A batch is `(inputs, ..., labels)`, called as `net(inputs, ...)`, or a dict with `labels` (or `label`, `targets`,
-    `target`, `y`), its other items passed by name. The network gives logits, or something with `.logits`.
+    `target`, `y`), whose other items are passed by name. The network returns logits, or an object with `.logits`.
 
-    Labels are whole numbers, of which -100 does not count, or probabilities of the shape of the logits (one-hot, mixup); a
-    map of labels (N, H, W) goes with logits (N, classes, H, W).
+    Labels are integers, of which -100 is ignored, or probabilities of the shape of the logits (one-hot, mixup); label
+    maps (N, H, W) go with logits (N, classes, H, W).
 
     Args:
-        label_smoothing: The share of each target that is spread evenly over all classes, in the loss alone.
+        label_smoothing: The fraction of each target that is spread evenly over all classes, in the loss only.
     """
     label_smoothing = number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
-        raise ThalwegError(f"label_smoothing is a share, from 0 to 1; got {label_smoothing!r}")
+        raise ThalwegError(f"label_smoothing is a fraction, from 0 to 1; got {label_smoothing!r}")
     return Task(_CrossEntropy(label_smoothing), probabilities=softmax)
 
 
 def regression() -> Task:
     """Squared error, averaged over the outputs of one example.
 
-    >>> import torch, thalweg as tw
-    >>> tw.regression().loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0]]))
-    tensor([5.])
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> tw.regression().loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 0.0]]))
+        tensor([5.])
 
-    Batches as in `classification`; targets have the shape of the outputs.
+    Batches are as in `classification`; targets have the shape of the outputs.
     """
     return Task(_squared_error, metrics={}, probabilities=identity)
 
@@ -199,18 +204,20 @@ def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def language_modelling(padding: bool = True) -> Task:
-    """Cross-entropy and error per token of a network that gives logits (batch, time, vocabulary).
+    """Cross-entropy and error per token of a network that returns logits (batch, time, vocabulary).
 
-    >>> import torch, thalweg as tw
-    >>> task = tw.language_modelling()
-    >>> logits, following = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [4, -100, -100]])
-    >>> task.loss(*task.predict(torch.nn.Identity(), (logits, following))).shape
-    torch.Size([4])
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> task = tw.language_modelling()
+        >>> logits, following = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [4, -100, -100]])
+        >>> task.loss(*task.predict(torch.nn.Identity(), (logits, following))).shape
+        torch.Size([4])
 
-    Batches as in `classification`; tokens labelled -100 do not count. Perplexity is exp of the `data_loss`.
+    Batches are as in `classification`; tokens labelled -100 are ignored. Perplexity is exp of `data_loss`.
 
     Args:
-        padding: Whether there are such tokens. Looking for them waits for the GPU; with False, steps can be captured.
+        padding: Whether there are such tokens. Looking for them synchronizes with the GPU; with False, steps can be
+            captured.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
@@ -225,9 +232,10 @@ def language_modelling(padding: bool = True) -> Task:
 
 
 class Labels:
-    """One value per label that counts, which are all but -100. A label out of range is an error where looking is free: on the
-    CPU, but for what is compiled, and once elsewhere; after that its value is NaN, which stops training without the device
-    assertion that would end the process, and so is that of a first -100."""
+    """One value per label that is not -100. A label out of range is an error where checking is free: on the CPU, unless
+    compiled, and once elsewhere. After that its value is NaN, which stops training without the device assertion that
+    would end the process; the same holds for a first -100.
+    """
 
     looked = ignores = False
 

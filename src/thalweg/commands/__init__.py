@@ -1,1 +1,1 @@
-"""The commands; torch and matplotlib come with late imports and the names of `tw`, so that `--help` answers at once."""
+"""The commands; torch and matplotlib are imported late, so that `--help` is fast."""

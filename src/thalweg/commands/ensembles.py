@@ -34,7 +34,7 @@ def walk(
     start: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: the fresh network]"
+            help="Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: a new network]"
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of training from each start.")] = 20,
@@ -81,7 +81,7 @@ def walk(
 
 
 def ensemble(
-    what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or files of weights; all are pooled.")],
+    what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled.")],
     task: options.Task,
     out: options.Out,
     data: Data = None,
@@ -158,7 +158,7 @@ def compare(
     ways = [tw.Independent() if name == "ind" else _method(name, cycle, cycles, rates[name], lowest) for name in chosen]
     name = _chosen(inputs.data, data)
     result = tw.compare(
-        lambda seed: load_inputs(task, seed, device).model,  # the data are those of seed 0, since all are scored together
+        lambda seed: load_inputs(task, seed, device).model,  # with the data of seed 0, since all are scored together
         inputs.task,
         inputs.train,
         inputs.data[name],

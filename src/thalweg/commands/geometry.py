@@ -28,7 +28,7 @@ def demo(
 ) -> None:
     """Try everything on handwritten digits: curves between two networks, the planes around them, and ensembles at one budget.
 
-    Needs no data and no GPU, and takes two to three minutes on two cores. The straight line between the networks meets a
+    Needs no data and no GPU, and takes two to three minutes on two cores. The straight line between the networks crosses a
     barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
     """
     from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
@@ -64,7 +64,7 @@ def fit(
     every: options.Every = "1m",
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one network, or several at once: the ends of a curve.
+    """Train one network, or several interleaved: the ends of a curve.
 
     Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
     """
@@ -94,13 +94,13 @@ def connect(
     task: options.Task,
     out: options.Out,
     curve: Annotated[Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)] = "bezier",
-    bends: Annotated[int, typer.Option(help="How many trainable points between the ends.")] = 1,
+    bends: Annotated[int, typer.Option(help="Number of trainable points between the ends.")] = 1,
     loss: Annotated[
         Literal["uniform", "arclength"],
         typer.Option(help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."),
     ] = "uniform",
     same_t: Annotated[
-        bool, typer.Option("--same-t", help="Under torchrun: one t for all processes in a step, not one each.")
+        bool, typer.Option("--same-t", help="Under torchrun: the same t on all ranks in a step, instead of one each.")
     ] = False,
     epochs: options.Epochs = 60,
     lr: options.Rate = 0.05,
@@ -114,7 +114,7 @@ def connect(
     compile: options.Compile = None,
     graph: options.Graph = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, where memory is short.")
+        bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, to save GPU memory.")
     ] = False,
     resume: options.Resume = False,
     every: options.Every = "1m",
@@ -153,7 +153,7 @@ def scan(
     ],
     task: options.Task,
     out: options.Out,
-    points: Annotated[int, typer.Option(help="How many equally spaced values of t, the ends included.")] = 61,
+    points: Annotated[int, typer.Option(help="Number of equally spaced values of t, including the ends.")] = 61,
     line: Annotated[
         bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline.")
     ] = True,
@@ -205,8 +205,8 @@ def plane(
     ],
     task: options.Task,
     out: options.Out,
-    grid: Annotated[int, typer.Option(help="How many points along each axis.")] = 21,
-    margin: Annotated[float, typer.Option(help="How far to look beyond the three points, as a share of their extent.")] = 0.2,
+    grid: Annotated[int, typer.Option(help="Number of points along each axis.")] = 21,
+    margin: Annotated[float, typer.Option(help="How far to go beyond the three points, as a fraction of their extent.")] = 0.2,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
     seed: options.Seed = 0,
@@ -253,7 +253,7 @@ def _plane(what: list[Path], model: "nn.Module", key: str | None) -> "tuple[tw.P
 
 
 def _after_fit(given: dict[str, Any]) -> str:
-    """A curve, where there are two networks of one task; the second network, where there is one."""
+    """A curve, if there are two networks of one task; the second network, if there is one."""
     out, seed = given["out"], given["seed"]
     if given["runs"] > 1:
         ends = [out / f"seed-{seed}", out / f"seed-{seed + 1}"]
@@ -261,12 +261,12 @@ def _after_fit(given: dict[str, Any]) -> str:
         ends = [other, out]
     else:
         return following(fit, {**given, "seed": seed + 1}, out=str(out))
-    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network say nothing about a curve's
+    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network do not apply to a curve
     return following(connect, kept, *ends, out="curve")
 
 
 def _other_network(out: Path, task: str, seed: int) -> Path | None:
-    """A network beside this one that was trained on the same task from another seed."""
+    """A network next to this one, trained on the same task from another seed."""
     from ..store.files import WEIGHTS, load_json
     from ..store.runs import RECORD
 
@@ -279,7 +279,7 @@ def _other_network(out: Path, task: str, seed: int) -> Path | None:
 
 
 def _after_scan(given: dict[str, Any], bends: int) -> str:
-    """A curve after a straight line, the plane of a curve that lies in one, or the page."""
+    """A curve after a straight line, the plane of a curve with one bend, or the page."""
     if bends == 1:
         return following(plane, given, *given["what"], out="plane")
     if len(given["what"]) == 2:
@@ -307,7 +307,7 @@ def _report(results: "Mapping[Path, tw.Scan]") -> None:
             draw(drawn, data, quantity, ax)
     tw.figures.save(figure, last / name)
     for folder, each in results.items():
-        typer.echo((each if folder == last else replace(each, stored={})).table())  # what both say about the ends, once
+        typer.echo((each if folder == last else replace(each, stored={})).table())  # what both say about the ends, only once
 
 
 def _height(result: "tw.Scan") -> float:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how a command begins and ends."""
+"""Options that several commands share, and how a command starts and ends."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-MANY = 30  # files from which on only those on top are listed
-CARRIED = (  # what the next command should be given too, or it would compute something else, or elsewhere
+MANY = 30  # with more files, only those at the top level are listed
+CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
     "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision", "compile", "graph",
 )  # fmt: skip
 Task = Annotated[
@@ -22,7 +22,7 @@ Task = Annotated[
     typer.Option(
         "--task",
         metavar="FILE.py:FACTORY",
-        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and perhaps `update_bn` "
+        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and optionally `bn_batches` "
         "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),
@@ -32,10 +32,11 @@ Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
 Decay = Annotated[
-    float, typer.Option("--weight-decay", help="Weight decay: half of it times the squared weights is part of the loss.")
+    float,
+    typer.Option("--weight-decay", help="Weight decay: half of it times the squared norm of the weights is part of the loss."),
 ]
 Clip = Annotated[float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)]
-Seed = Annotated[int, typer.Option(help="Given to the factory; also decides shuffling, dropout and every draw of t.")]
+Seed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout and t.")]
 Device = Annotated[
     str | None,
     typer.Option(help="The device to compute on, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
@@ -67,7 +68,9 @@ Networks = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option(help="Which weights to take of a checkpoint that holds several, such as ema or state_dict.", show_default=False),
+    typer.Option(
+        help="Which weights to take from a checkpoint that holds several, such as ema or state_dict.", show_default=False
+    ),
 ]
 
 
@@ -82,14 +85,14 @@ def bar(quiet: bool) -> bool | None:
 
 
 def following(command: Callable[..., None], given: Mapping[str, Any], *words: str | Path, out: str) -> str:
-    """What one would type next: a command with what was given to this one, where it can take that and would not by itself."""
+    """The suggested next command, with the options of this one that it accepts and that are not its defaults."""
     known = {name: parameter.default for name, parameter in signature(command).parameters.items() if name in CARRIED}
     flags = [_flag(name, given[name]) for name in known if name in given and given[name] != known[name]]
     return shlex.join([*program(), command.__name__, *map(str, words), *chain(*flags), "--out", _free(out)])
 
 
 def program() -> list[str]:
-    """How this program was started, in words that the shell finds again."""
+    """How this program was started, as the shell would find it again."""
     path = Path(sys.argv[0])
     if path.name == "__main__.py":
         return [sys.executable, "-m", "thalweg"]
@@ -97,7 +100,7 @@ def program() -> list[str]:
 
 
 def done(out: Path, following: str | None) -> None:
-    """Say what was written, and what one would type next."""
+    """Print what was written, and the suggested next command."""
     files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name[0] != "."]
     top = [path for path in files if len(path.relative_to(out).parts) == 1] if len(files) > MANY else files
     below = f"\n      and {len(files) - len(top)} files in folders below" if len(files) > len(top) else ""

@@ -10,14 +10,14 @@ PAGE = Path("page.html")
 
 def page(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders that commands have written, or folders that hold such folders.")
+        list[Path], typer.Argument(metavar="RUN", help="Folders written by commands, or folders that contain such folders.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page, a file that ends in .html.")] = PAGE,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if there is one already.")] = False,
 ) -> None:
     """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.
 
-    The file holds everything it shows and asks no network for anything. What the folders lack is named on the page.
+    The file is self-contained and works offline. The page names what the folders lack.
     """
     from ..reporting.page import write
 

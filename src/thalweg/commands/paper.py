@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from ..paper.entries import Entry
     from ..paper.workshop import Workshop
 
-Folder = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are kept and found.")
-]
+Folder = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are stored.")]
 
 Chosen = Annotated[
     str | None, typer.Option(help="One or several, separated by commas. [default: the entry's]", show_default=False)
@@ -22,7 +20,7 @@ Chosen = Annotated[
 
 
 def list_entries() -> None:
-    """List every table and figure of the paper that can be run again."""
+    """List every table and figure of the paper that can be reproduced."""
     from ..paper.entries import ENTRIES, SHOWS
 
     for entry in ENTRIES.values():
@@ -52,10 +50,10 @@ def run(
     graph: Graph = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run experiments of the paper again, from scratch, on real data.
+    """Reproduce experiments of the paper, from scratch, on real data.
 
-    What entries share is trained once and found again; a run that was stopped is resumed. Writes results as JSON with the paper's
-    numbers beside ours, and the figure.
+    What entries share is trained once; an interrupted run is resumed. Writes results as JSON with the paper's
+    numbers next to ours, and the figure.
     """
     import torch
 
@@ -70,7 +68,7 @@ def run(
     runs = []
     for entry in entries:
         for pair in entry.chosen(data_set, model):
-            recurrent = pair[0] == "ptb"  # whose layers are one call each, with nothing in them to compile
+            recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
             usual = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
             compute = Compute(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
             common: Any = {"given": data, "device": where, "compute": compute, "progress": bar(quiet), "download": download}
@@ -85,7 +83,7 @@ def run(
 
 
 def _perform(runs: "list[tuple[Entry, Workshop]]", seeds: int) -> None:
-    """Train all that is needed, then measure; of several runs one that cannot be does not stop the others."""
+    """Train everything needed, then measure; a run that fails does not stop the others."""
     from ..paper.entries import perform
     from ..paper.workshop import prepare
 
@@ -98,32 +96,32 @@ def _perform(runs: "list[tuple[Entry, Workshop]]", seeds: int) -> None:
             except ThalwegError as error:
                 failed.append(f"{entry.name}: {error}")
     except Stopped as error:
-        raise Stopped("stopped; what was trained and measured is kept", error.signal) from None
+        raise Stopped("stopped; everything trained and measured so far is kept", error.signal) from None
     if failed:
         raise ThalwegError("; ".join(failed))
 
 
 def _train_part(runs: "list[tuple[Entry, Workshop]]", seeds: int, shard: str) -> None:
-    """What can be trained now, divided; the next stage when all have come to the end of this one."""
+    """What can be trained now, divided among shards; the next stage once all shards have finished this one."""
     from ..paper.workshop import missing, prepare
 
     wanted = list(dict.fromkeys(item for entry, shop in runs for item in entry.wanted(shop, seeds)))
     left = missing(wanted)
     first = min((need.stage for _, need in left), default=0)
     i, n = _shard(shard)
-    own = [item for item in wanted if item[1].stage == first][i - 1 :: n]  # of all, so that every machine divides alike
+    own = [item for item in wanted if item[1].stage == first][i - 1 :: n]  # the same division on every machine
     todo = missing(own)
     prepare(todo)
     later = any(need.stage > first for _, need in left)
-    then = "more can be trained once all shards are done: give it again" if later else "then run it without --shard"
+    then = "more can be trained once all shards are done: run the command again" if later else "then run it without --shard"
     typer.echo(f"trained {len(todo)} of the {len(own)} of this shard; {then}")
 
 
 def show(
-    names: Annotated[list[str] | None, typer.Argument(help="Entries; all that are there if none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Entries; by default all that have results.")] = None,
     out: Folder = Path("thalweg-paper"),
 ) -> None:
-    """Show results, with the paper's numbers beside ours."""
+    """Show results, with the paper's numbers next to ours."""
     from ..reporting.result import FILE, Result
 
     found = [Result.load(path) for path in sorted(out.rglob(FILE))]

@@ -10,8 +10,8 @@ from .options import Compile, Device, Graph, Out, Precision, Seed, Task, done, p
 def bench(
     out: Out,
     task: Task = "thalweg.bench:vgg16",
-    rounds: Annotated[int, typer.Option(min=2, help="How often each thing is timed.")] = 15,
-    together: Annotated[int, typer.Option(help="Also train this many networks at once, on a GPU; 0 for none.")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="How often each part is timed.")] = 15,
+    together: Annotated[int, typer.Option(help="Also train this many networks interleaved, on a GPU; 0 for none.")] = 3,
     seed: Seed = 0,
     device: Device = None,
     precision: Precision = "fp32",
@@ -21,7 +21,7 @@ def bench(
     """Time your network on this machine: training steps, a scanned point, the data, a checkpoint.
 
     Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are networks of
-    the paper on images drawn at random.
+    the paper on random images.
     """
     settings = plain(locals())
     from ..bench import Bench, machine, ratios, table

@@ -1,1 +1,1 @@
-"""Every table and figure of the paper, one entry each, with the paper's numbers beside ours."""
+"""Every table and figure of the paper, one entry each, with the paper's numbers next to ours."""

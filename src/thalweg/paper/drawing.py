@@ -12,13 +12,13 @@ from ..reporting import figures
 from ..reporting.result import FILE, Result
 from ..results import CurveEnsemble, Report, Scan, Trace
 
-CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # how files and figures call them
+CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # their names in files and figures
 PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))
 METHODS = ("Ind", "SSE", "FGE")
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw what belongs to the result in `folder`, as PNG and PDF; nothing where the paper has only numbers."""
+    """Draw the figures of the result in `folder`, as PNG and PDF; nothing if the paper has only numbers."""
     result = Result.load(folder / FILE)
     drawn = DRAWERS.get(result.entry, lambda *_: {})(folder, result)
     return [path for name, canvas in drawn.items() for path in figures.save(canvas, folder / name)]
@@ -29,7 +29,7 @@ def _canvas(width: float, height: float, layout: Any = "constrained") -> Figure:
 
 
 def scans_in(folder: Path) -> dict[str, Scan]:
-    """The scans of curves that are there, by the names they get in a legend."""
+    """The scans of curves that exist, by their names in a legend."""
     return {name: Scan.load(file) for stem, name in CURVES.items() if (file := folder / f"{stem}.json").is_file()}
 
 

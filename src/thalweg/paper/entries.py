@@ -36,8 +36,14 @@ def _names(listed: str) -> list[str]:
 class Entry:
     """One table or figure of the paper.
 
-    pairs: of data set and network that it has in the paper. needs: what has to be trained first; `each`: for every seed;
-    `parts`: in other workshops. points: how many are measured, at a scale. more: what else it costs.
+    Args:
+        name: Its name on the command line.
+        pairs: The pairs of data set and network that it has in the paper.
+        needs: What has to be trained first.
+        each: What has to be trained for every seed.
+        parts: Needs in other workshops.
+        points: The number of measured points at a scale.
+        more: Further costs.
     """
 
     name: str
@@ -137,7 +143,7 @@ def find_entry(name: str) -> Entry:
 
 
 def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
-    """Run one entry; what it needs is trained first if it is not there."""
+    """Run one entry; what it needs is trained first if it is missing."""
     began = time.perf_counter()
     prepare(entry.wanted(shop, seeds))
     out = shop.folder / entry.name

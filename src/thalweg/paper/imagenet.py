@@ -29,12 +29,12 @@ class ImageShop(Workshop):
     size, workers = 224, 8
 
     def __init__(self, folder: Path, recipe: Recipe, scale: Preset, given: Path | None = None, **settings: Any):
-        self.drawn = scale.name == "smoke" and given is None  # then a small network on images drawn at random
+        self.drawn = scale.name == "smoke" and given is None  # then a small network on random images
         make = {} if self.drawn else {"make": self._pretrained}
         super().__init__(folder, recipe, scale, given, **{**make, **settings})
 
     def _pretrained(self) -> nn.Module:
-        assert self.train is not None  # say first that there are no images, if there are none
+        assert self.train is not None  # report missing images first
         try:
             return resnet50(pretrained=True)
         except ValueError as error:

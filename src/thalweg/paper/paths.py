@@ -131,7 +131,7 @@ def profile(shop: Workshop, out: Path, seeds: int) -> Outcome:
 
 
 def keep(scans: Mapping[str, Scan], out: Path) -> None:
-    """Beside the result, for the figures."""
+    """Next to the result, for the figures."""
     for name, scan in scans.items():
         scan.save(out / f"{name.replace(' ', '-')}.json")
 

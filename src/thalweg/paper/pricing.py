@@ -1,4 +1,4 @@
-"""What a list of entries will cost, said before it starts."""
+"""The cost of a list of entries, shown before it starts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from ..runtime.cuda_graphs import aside
 from .entries import Entry
 from .workshop import Wanted, Workshop, missing
 
-TOGETHER = 0.7  # of the time of one after another, three networks at once on a card (docs/results.md)
+TOGETHER = 0.7  # time of three interleaved networks on a GPU, relative to one after another (docs/results.md)
 
 
 def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
-    """What is still to be trained and what will be measured, in a sentence."""
+    """What has to be trained and what will be measured, in a sentence."""
     wanted = [item for entry, shop in runs for item in entry.wanted(shop, seeds)]
     left = missing(wanted)
     epochs, steps = sum(shop.epochs(need) for shop, need in left), sum(shop.epochs(n) * len(shop.train) for shop, n in left)
@@ -33,7 +33,7 @@ def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
 
 
 def _duration(left: Wanted, runs: Sequence[tuple[Entry, Workshop]]) -> str:
-    """Roughly how long that takes here, from a few steps of each network, of which a forward pass is a third."""
+    """An estimate of the time it takes here, from a few steps of each network, of which a forward pass is a third."""
     points = [(shop, number) for entry, shop in runs if (number := entry.points(shop.scale))]
     shops = {shop.folder: shop for shop, _ in (*left, *points)}
     if not shops or runs[0][1].scale.name == "smoke":

@@ -1,4 +1,4 @@
-"""The numbers of the paper and of its reference code, to stand beside ours."""
+"""The numbers of the paper and of its reference code, to compare with ours."""
 
 import csv
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ GREY = (0.1307,), (0.3081,)
 
 @dataclass(frozen=True)
 class FgeSettings:
-    """FGE: after which epochs of the plain run it leaves, how long it walks from each, and between which rates."""
+    """FGE: the epochs of the plain run at which it branches off, how long it walks from each, and its learning rates."""
 
     starts: tuple[int, ...]
     epochs: int
@@ -26,10 +26,21 @@ class FgeSettings:
 class Recipe:
     """One network on one data set.
 
-    dataset, title: what they are called; `in_curves`, `in_ensembles`: what the paper's tables call the network, None where it
-    is not in them. epochs, lr, weight_decay: of a network, whose epochs are also the budget of an
-    ensemble; curve_epochs, curve_lr: of a curve. cycles: of Snapshot ensembles, whose highest rate is `sse_lr`.
-    colours: mean and standard deviation for normalisation. crop: pixels of padding for random crops; flip: mirror half.
+    Attributes:
+        dataset: The name of the data set in texts.
+        title: The name of the network in texts.
+        in_curves: The network's name in the paper's table of curves, or None.
+        in_ensembles: The network's name in the paper's table of ensembles, or None.
+        epochs: Of a network, and the budget of an ensemble.
+        lr: Of a network.
+        weight_decay: Of a network.
+        curve_epochs: Of a curve.
+        curve_lr: Of a curve.
+        cycles: Of Snapshot ensembles.
+        sse_lr: The highest learning rate of Snapshot ensembles.
+        colours: Mean and standard deviation for normalisation.
+        crop: Pixels of padding for random crops.
+        flip: Whether to flip half of the images.
     """
 
     data: str
@@ -64,8 +75,13 @@ class Recipe:
 class Preset:
     """How much of everything: all of it, or just enough to run every line of the code.
 
-    images, tests: how many of each, None for all. points: along a curve. grid: along each side of a plane. members: points of a
-    curve that are ensembled. widths: of the last experiment on width.
+    Attributes:
+        images: The number of training images, None for all.
+        tests: The number of test images, None for all.
+        points: Points along a curve.
+        grid: Points along each side of a plane.
+        members: Points of a curve that are ensembled.
+        widths: Of the experiment on width.
     """
 
     name: str
@@ -93,7 +109,9 @@ WIDE = FgeSettings((120, 156), 22, 4, 5e-2, 5e-4)
 
 
 def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:
-    """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the set's own, not ImageNet's."""
+    """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the data set's own statistics, not
+    ImageNet's.
+    """
     sets = {"cifar10": ("CIFAR-10", CIFAR10), "cifar100": ("CIFAR-100", CIFAR100)}
     each = [(data, name, own if colours else IMAGENET) for data, (name, own) in sets.items()]
     return [Recipe(data, model, name, title, colours=normalised, **settings) for data, name, normalised in each]

@@ -32,7 +32,7 @@ DIVERSITY = {  # what the paper calls the disagreement, the distance, and the ac
 
 
 def voters(shop: Workshop, curve: str, members: int) -> CurveEnsemble:
-    """Points of a curve and what they predict together; kept, since several entries ask."""
+    """Points of a curve and their predictions together; stored, since several entries need them."""
     found = Segment(*shop.networks(2)) if curve == "segment" else shop.curve(curve)
     file = shop.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
@@ -111,7 +111,7 @@ def ensembles(shop: Workshop, out: Path, seeds: int) -> Outcome:
 
 
 def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
-    """The networks of each run of a method, and how many epochs had been spent when each was there, earlier runs included."""
+    """The networks of each run of a method, and the epochs spent until each was collected, including earlier runs."""
     if method == "Ind":
         return [([shop.network(seed)], [(seed + 1) * shop.recipe.epochs]) for seed in range(seeds)]
     walks = [(shop.snapshot if method == "SSE" else shop.fge)(seed) for seed in range(seeds)]
@@ -119,7 +119,7 @@ def runs_of(shop: Workshop, method: str, seeds: int) -> list[tuple[Sequence[Weig
 
 
 def _spent(shop: Workshop, method: str, walk: Walk, earlier: int) -> list[float]:
-    """FGE begins after the last of its starts, and goes from one after another."""
+    """FGE starts after the last of its branching points, and walks from one after another."""
     before = max(shop.recipe.walk.starts) if method == "FGE" and shop.recipe.walk else 0
     return [
         earlier + (before + (k * len(part.lr) + i) / part.steps) for k, part in enumerate(walk.traces) for i in part.collected
@@ -127,7 +127,7 @@ def _spent(shop: Workshop, method: str, walk: Walk, earlier: int) -> list[float]
 
 
 def pooled(shop: Workshop, method: str, seeds: int, out: Path) -> Report:
-    """What the runs of a method make together, network after network; kept, since several entries ask."""
+    """The ensemble of all runs of a method, network after network; stored, since several entries need it."""
     runs = runs_of(shop, method, seeds)
     file = shop.folder / f"pooled-{method}-{seeds}-{runs[-1][0][-1].digest()[:8]}.json"
     if not file.is_file():

@@ -26,15 +26,17 @@ from .recipes import Preset, Recipe
 from .workshop import Need, Workshop
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
-FASTER = 4  # a curve's rate over a network's: in its middle phi(t) then moves as far in a step as a network would
+FASTER = 4  # learning rate of a curve relative to a network's: phi(0.5) then moves as far in a step as a network would
 NEEDS = [*NETWORKS, Need("bezier", 0)]
 
 
 @dataclass(frozen=True)
 class Words:
-    """A recipe of Zaremba et al.: the rate stays for so many epochs, then is divided by `fall` in each; gradients are clipped.
+    """A recipe of Zaremba et al.: the rate is constant for `stay` epochs, then divided by `fall` in each; gradients are
+    clipped.
 
-    reported: the perplexities that they report, on the training set with dropout, and on the two others.
+    Attributes:
+        reported: The perplexities they report, on the training set with dropout, and on the two others.
     """
 
     size: str
@@ -60,7 +62,7 @@ RECIPES = {
 
 
 class WordShop(Workshop):
-    """A workshop whose networks read words; perplexity is exp of their loss."""
+    """A workshop for language models; perplexity is exp of their loss."""
 
     def __init__(self, folder: Path, recipe: Recipe, scale: Preset, given: Path | None = None, **settings: Any):
         super().__init__(folder, recipe, scale, given, **settings)
@@ -108,7 +110,7 @@ class WordShop(Workshop):
         return sum(len(batches) for batches in self.data.values())
 
     def in_training(self, need: Need) -> float:
-        """Perplexity over the last epoch of its training, with dropout, at whatever t were drawn: what papers call train."""
+        """Perplexity over the last epoch of training, with dropout, at whatever t were drawn: what papers call train."""
         return math.exp(Run(self.folder / need.name).lines(LOG)[-1]["loss"])
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:

@@ -1,4 +1,4 @@
-"""The networks, curves and walks that the entries share: each is made once, in a folder of its own, and found there again."""
+"""The networks, curves and walks that the entries share: each is trained once, in its own folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -32,16 +32,13 @@ from .recipes import Preset, Recipe
 
 READERS: dict[str, Callable[..., Any]] = {"mnist": sets.mnist, "cifar10": sets.cifar10, "cifar100": sets.cifar100}
 STAGES = (0, 1)
-DONE = "finished"  # an empty file in the folder of a run that came to its end
+DONE = "finished"  # an empty file in the folder of a finished run
 KINDS: dict[str, type[Curve]] = {"bezier": Bezier, "polychain": PolyChain}
 
 
 @dataclass(frozen=True)
 class Need:
-    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk; `seed` is whose.
-
-    stage: what can be trained at once; walks and curves need the networks of the stage before.
-    """
+    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk, with its seed."""
 
     kind: str
     seed: int
@@ -52,13 +49,14 @@ class Need:
 
     @property
     def stage(self) -> int:
+        """Needs of one stage can be trained interleaved; walks and curves need the networks of the previous stage."""
         return 0 if self.kind in ("network", "snapshot") else 1
 
 
 class Workshop:
-    """Makes what is needed for one recipe at one scale, under `folder`.
+    """Trains what is needed for one recipe at one scale, under `folder`.
 
-    given: where the data lie; at smoke scale images are drawn at random where there are none.
+    Without data (`given`), random images are used at smoke scale.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class Workshop:
 
     @cached_property
     def form(self) -> nn.Module:
-        """Any network of that kind, for its form alone."""
+        """A network of the same architecture; its weights do not matter."""
         return self.model(0)
 
     @property
@@ -125,7 +123,7 @@ class Workshop:
         return {"weight_decay": self.recipe.weight_decay, "compute": self.compute, "progress": self.progress}
 
     def rates(self, lr: float) -> dict[str, Any]:
-        """How a network or a curve is trained whose recipe has the rate `lr`."""
+        """Arguments to train a network or a curve whose recipe has the rate `lr`."""
         return {"lr": lr}
 
     def network(self, seed: int) -> Weights:
@@ -141,7 +139,7 @@ class Workshop:
         return self.fulfil(Need("snapshot", seed))
 
     def _fit(self, seed: int) -> Weights:
-        """A network trained for the whole budget, with the epochs kept at which FGE leaves it."""
+        """A network trained for the whole budget, keeping the epochs at which FGE branches off."""
         keep = self.recipe.walk.starts if self.recipe.walk else ()
         own: dict[str, Any] = {"epochs": self.recipe.epochs, "keep": keep, "seed": seed, "run": self.folder / f"network-{seed}"}
         return fit(self.model(seed), self.task, self.train, **own, **self.rates(self.recipe.lr), **self.settings)
@@ -150,7 +148,7 @@ class Workshop:
         return [self.network(seed) for seed in range(count)]
 
     def _connect(self, kind: str, seed: int = 0) -> Curve:
-        """Between the first two networks; `seed` decides the draws of t and of the data."""
+        """Between the first two networks; `seed` determines the draws of t and of the data."""
         fresh = KINDS[kind](self.network(0), self.network(1))
         own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": self.folder / f"{kind}-{seed}"}
         return connect(self.form, fresh, self.task, self.train, **own, **self.rates(self.recipe.curve_lr), **self.settings)
@@ -167,28 +165,28 @@ class Workshop:
         return walk(self.form, self.task, self.train, method, run=run, watch=watch, **own, **self.settings)
 
     def _cycle(self, seed: int) -> Walk:
-        """Snapshot ensembles over the whole budget, from fresh weights."""
+        """Snapshot ensembles over the whole budget, from newly initialised weights."""
         method = Snapshot(cycles=self.recipe.cycles, lr_max=self.recipe.sse_lr)
         own: dict[str, Any] = {"epochs": self.recipe.epochs, "seed": seed + 2000, "run": self.folder / f"snapshot-{seed}"}
         return walk(self.model(seed + 2000), self.task, self.train, method, watch={"test": self.test}, **own, **self.settings)
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
-        """Train and test set at every point; kept under `name`."""
+        """Train and test set at every point; stored under `name`."""
         common: dict[str, Any] = {"bn_batches": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         data = {"train": self.clean, "test": self.test}
         places = {"points": self.scale.points} if isinstance(target, Curve) else {}
         return scan(self.form, target, self.task, data, **{**places, **common, **settings})
 
     def described(self) -> dict[str, Any]:
-        """All settings of the recipe, to be kept with results."""
+        """All settings of the recipe, stored with results."""
         return asdict(self.recipe)
 
     def batches_per_point(self) -> int:
-        """Forward passes at one point of a scan: for batch norm's statistics, and over both sets."""
+        """Forward passes at one point of a scan: for batch-norm statistics, and over both data sets."""
         return (1 + any(True for _ in batch_norms(self.form))) * len(self.clean) + len(self.test)
 
     def fulfil(self, need: Need) -> Any:
-        """Make it, or find it made; what was found once is kept at hand."""
+        """Train it, or load it if it exists; loaded results are cached."""
         makers: Mapping[str, Callable[[int], object]] = {
             "network": self._fit,
             "snapshot": self._cycle,
@@ -204,7 +202,9 @@ class Workshop:
         return (self.folder / need.name / DONE).is_file()
 
     def size_on_disk(self, need: Need) -> int:
-        """What it will take on disk: a network with its kept epochs and their momentum, a curve, or the members of a walk."""
+        """The expected size on disk: a network with its kept epochs and their momentum, a curve, or the members of a
+        walk.
+        """
         way = self.recipe.walk
         vectors = {
             "network": 1 + 2 * len(way.starts if way else ()),
@@ -214,7 +214,7 @@ class Workshop:
         return 4 * sum(p.numel() for p in self.form.parameters()) * vectors.get(need.kind, 3)
 
     def seconds(self, need: Need) -> float:
-        """How long its training took, as its logs tell; the time of runs that took turns is divided among them."""
+        """The training time from its logs; that of interleaved runs is divided among them."""
         logs = [Run(path.parent).lines(LOG) for path in (self.folder / need.name).rglob(LOG)]
         return sum(entry["seconds"] / entry.get("at_once", 1) for log in logs for entry in log)
 
@@ -242,13 +242,13 @@ Wanted = Sequence[tuple[Workshop, Need]]
 
 
 def missing(wanted: Wanted) -> list[tuple[Workshop, Need]]:
-    """What is not there yet, each thing once."""
+    """What does not exist yet, each once."""
     once = {(shop.folder, need): (shop, need) for shop, need in wanted}
     return [(shop, need) for shop, need in once.values() if not shop.finished(need)]
 
 
 def prepare(wanted: Wanted, number: int = 3) -> None:
-    """Train everything that is not there yet, what does not depend on each other at once."""
+    """Train everything that does not exist yet; what is independent is interleaved."""
     for stage in STAGES:
         here = [(shop, need) for shop, need in missing(wanted) if need.stage == stage]
         if here:
@@ -256,7 +256,7 @@ def prepare(wanted: Wanted, number: int = 3) -> None:
 
 
 def _network(model: str, classes: int, small: bool) -> nn.Module:
-    """The paper's, or one that runs the same code in no time: with batch norm where the paper's has it."""
+    """The paper's, or a small one that runs the same code quickly: with batch norm if the paper's has it."""
     if not small or model in ("fc", "conv3fc3"):
         return getattr(models, model)(classes=classes)
     return models.conv3fc3(width=0.05, classes=classes) if model == "vgg16" else models.preresnet(11, classes=classes)

@@ -18,11 +18,12 @@ Snapshot = dict[str, Any]
 def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[None]:
     """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), within a block.
 
-    >>> with seeded(0):
-    ...     first = torch.rand(2)
-    >>> with seeded(0):
-    ...     bool((torch.rand(2) == first).all())
-    True
+    Examples:
+        >>> with seeded(0):
+        ...     first = torch.rand(2)
+        >>> with seeded(0):
+        ...     bool((torch.rand(2) == first).all())
+        True
 
     Args:
         seed: The seed.

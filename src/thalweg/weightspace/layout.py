@@ -97,9 +97,10 @@ def _plain(name: str, network: nn.Module) -> str:
 class Layout:
     """The names and shapes of a network's weights, and their order in one vector.
 
-    >>> layout = Layout.of(nn.Linear(3, 2))
-    >>> layout.names, layout.shapes, layout.size
-    (('weight', 'bias'), ((2, 3), (2,)), 8)
+    Examples:
+        >>> layout = Layout.of(nn.Linear(3, 2))
+        >>> layout.names, layout.shapes, layout.size
+        (('weight', 'bias'), ((2, 3), (2,)), 8)
 
     Attributes:
         names: The trainable parameters (`requires_grad`), tied ones once, in the module's order.

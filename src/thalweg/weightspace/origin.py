@@ -21,13 +21,14 @@ class OriginPath:
     At s in [0, 1], with t = |1 - 2 s|, layer i has weights W_i t and biases b_i t^i, which multiplies the logits by
     t^n.
 
-    >>> import torch
-    >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    >>> a, x = Weights.of(network), torch.ones(1, 3).double()
-    >>> logits = network(x)
-    >>> OriginPath(network, a, a).point(0.25).load_into(network)
-    >>> bool(torch.allclose(network(x), 0.5**2 * logits))
-    True
+    Examples:
+        >>> import torch
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+        >>> a, x = Weights.of(network), torch.ones(1, 3).double()
+        >>> logits = network(x)
+        >>> OriginPath(network, a, a).point(0.25).load_into(network)
+        >>> bool(torch.allclose(network(x), 0.5**2 * logits))
+        True
 
     Args:
         module: An `nn.Sequential` of linear and convolutional layers with ReLU and pooling between them.
