@@ -1,8 +1,8 @@
-"""Every figure on speed and memory on a CUDA card in docs/results.md, in one run.
+"""Every figure on speed and memory on a CUDA GPU in docs/results.md, in one run.
 
     python benchmarks/gpu.py OUT.json [--networks vgg16 preresnet164 wrn28_10] [--rounds N]
 
-For each network, in the fastest mode (bf16, compiled, recorded): plain, curve and walk steps of `thalweg bench`, and a plain
+For each network, in the fastest mode (bf16, compiled, captured): plain, curve and walk steps of `thalweg bench`, and a plain
 step written by hand, all taking turns on one batch of 128; whole epochs with augmentation; a scanned point and its forward
 passes; three networks at once, also without the compiler; memory. Ratios are of medians.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/processes.py [--processes 2] [--rounds 3]
 
-The rounds take turns. Only the scan is timed, not the start of the processes.
+The rounds are interleaved. Only the scan is timed, not the start of the processes.
 """
 
 import argparse

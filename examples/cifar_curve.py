@@ -15,7 +15,7 @@ What 61 points on CIFAR-10 showed, with the networks at 0.397 and 0.400, 8.77 an
     segment                                   0.391, 1.922, 2.697               8.50, 63.09, 90.00 %
     Bezier, 1.17 times as long                0.228, 0.274, 0.400               8.06,  8.70,  9.64 %
 
-209 s, 2026-11-15: one NVIDIA H200 beside another run, bf16, Python 3.12, torch 2.11.0.
+209 s, 2026-11-15: one NVIDIA H200 shared with another run, bf16, Python 3.12, torch 2.11.0.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
         run = settings.out / f"network-{seed}"
         return tw.fit(network(seed), task, train, epochs=settings.epochs, lr=0.05, seed=seed, run=run, **common)
 
-    a, b = tw.together(lambda: trained(1), lambda: trained(2))  # side by side on the card
+    a, b = tw.together(lambda: trained(1), lambda: trained(2))  # interleaved on the GPU
     run = settings.out / "bezier"
     curve = tw.connect(network(1), tw.Bezier(a, b), task, train, epochs=settings.curve_epochs, lr=0.015, run=run, **common)
 

@@ -9,7 +9,7 @@ After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the cu
 inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there are 51
 between the networks: it is about 2,000 at the bend itself.
 
-99 s, 2026-11-15: one NVIDIA H200 beside another run, bf16, Python 3.12, torch 2.11.0.
+99 s, 2026-11-15: one NVIDIA H200 shared with another run, bf16, Python 3.12, torch 2.11.0.
 """
 
 import argparse

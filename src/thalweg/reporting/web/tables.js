@@ -94,7 +94,7 @@ function showBudget() {
     make(
       "p",
       { class: "quiet" },
-      `B is ${budgets} epochs. kB pools the first k runs; 1B is the mean over runs, beside its standard deviation.`,
+      `B is ${budgets} epochs. kB pools the first k runs; 1B is the mean over runs, with its standard deviation.`,
     ),
   );
 }
