@@ -12,8 +12,8 @@ from thalweg.reporting.result import FILE, Claim, Result
 DOCS = Path(__file__).parent
 HEAD = """# Gallery
 
-The figures of [the paper's entries](paper-again.md), made by `make gallery` from the files of results under `docs/paper` alone;
-the demo's are as it drew them. Their numbers, claims, machines and commands are in [Results](results.md#the-paper-again).
+The figures of [the paper's entries](paper-again.md), made by `make gallery` from the result files under `docs/paper`;
+the demo's are as it drew them. Numbers, claims, machines and commands are in [Results](results.md#the-paper-again).
 
 ## The demo
 

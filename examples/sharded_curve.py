@@ -35,7 +35,7 @@ def batches():
 
 
 class ShardedBend:
-    """One bend between two ends, in shards: what `thalweg.connect` does, for parameters that are distributed tensors."""
+    """One bend between two ends, in shards: what `thalweg.connect` does, for parameters that are DTensors."""
 
     def __init__(self, network, curve):
         self.network, self.curve = network, curve

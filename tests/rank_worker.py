@@ -1,4 +1,4 @@
-"""What every process of a test runs: under torchrun, or alone. Each writes what it found into the folder it is given."""
+"""What every process of a test runs: under torchrun, or alone. Each writes its results to the given folder."""
 
 import os
 import sys

@@ -18,7 +18,8 @@ def small(seed):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 4)
     )
-    return dict(model=model, task=tw.classification(), train=batches, bn_batches=batches.clean(), data={"x": batches.clean()})
+    clean = batches.clean()
+    return dict(model=model, task=tw.classification(), train=batches, bn_batches=clean, data={"x": clean})
 """
 
 

@@ -436,7 +436,7 @@ def test_every_option_is_explained(command):
 
 
 def test_help_answers_at_once():
-    """Best of five, in processor time, which other work on the machine does not change much; the bar is half a second."""
+    """Best of five, in CPU time, which other work on the machine does not change much; the bar is half a second."""
     times = []
     for _ in range(5):
         before = os.times()

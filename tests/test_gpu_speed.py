@@ -106,7 +106,7 @@ def gradient(kind, name, compute):
 @pytest.mark.parametrize("kind", ["plain", "curve", "arclength"])
 @pytest.mark.parametrize("name", ["vgg16", "preresnet"])
 def test_gradients_are_those_of_an_eager_step(name, kind, way):
-    """Tensor cores round differently in every kernel, so that convolutions are kept from them where 1e-5 is asked for."""
+    """Tensor cores round differently in every kernel, so convolutions do not use them where 1e-5 is required."""
     if kind == "arclength" and "compiled" in way:
         pytest.skip("the same as without")
     compute, before = MODES[way], torch.backends.cudnn.allow_tf32

@@ -125,7 +125,7 @@ print(sorted(name for name in sys.modules if name.startswith("thalweg.runtime.")
 
 
 def test_only_the_context_is_module_level_state():
-    """Of what a module holds, nothing is written to after it was made, but for the context of a call and a weak cache."""
+    """No module-level object is written to after it was made, except the context of a call and a weak cache."""
     writes = {"append", "pop", "update", "clear", "add", "setdefault", "extend", "remove", "set"}
     found = set()
     for path in ROOT.rglob("*.py"):

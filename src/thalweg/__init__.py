@@ -63,11 +63,11 @@ _MODULES = {"data": "data", "figures": "reporting.figures", "models": "models", 
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE", "Independent",
-    "Iterations", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "SlowPathWarning", "Snapshot", "Task", "ThalwegError",
-    "Trace", "Walk", "WalkScheduler", "Weights", "average", "classification", "compare", "connect", "curve_ensemble", "data",
-    "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "together",
-    "update_bn", "walk",
+    "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
+    "Independent", "Iterations", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "SlowPathWarning",
+    "Snapshot", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights", "average", "classification",
+    "compare", "connect", "curve_ensemble", "data", "distributed", "figures", "fit", "language_modelling", "models",
+    "page", "regression", "scan", "together", "update_bn", "walk",
 ]  # fmt: skip
 
 

@@ -296,7 +296,7 @@ def _repeat(work: Callable[[], object], times: int) -> None:
 
 
 def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
-    """A network and random images of CIFAR's size (on a GPU also as many as CIFAR has): for timing, not for learning."""
+    """A network and random images of CIFAR's size (on a GPU also as many): for timing, not for learning."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     share = 1 if device == "cuda" else 50
 

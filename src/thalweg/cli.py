@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find low-loss curves between trained networks, measure and plot the loss along and around them, and build ensembles.",
-    epilog="Start with `thalweg demo`. Every command writes one new folder and says at the end what it wrote; only `demo` and "
+    epilog="Start with `thalweg demo`. Every command writes one new folder and lists what it wrote; only `demo` and "
     "`paper` write to theirs again.",
 )
 

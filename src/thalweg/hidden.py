@@ -45,7 +45,7 @@ class Place(NamedTuple):
     value: Any
 
     def put(self, value: Any) -> None:
-        """Store a copy there; into the same list, array or tensor where its shape allows, since others may hold it too."""
+        """Store a copy there; into the same list, array or tensor where its shape allows, since it may be shared."""
         now = self.value
         if isinstance(value, GeneratorState):
             set_generator(now, value.state)

@@ -39,7 +39,7 @@ class Inputs:
 
 
 def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
-    """Call `factory(seed)` of `file.py:factory`, or of `package.module:factory`, which may lie in the current folder."""
+    """Call `factory(seed)` of `file.py:factory`, or of `package.module:factory`, also from the current folder."""
     with seeded(0):  # data drawn at import or in the factory are the same in every command
         factory = _find(spec)
     with seeded(seed):

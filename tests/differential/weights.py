@@ -1,4 +1,4 @@
-"""Kinds that differ in how their parameters and buffers are kept: tied, frozen, odd shapes, shared memory, precision."""
+"""Kinds that differ in their parameters and buffers: tied, frozen, odd shapes, shared memory, precision."""
 
 from collections.abc import Iterator
 

@@ -295,7 +295,7 @@ def test_bad_inputs_are_not_blamed_on_a_member(value, name):
         lambda: tw.Ensemble(module, [point, point]).score(task, spoiled(value)),
         lambda: tw.curve_ensemble(module, tw.Segment(point, point), task, spoiled(value), bn_batches=spoiled(0.0), points=2),
     ):
-        with pytest.raises(tw.ThalwegError, match=f"item 0 of batch 2 holds {name}, and the network is not to blame"):
+        with pytest.raises(tw.ThalwegError, match=f"item 0 of batch 2 holds {name}, so the network is not the cause"):
             call()
 
 

@@ -49,7 +49,7 @@ def mixed(labels):
 
 
 def flat(batches, members):
-    """Logits of every member (members, count, classes) and labels (count,), one row per example or pixel that counts."""
+    """Logits of every member (members, count, classes) and labels (count,), one row per labelled example or pixel."""
     with torch.no_grad():
         logits = [torch.cat([m(x).movedim(1, -1).reshape(-1, CLASSES) for x, _ in batches]) for m in members]
     labels = torch.cat([y.reshape(-1) for _, y in batches]).long()

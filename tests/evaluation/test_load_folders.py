@@ -1,4 +1,4 @@
-"""`load` of every result takes the folder of a run; every other folder is a sentence that names it and says what to do."""
+"""`load` of every result takes the folder of a run; any other folder is an error that names it and what to do."""
 
 import re
 import shutil

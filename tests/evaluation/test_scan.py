@@ -91,7 +91,7 @@ def test_the_ends_agree_with_the_ends_refreshed_the_same_way_and_the_gap_is_told
 
 
 def test_summary_is_the_papers():
-    """min, max; mean: trapezoid over t; int: trapezoid over arc length; barrier: excess over the ends' straight line."""
+    """min, max; mean: trapezoid over t; int: trapezoid over arc length; barrier: excess over the straight line."""
     animal = ZOO["mlp"]
     a, b = animal.ends()
     curve = tw.PolyChain(a, b).with_bends([a.vector.lerp(b.vector, 0.9)])

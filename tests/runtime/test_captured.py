@@ -1,4 +1,4 @@
-"""A captured step does what a plain one does; here with a stand-in for CUDA graphs that runs the captured work again."""
+"""A captured step does what a plain one does; with a stand-in for CUDA graphs that runs the captured work again."""
 
 from types import SimpleNamespace
 

@@ -147,7 +147,7 @@ def needed(bends, optimizer, compute=None, dtype=torch.float32):
 @pytest.mark.parametrize("bends", [1, 3])
 @pytest.mark.parametrize(("optimizer", "kept"), [(None, 1), (torch.optim.Adam, 2)])
 def test_memory_is_what_the_formula_says(bends, optimizer, kept):
-    """phi and its gradient; the control points; per bend its gradient, what the optimizer keeps, and the last good one."""
+    """phi and its gradient; the control points; per bend its gradient, optimizer state, and the last good one."""
     assert needed(bends, optimizer) == pytest.approx(2 + (bends + 2) + bends * (1 + kept + 1), abs=0.1)
     assert needed(bends, optimizer, STREAM) == pytest.approx(2 + bends + bends * (1 + kept + 1), abs=0.1)
 

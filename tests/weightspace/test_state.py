@@ -197,8 +197,8 @@ def scripted():
 KINDS = {
     kind.__name__: kind
     for kind in (
-        Hidden, InPlace, CachesInEval, Merges, InContainers, OwnRandomness, Parted, WeakParent, BoundMethod, SharesMemory,
-        OwnCopy, scripted,
+        Hidden, InPlace, CachesInEval, Merges, InContainers, OwnRandomness, Parted, WeakParent, BoundMethod,
+        SharesMemory, OwnCopy, scripted,
     )
 }  # fmt: skip
 

@@ -15,14 +15,15 @@ import typer
 
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
-    "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision", "compile", "graph",
+    "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision",
+    "compile", "graph",
 )  # fmt: skip
 Task = Annotated[
     str,
     typer.Option(
         "--task",
         metavar="FILE.py:FACTORY",
-        help="Your network and data: `factory(seed)` returns a dict with `model`, `task`, `train`, and optionally `bn_batches` "
+        help="Your network and data: `factory(seed)` returns a dict: `model`, `task`, `train`, maybe `bn_batches` "
         "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),

@@ -100,7 +100,7 @@ def _varied(image: Image.Image, size: int) -> Image.Image:
 
 
 def _window(width: int, height: int) -> Box:
-    """A crop of random area, aspect ratio and position: the first that fits, or else as much of the centre as possible."""
+    """A crop of random area, aspect ratio and position: the first that fits, or else the largest centre crop."""
     tries = torch.rand(TRIES, 2, dtype=torch.float64)
     area = width * height * (AREA[0] + (AREA[1] - AREA[0]) * tries[:, 0])
     ratio = (log(RATIO[0]) + log(RATIO[1] / RATIO[0]) * tries[:, 1]).exp()

@@ -189,7 +189,7 @@ class Ensemble:
 def _predictions(
     probe: Probe, member: Weights, task: Task, batches: Batches, some: Batches | None = None
 ) -> tuple[Tensor, Tensor]:
-    """some: of the batches, those to predict."""
+    """Predictions and targets of one member, for `some` of the batches if given."""
     with Points(probe, task).at(member), seeded(0, batches):
         return predicted(probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task))
 

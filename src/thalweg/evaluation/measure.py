@@ -66,7 +66,7 @@ class Measurement:
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
         self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold)
-        self.alive: list[Contents] = []  # tensors that a captured pass reads, and that are put away after it
+        self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
         self.sizes: dict[str, dict[str, int]] = {}
 
     def _measured(self, first: bool) -> dict[str, float]:
@@ -180,7 +180,7 @@ def predicted(
         except torch.OutOfMemoryError:
             if used is batches:
                 raise
-    raise AssertionError("the last of them are the batches as they came")
+    raise AssertionError("the last of them are the batches as they are")
 
 
 def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) -> None:
@@ -193,22 +193,22 @@ def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) 
     if nan is None and bad is not None:
         reason = f"its '{bad}' is not finite, so it has diverged: leave it out"
     elif (found := nan or infinite) is not None:
-        reason = f"{found}, and the network is not to blame: clean the data"
+        reason = f"{found}, so the network is not the cause: clean the data"
     else:
         reason = "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"
     raise ThalwegError(f"{what} predicts NaN or infinity: {reason}")
 
 
 def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All batches as one; maps of labels of several sizes pixel by pixel."""
+    """All batches concatenated; label maps of several sizes by pixels."""
     if len({value.shape[1:] for value in values}) > 1 and all(map(are_labels, values, targets)):
         values, targets = [rows(value) for value in values], [wanted.flatten() for wanted in targets]
     return torch.cat(values), torch.cat(targets)
 
 
 def _narrower(batches: Batches, task: Task, module: nn.Module, device: torch.device) -> Iterator[Batches]:
-    """On a GPU, where the result does not depend on how examples are batched: wide batches, half as wide ones if these do not fit
-    into memory, and so on; at last, and elsewhere, the batches as they came."""
+    """On a GPU, if results do not depend on the batch size: large batches, half as large ones if these do not fit
+    into memory, and so on; finally, and elsewhere, the batches as they are."""
     alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
     widened, width = getattr(batches, "widened", None), _widest(device)
     while widened is not None and alike and width and (used := widened(width)) is not batches:
@@ -222,9 +222,15 @@ def _widest(device: torch.device) -> int:
 
 
 class Points:
-    """The network at one point after another: loaded, in evaluation mode, with statistics of its own where these are recomputed.
+    """The network at one point after another: loaded, in eval mode, with recomputed statistics if `bn_batches` is
+    given.
 
-    task, bn_batches: how the network sees a batch, and the batches for the statistics; without them, a point brings its own.
+    Args:
+        probe: The network.
+        task: How the network is called on a batch.
+        bn_batches: The batches for the statistics; without them, points must have their own.
+        compute: How to compute the statistics.
+        pool: Memory shared with other graphs.
     """
 
     def __init__(
@@ -240,7 +246,7 @@ class Points:
 
     @contextmanager
     def at(self, weights: Weights, recomputed: bool = True) -> Iterator[float]:
-        """For the length of a block; gives the square of the weights' norm, since `eval()` may merge weights."""
+        """Be at a point within a block; yields the squared norm of its weights, since `eval()` may merge weights."""
         self.probe.load(weights)
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
         self.probe.module.eval()
@@ -254,6 +260,6 @@ class Points:
 
 @contextmanager
 def same_draws(batches: Batches | None) -> Iterator[None]:
-    """Every point sees the same data, whatever these count or draw."""
+    """Every point sees the same data, whatever they count or draw."""
     with undisturbed(batches), seeded(0, batches):
         yield

@@ -56,7 +56,7 @@ class Metrics:
 
 
 def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
-    """What ensembles average of the outputs of a batch, in float64: probabilities where there are any."""
+    """What ensembles average for a batch, in float64: probabilities if there are any."""
     if task.probabilities is not None:
         return task.probabilities(outputs.double() if isinstance(outputs, Tensor) else outputs).double()
     values = outputs_of(outputs).double()
@@ -64,7 +64,7 @@ def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
 
 
 def are_labels(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are whole numbers, one for each place where the outputs have their classes in dimension 1.
+    """Whether targets are integers, one for each position where the outputs have their classes in dimension 1.
 
     >>> are_labels(torch.zeros(2, 3), torch.tensor([0, 2])), are_labels(torch.zeros(2, 3), torch.zeros(2, 3))
     (True, False)
@@ -79,7 +79,7 @@ def one_hot(targets: Tensor) -> Tensor:
 
 
 def _versions(*values: Any) -> list[int]:
-    """How often each tensor has been written to; those of inference mode do not count that."""
+    """How often each tensor has been written to; inference tensors do not count that."""
     return [tensor._version for tensor in tensors_in(values) if not tensor.is_inference()]
 
 

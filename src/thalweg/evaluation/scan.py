@@ -171,7 +171,7 @@ def _measured(
     bar: Progress,
     context: Context,
 ) -> list[Any]:
-    """Every point, of which those that a run kept are not measured again; stops between two of them if it is asked to."""
+    """Every point; those stored in a run folder are not measured again; stops between two of them on request."""
     processes = context.processes
     with Interrupts(processes.once(lambda: held is not None), context.slot) as interrupts:
         measured: list[Any] = processes.once(lambda: _kept(held, labels) if held is not None else [])
@@ -251,7 +251,7 @@ class Measurer:
 
 
 def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
-    """Measure the first batches of the last point again with a new copy of the network; a different result is an error."""
+    """Measure the first batches of the last point again with a new copy of the network; a difference is an error."""
     with during("measuring the last point again"), aside(at.probe.device):
         at(weights, first=True)
     for name, measure in at.measures.items():

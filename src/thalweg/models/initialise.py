@@ -6,7 +6,7 @@ from torch import nn
 
 
 def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
-    """Initialise convolutions as N(0, 2 / (k k out)) with zero biases, and batch norm as 1 and 0; returns the network."""
+    """Initialise convolutions as N(0, 2 / (k k out)) with zero biases, batch norm as 1 and 0; returns the network."""
     for part in network.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.normal_(part.weight, 0.0, sqrt(2 / (part.kernel_size[0] * part.kernel_size[1] * part.out_channels)))

@@ -1,4 +1,4 @@
-"""How each network of the paper is trained: the paper's settings where it gives them, its reference code's where not."""
+"""How each network of the paper is trained: with the paper's settings, or else those of its reference code."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ GREY = (0.1307,), (0.3081,)
 
 @dataclass(frozen=True)
 class FgeSettings:
-    """FGE: the epochs of the plain run at which it branches off, how long it walks from each, and its learning rates."""
+    """FGE: the epochs at which it branches off the plain run, how long it walks from each, and its learning rates."""
 
     starts: tuple[int, ...]
     epochs: int

@@ -179,7 +179,7 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Outcome:
 
 
 def between_members(scan: Scan, knots: int) -> Outcome:
-    """The best of each piece of a chain against its two ends; the loss with the penalty for large weights, and without."""
+    """The best point of each piece of a chain against its two ends; the loss with and without weight decay."""
     train, test = scan.values["train"], scan.values["test"]
     measured = {"train loss": train["loss"], "train cross-entropy": train["data_loss"], "test error (%)": 100 * test["error"]}
     per = (len(test["error"]) - 1) // knots

@@ -110,7 +110,7 @@ class WordShop(Workshop):
         return sum(len(batches) for batches in self.data.values())
 
     def in_training(self, need: Need) -> float:
-        """Perplexity over the last epoch of training, with dropout, at whatever t were drawn: what papers call train."""
+        """Perplexity over the last epoch of training, with dropout, at random t: what papers call train."""
         return math.exp(Run(self.folder / need.name).lines(LOG)[-1]["loss"])
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:

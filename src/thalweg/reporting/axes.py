@@ -32,7 +32,7 @@ def one(ax: "Axes | None") -> "Axes":
 
 
 def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any) -> Any:
-    """The axes given, or new ones in a figure of suitable size, in reading order; `height` is in inches, for one row."""
+    """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "budget", "chain", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save", "surface",
-    "surfaces", "trace", "width",
+    "budget", "chain", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save",
+    "surface", "surfaces", "trace", "width",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14

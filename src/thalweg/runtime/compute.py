@@ -205,7 +205,7 @@ class Call:
         return running(step, self, batches, seed, total, label, run)
 
     def source(self, batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-        """How to go through the batches once, and how to make a batch on the device of what comes."""
+        """How to iterate over the batches once, and how to make a batch on the device from each item."""
         from .transfer import source
 
         return source(batches, device)

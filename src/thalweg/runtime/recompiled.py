@@ -29,7 +29,7 @@ def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
 
 @contextmanager
 def interpreted(module: nn.Module) -> Iterator[None]:
-    """What the user has compiled runs as it is written, since compiled code does not call hooks that came later."""
+    """Run what the user has compiled eagerly, since compiled code does not call hooks that were added later."""
     if not any(map(user_compiled, module.modules())):
         yield
         return

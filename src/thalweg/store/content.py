@@ -1,4 +1,4 @@
-"""Hashes of anything by its content: tensors and arrays by their values, objects by their state, never by an address."""
+"""Hashes of anything by its content: tensors and arrays by value, objects by their state, never by address."""
 
 import hashlib
 import struct

@@ -100,7 +100,8 @@ def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
         return
     for key in [*now, *(key for key in before if key not in now)]:
         if key not in before or key not in now:
-            yield f"the {key} of {name} {'is known now and was not' if key in now else 'was known and cannot be computed now'}"
+            change = "is known now and was not" if key in now else "was known and cannot be computed now"
+            yield f"the {key} of {name} {change}"
         elif not near(before[key], now[key], within):
             was, shows = (f"{values[key][0]:.6g}" for values in (before, now))
             yield f"the {key} of {name} " + (

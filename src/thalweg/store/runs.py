@@ -201,7 +201,7 @@ def opened(
 
 
 class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one stops immediately."""
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one stops at once."""
 
     def __init__(self, wanted: bool = True, slot: Slot | None = None) -> None:
         self.wanted, self.slot = wanted, slot

@@ -196,7 +196,7 @@ class Statistics:
 
 
 def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
-    """Add a batch to the pool: a shift near the mean, sums of deviations from it and of their squares, and the count."""
+    """Add a batch to the pool: a shift near the mean, sums of deviations from it and of their squares, the count."""
     shift, first, second, total = pooled
     mean, variance = last.double()
     shift.copy_(torch.where(total == 0, mean, shift))

@@ -1,4 +1,4 @@
-"""The path through the origin of weight space, along which a ReLU network keeps its predictions but not its confidence."""
+"""The path through the origin of weight space: a ReLU network keeps its predictions but not its confidence."""
 
 from dataclasses import replace
 
