@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -296,6 +297,65 @@ def test_functions_and_optimizers_are_watched_too():
     assert "of loss: anneal.weight" in changed(lambda: setattr(anneal, "weight", 0.5))
     assert "of SGD: steps of vector 0" in changed(lambda: optimizer.state[vector].update(steps=1))
     assert changed(lambda: optimizer.param_groups[0].update(lr=0.2)) is None
+
+
+class CountingLoss(nn.Module):
+    """A loss that is a module, with another inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.CrossEntropyLoss(), 0
+
+    def forward(self, outputs, targets):
+        self.calls += 1
+        return self.inner(outputs, targets)
+
+
+class CountingObject:
+    calls = 0
+
+    def __call__(self, outputs, targets):
+        self.calls += 1
+        return outputs
+
+    def method(self, outputs, targets):
+        return self(outputs, targets)
+
+
+def counting_function(outputs, targets):
+    counting_function.calls += 1
+    return outputs
+
+
+counting_function.calls = 0
+COUNTING = {
+    "module": CountingLoss(),
+    "object": CountingObject(),
+    "method": CountingObject().method,
+    "function": counting_function,
+    "partial of a module": partial(CountingLoss()),
+    "partial of a partial": partial(partial(CountingObject())),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTING)
+def test_capture_notices_a_loss_that_counts_its_calls(kind):
+    loss, module = COUNTING[kind], nn.Identity()
+    outputs, targets = torch.zeros(2, 3), torch.tensor([0, 1])
+    loss(outputs, targets)
+    before = cuda_graphs._host_state(module, (loss,))
+    assert cuda_graphs._difference({**before}, cuda_graphs._host_state(module, (loss,))) is None
+    loss(outputs, targets)
+    assert "calls' changes in every step" in cuda_graphs._difference(before, cuda_graphs._host_state(module, (loss,)))
+
+
+@pytest.mark.parametrize("loss", [tw.classification().loss, nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy)])
+def test_capture_has_nothing_against_the_usual_losses(loss):
+    module, outputs, targets = nn.Identity(), torch.zeros(2, 3), torch.tensor([0, 1])
+    loss(outputs, targets)
+    before = cuda_graphs._host_state(module, (loss, tw.classification().predict))
+    loss(outputs, targets)
+    assert cuda_graphs._difference(before, cuda_graphs._host_state(module, (loss, tw.classification().predict))) is None
 
 
 def test_one_recording_serves_batches_of_one_form():

@@ -5,7 +5,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -239,23 +239,32 @@ def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]
         "random": random.getstate(),
         "numpy": (np.asarray(keys).tobytes(), position),
     }
-    for name, part in module.named_modules():
-        for key, value in {**vars(part), **part._buffers}.items():
-            state[f"{name}.{key}".removeprefix(".")] = _noted(value, key)
+    state |= {name: _noted(value, name.rpartition(".")[2]) for name, value in _attributes(module)}
     for other in others:
         state |= {f"of {getattr(other, '__name__', type(other).__name__)}: {k}": _noted(v, k) for k, v in _parts(other)}
     return state
 
 
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, part in module.named_modules():
+        yield from ((f"{name}.{key}".removeprefix("."), value) for key, value in {**vars(part), **part._buffers}.items())
+
+
 def _parts(other: Any) -> Iterator[tuple[str, Any]]:
-    """The settings and state of an optimizer, or the closure of a function, and one level into that."""
+    """The settings and state of an optimizer, the attributes of a loss that is an object, or the closure of a function, and one
+    level into that."""
     if isinstance(other, torch.optim.Optimizer):
         for group in other.param_groups:
             yield from ((key, value) for key, value in group.items() if key not in ("lr", "params"))
         for k, memory in enumerate(other.state.values()):
             yield from ((f"{key} of vector {k}", value) for key, value in memory.items())
         return
-    inside = [("", getattr(other, "__self__", None))]
+    while isinstance(other, partial):
+        other = other.func
+    if isinstance(other, nn.Module):
+        yield from _attributes(other)
+        return
+    inside = [("", getattr(other, "__self__", other))]
     code = getattr(other, "__code__", None)
     if code is not None and other.__closure__:
         inside += [(name, cell.cell_contents) for name, cell in zip(code.co_freevars, other.__closure__, strict=True)]
