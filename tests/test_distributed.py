@@ -141,7 +141,8 @@ def test_a_process_that_dies_ends_the_run_which_can_be_gone_on_with(victim, tmp_
     _, errors = running.communicate(timeout=120)
     assert running.returncode != 0
     said = "stopped by SIGTERM after step " if victim is None else "another process of this run has"
-    assert re.findall(f"^thalweg: ({said}|.*)", errors, re.M) == [said]
+    reported = re.findall(f"^thalweg: ({said}|.*)", errors, re.M)
+    assert reported == [said] or (victim is not None and not reported)  # torchrun may end the others before they can speak
     assert not (tmp_path / "curve" / "curve.safetensors").exists()
     again = run(1 if victim else 2, "curve", "--resume")
     assert again.returncode == 0, again.stderr
