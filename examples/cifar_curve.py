@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=40, help="of each network")
     parser.add_argument("--curve-epochs", type=int, default=100)
     parser.add_argument("--points", type=int, default=61, help="measured along each path")
-    parser.add_argument("--images", type=int, default=None, help="use only the first so many of each set, to try it out")
+    parser.add_argument("--images", type=int, default=None, help="use only this many of each set, to try it out")
     return parser.parse_args()
 
 

@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="the --out of cifar_curve.py")
     parser.add_argument("--data", type=Path, required=True, help="the folder with cifar-10-batches-bin or cifar-100-binary")
     parser.add_argument("--grid", type=int, default=21, help="points along each side")
-    parser.add_argument("--images", type=int, default=None, help="use only the first so many of each set, to try it out")
+    parser.add_argument("--images", type=int, default=None, help="use only this many of each set, to try it out")
     return parser.parse_args()
 
 
