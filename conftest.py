@@ -1,4 +1,6 @@
-"""Every test begins with the same random numbers, whichever tests ran before it, and tries the same examples at any load."""
+"""Every test begins with the same random numbers, whichever tests ran before it, and tries the same examples at any
+load.
+"""
 
 import random
 

@@ -75,7 +75,10 @@ def main() -> None:
     for method, entry in result.entries.items():
         differences = [run["error"] - other for run, other in zip(entry["runs"], alone, strict=True)]
         error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
-        print(f"{method} - Ind: {100 * statistics.mean(differences):+.2f} points of error, standard error {100 * error:.2f}")
+        print(
+            f"{method} - Ind: {100 * statistics.mean(differences):+.2f} points of error, standard error "
+            f"{100 * error:.2f}"
+        )
     if settings.out:
         result.save(settings.out)
 

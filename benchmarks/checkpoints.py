@@ -44,7 +44,10 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in Run(folder).folder.rglob("*"))
     seconds = statistics.median(times)
-    print(f"torch {torch.__version__}, {platform.machine()}: {size / 2**20:.0f} MiB in {seconds:.2f} s (median of {saves})")
+    print(
+        f"torch {torch.__version__}, {platform.machine()}: {size / 2**20:.0f} MiB in {seconds:.2f} s (median of "
+        f"{saves})"
+    )
     print(f"one save a minute: {100 * seconds / 60:.2f} % of training time")
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py OUT.json [--networks vgg16 preresnet164 wrn28_10] [--rounds N]
 
-For each network, in the fastest mode (bf16, compiled, captured): plain, curve and walk steps of `thalweg bench`, and a plain
-step written by hand, all taking turns on one batch of 128; whole epochs with augmentation; a scanned point and its forward
-passes; three networks at once, also without the compiler; memory. Ratios are of medians.
+For each network, in the fastest mode (bf16, compiled, captured): plain, curve and walk steps of `thalweg bench`, and a
+plain step written by hand, all taking turns on one batch of 128; whole epochs with augmentation; a scanned point and
+its forward passes; three networks at once, also without the compiler; memory. Ratios are of medians.
 """
 
 import argparse
@@ -27,7 +27,9 @@ def by_hand(make, batch, compiled):
     """What somebody in a hurry for speed would write for this network alone."""
     network = make().cuda().to(memory_format=torch.channels_last).train()
     rate = torch.tensor(bench.RATE, device="cuda")
-    optimizer = torch.optim.SGD(network.parameters(), rate, momentum=bench.MOMENTUM, weight_decay=bench.DECAY, fused=True)
+    optimizer = torch.optim.SGD(
+        network.parameters(), rate, momentum=bench.MOMENTUM, weight_decay=bench.DECAY, fused=True
+    )
     function = torch.compile(network, dynamic=False) if compiled else network
     x, y = (tensor.clone() for tensor in batch)
 
@@ -57,7 +59,9 @@ def by_hand(make, batch, compiled):
 def figures(name, compute, rounds):
     torch.cuda.empty_cache()
     inputs = load_inputs(f"thalweg.bench:{name}", 0, "cuda")
-    make = {"vgg16": bench.models.vgg16, "preresnet164": bench.models.preresnet, "wrn28_10": bench.models.wrn28_10}[name]
+    make = {"vgg16": bench.models.vgg16, "preresnet164": bench.models.preresnet, "wrn28_10": bench.models.wrn28_10}[
+        name
+    ]
     timer = bench.Bench(inputs, compute, rounds, 20 if name == "vgg16" else 10)
     timings = {}
     with aside(timer.device):
@@ -89,7 +93,8 @@ def figures(name, compute, rounds):
         "scan point / its forward passes": ratio("scan point", "its forward passes"),
         "3 together / one by one, fastest mode": ratio("3 together (fastest mode)", "one by one (fastest mode)"),
         "3 together / one by one, not compiled": ratio("3 together (not compiled)", "one by one (not compiled)"),
-        "memory of a curve, vectors beyond plain": (timings["curve step"].memory - timings["plain step"].memory) / vector,
+        "memory of a curve, vectors beyond plain": (timings["curve step"].memory - timings["plain step"].memory)
+        / vector,
     }
     print(f"\n{name}\n{bench.table(timings)}")
     for key, value in ratios.items():

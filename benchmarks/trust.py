@@ -1,8 +1,9 @@
 """What proving costs: the share of a scan of 61 points that is spent on it, and what it adds to a step of training.
 
-Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both belong to the
-same load of the machine: the passes that are watched, a second look at the last point, and what a network keeps besides its
-weights being captured and put back at every point. Steps are timed with the watch and without, in turns.
+Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both
+belong to the same load of the machine: the passes that are watched, a second look at the last point, and what a network
+keeps besides its weights being captured and put back at every point. Steps are timed with the watch and without, in
+turns.
 """
 
 import time
@@ -28,7 +29,9 @@ KEEPING = ((ModuleState, "__init__"), (ModuleState, "renewed"), (ModuleState, "r
 
 @contextmanager
 def clocked(places, spent, outer=()):
-    """Note the processor time inside these functions, once where one calls another, and not where something `outer` does."""
+    """Note the processor time inside these functions, once where one calls another, and not where something `outer`
+    does.
+    """
     inside = []
 
     def timed(function):
@@ -89,7 +92,14 @@ def batches(count, size, *shape):
 
 
 def convolutions():
-    layers = [nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
@@ -106,7 +116,13 @@ def cases():
         POINTS,
     )
     yield "the demo's, refreshed", demo["model"], demo["data"], demo["bn_batches"], POINTS
-    yield "two convolutions with batch norm, 8 batches of 64, refreshed", convolutions(), {"test": images}, images, POINTS
+    yield (
+        "two convolutions with batch norm, 8 batches of 64, refreshed",
+        convolutions(),
+        {"test": images},
+        images,
+        POINTS,
+    )
     yield "PreResNet-164, 10 batches of 8, refreshed", preresnet164(), {"test": large}, large, 4
 
 

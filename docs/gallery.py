@@ -1,4 +1,6 @@
-"""Draw every result under docs/paper again, and make docs/gallery.md and a part of docs/results.md from them: `make gallery`."""
+"""Draw every result under docs/paper again, and make docs/gallery.md and a part of docs/results.md from them: `make
+gallery`.
+"""
 
 import re
 from pathlib import Path
@@ -39,7 +41,9 @@ def results(docs: Path) -> dict[str, Found]:
     found = [(path.parent, Result.load(path)) for path in sorted((docs / "paper").rglob(FILE))]
     for folder, result in found:
         if result.about["scale"] != "full":
-            raise ThalwegError(f"the gallery shows full runs, and {folder} is at scale {result.about['scale']}: remove it")
+            raise ThalwegError(
+                f"the gallery shows full runs, and {folder} is at scale {result.about['scale']}: remove it"
+            )
     return {name: [each for each in found if each[1].entry == name] for name in ENTRIES}
 
 
@@ -70,7 +74,8 @@ def _absent(found: dict[str, Found]) -> str:
 
 
 def _figures(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.png"), key=lambda path: ("test" in path.stem, path.stem))  # train first, as in the paper
+    # train first, as in the paper
+    return sorted(folder.glob("*.png"), key=lambda path: ("test" in path.stem, path.stem))
 
 
 def _section(name: str, found: Found, docs: Path) -> str:
@@ -108,7 +113,9 @@ def _claim(claim: Claim) -> str:
 
 def _origin(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    spent = f"{_duration(about['seconds of training'])} of training in all; this entry took {_duration(about['seconds'])}"
+    spent = (
+        f"{_duration(about['seconds of training'])} of training in all; this entry took {_duration(about['seconds'])}"
+    )
     return f"{about['machine']}, {about['precision']}, {versions}, {about['date']}; {spent}."
 
 

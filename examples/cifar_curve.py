@@ -2,12 +2,12 @@
 
 $ python examples/cifar_curve.py --data ~/data --out cifar-curve
 
-40 epochs for each network and 100 for the curve, with the other settings of the paper's public code, which has 200 and 600
-(`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). A run that was stopped goes on when the same
+40 epochs for each network and 100 for the curve, with the other settings of the paper's public code, which has 200 and
+600 (`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). A run that was stopped goes on when the same
 command is given again.
 
-To compare with, highest train loss and test error for CIFAR-10 in the paper's table of curves: 2.569 and 90 % on the straight
-line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.
+To compare with, highest train loss and test error for CIFAR-10 in the paper's table of curves: 2.569 and 90 % on the
+straight line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.
 
 What 61 points on CIFAR-10 showed, with the networks at 0.397 and 0.400, 8.77 and 8.53 %:
 
@@ -34,8 +34,12 @@ COLOURS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="the folder with cifar-10-batches-bin or cifar-100-binary")
-    parser.add_argument("--out", type=Path, default=Path("cifar-curve"), help="where networks, curve and figure are kept")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder with cifar-10-batches-bin or cifar-100-binary"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("cifar-curve"), help="where networks, curve and figure are kept"
+    )
     parser.add_argument("--classes", type=int, choices=(10, 100), default=10, help="CIFAR-10 or CIFAR-100")
     parser.add_argument("--epochs", type=int, default=40, help="of each network")
     parser.add_argument("--curve-epochs", type=int, default=100)
@@ -55,9 +59,14 @@ def main() -> None:
         return tw.models.vgg16(settings.classes).to(device)
 
     read = tw.data.cifar10 if settings.classes == 10 else tw.data.cifar100
-    (images, labels), (test_images, test_labels) = ([part[: settings.images] for part in pair] for pair in read(settings.data))
+    (images, labels), (test_images, test_labels) = (
+        [part[: settings.images] for part in pair] for pair in read(settings.data)
+    )
     train = tw.data.DeviceBatches(images, labels, 128, shuffle=True, crop=4, flip=True, device=device, **COLOURS)
-    data = {"train": train.clean(), "test": tw.data.DeviceBatches(test_images, test_labels, 128, device=device, **COLOURS)}
+    data = {
+        "train": train.clean(),
+        "test": tw.data.DeviceBatches(test_images, test_labels, 128, device=device, **COLOURS),
+    }
     task = tw.classification()
 
     def trained(seed: int) -> tw.Weights:
@@ -66,7 +75,9 @@ def main() -> None:
 
     a, b = tw.together(lambda: trained(1), lambda: trained(2))  # interleaved on the GPU
     run = settings.out / "bezier"
-    curve = tw.connect(network(1), tw.Bezier(a, b), task, train, epochs=settings.curve_epochs, lr=0.015, run=run, **common)
+    curve = tw.connect(
+        network(1), tw.Bezier(a, b), task, train, epochs=settings.curve_epochs, lr=0.015, run=run, **common
+    )
 
     scans = {}
     for path in (tw.Segment(a, b), curve):

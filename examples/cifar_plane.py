@@ -2,12 +2,12 @@
 
 $ python examples/cifar_plane.py cifar-curve --data ~/data
 
-Draws train loss and test error in the plane through both networks and the bend of the curve between them, in which the whole
-curve lies, as in the paper's first figure. A scan that was stopped goes on when the same command is given again.
+Draws train loss and test error in the plane through both networks and the bend of the curve between them, in which the
+whole curve lies, as in the paper's first figure. A scan that was stopped goes on when the same command is given again.
 
-After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the curve, with train losses down to 0.23, and 2.7
-inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there are 51
-between the networks: it is about 2,000 at the bend itself.
+After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the curve, with train losses down to 0.23, and
+2.7 inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there
+are 51 between the networks: it is about 2,000 at the bend itself.
 
 99 s, 2026-11-15: one NVIDIA H200 shared with another run, bf16, Python 3.12, torch 2.11.0.
 """
@@ -27,7 +27,9 @@ COLOURS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="the --out of cifar_curve.py")
-    parser.add_argument("--data", type=Path, required=True, help="the folder with cifar-10-batches-bin or cifar-100-binary")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder with cifar-10-batches-bin or cifar-100-binary"
+    )
     parser.add_argument("--grid", type=int, default=21, help="points along each side")
     parser.add_argument("--images", type=int, default=None, help="use only this many of each set, to try it out")
     return parser.parse_args()

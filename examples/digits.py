@@ -1,8 +1,10 @@
-"""Handwritten digits: a network with batch norm, the curve between two of them, its plane, and what its points know together.
+"""Handwritten digits: a network with batch norm, the curve between two of them, its plane, and what its points know
+together.
 
 $ python examples/digits.py
 
-Three networks with 5,082 weights, 1,297 training images with random crops, 500 test images, measured in 61 points of each path:
+Three networks with 5,082 weights, 1,297 training images with random crops, 500 test images, measured in 61 points of
+each path:
 
                              train loss: lowest, mean, highest    test error: lowest, mean, highest
     segment                               0.085, 0.457, 1.542               1.20, 16.40, 58.80 %
@@ -57,7 +59,8 @@ def main() -> None:
     a, b, c = (tw.fit(network(s), task, train, epochs=settings.epochs, seed=s, **training) for s in (1, 2, 3))
     curve = tw.connect(network(1), tw.Bezier(a, b), task, train, epochs=2 * settings.epochs, **training)
 
-    # No point between two networks has batch-norm statistics of its own: bn_batches= makes them, from data without augmentation.
+    # No point between two networks has batch-norm statistics of its own: bn_batches= makes them, from data without
+    # augmentation.
     measuring = {"data": {"train": clean, "test": test}, "weight_decay": DECAY, "bn_batches": clean}
     scans = {
         type(path).__name__: tw.scan(network(1), path, task, points=settings.points, **measuring)
@@ -87,7 +90,8 @@ def main() -> None:
     tw.figures.save(tw.figures.profile(scans, "test", "error").figure, settings.out / "profile")
     tw.figures.save(tw.figures.surface(plane, "train", "loss").figure, settings.out / "plane")
     print(
-        f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {torch.get_num_threads()} threads; see {settings.out}"
+        f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {torch.get_num_threads()} threads; see "
+        f"{settings.out}"
     )
 
 

@@ -2,19 +2,19 @@
 
 $ python examples/fge.py
 
-40 epochs on 512 handwritten digits with random crops, 785 others for testing, ten seeds; beside the error its difference to one
-network with its standard error over the seeds:
+40 epochs on 512 handwritten digits with random crops, 785 others for testing, ten seeds; beside the error its
+difference to one network with its standard error over the seeds:
 
     one network               error 3.04 %                   nll 0.096
     Snapshot, 4 networks      error 3.21 %, +0.17 ± 0.16     nll 0.114
     FGE, 8 networks           error 3.12 %, +0.08 ± 0.10     nll 0.097
 
-So on digits as few and as easy as these, FGE is worth no more than the network it would replace. What was tried before, on 500
-other images with five other seeds: without crops, 20 and 40 epochs, highest rates 0.02, 0.05, 0.1 and 0.2, FGE was never
-better; with crops, rates 0.05 and 0.1, it was 0.20 and 0.28 points better after 20 epochs and 0.12 and 0.28 worse after 40,
-where errors of single seeds spread by about 1. The rate here, 0.05, is the better one of the two at 40. A first trial without
-crops was scored on the test images too, with the same outcome. docs/results.md has a harder set, Fashion-MNIST, where FGE and
-Snapshot do help.
+So on digits as few and as easy as these, FGE is worth no more than the network it would replace. What was tried before,
+on 500 other images with five other seeds: without crops, 20 and 40 epochs, highest rates 0.02, 0.05, 0.1 and 0.2, FGE
+was never better; with crops, rates 0.05 and 0.1, it was 0.20 and 0.28 points better after 20 epochs and 0.12 and 0.28
+worse after 40, where errors of single seeds spread by about 1. The rate here, 0.05, is the better one of the two at 40.
+A first trial without crops was scored on the test images too, with the same outcome. docs/results.md has a harder set,
+Fashion-MNIST, where FGE and Snapshot do help.
 
 33 s, 2026-11-15: one thread of an AMD EPYC, Python 3.11, torch 2.13.0 CPU.
 """
@@ -82,8 +82,9 @@ def main() -> None:
         errors = [100 * run["error"] for run in runs]
         better = [100 * (run["error"] - other) for run, other in zip(runs, alone, strict=True)]
         print(
-            f"{name:12} {runs[0]['members']:.0f} collected: error {mean(errors):.2f} % ± {stdev(errors):.2f}, to one network "
-            f"{mean(better):+.2f} ± {stdev(better) / len(better) ** 0.5:.2f}, nll {mean(run['nll'] for run in runs):.3f}"
+            f"{name:12} {runs[0]['members']:.0f} collected: error {mean(errors):.2f} % ± {stdev(errors):.2f}, to one "
+            f"network {mean(better):+.2f} ± {stdev(better) / len(better) ** 0.5:.2f}, nll "
+            f"{mean(run['nll'] for run in runs):.3f}"
         )
     print(f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {torch.get_num_threads()} threads")
 

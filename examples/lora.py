@@ -3,14 +3,14 @@
     pip install . transformers peft
     python examples/lora.py
 
-A small GPT-2, made from a configuration, first learns English from the manual inside Python. Then adapters alone move, and learn
-Python from Python's own source. Nothing is downloaded; with a model of the hub or of a local folder, `plain()` is
-`AutoModelForCausalLM.from_pretrained(...)`, its base needs no training, and the rest stays.
+A small GPT-2, made from a configuration, first learns English from the manual inside Python. Then adapters alone move,
+and learn Python from Python's own source. Nothing is downloaded; with a model of the hub or of a local folder,
+`plain()` is `AutoModelForCausalLM.from_pretrained(...)`, its base needs no training, and the rest stays.
 
-What it showed (torch 2.13.0, transformers 5.22.2, peft 0.21.2, one thread of a shared two-core CPU, 50 s of its time, one run,
-15 November 2026): the straight line between the adapters has a barrier of 0.110 in train loss and 0.113 in test loss, the curve
-of 0.000 in both. Three networks of a walk predict the test text with an nll of 2.450 together, 2.474 the first alone. On disk
-the three take 347 KiB, of which 251 are the base.
+What it showed (torch 2.13.0, transformers 5.22.2, peft 0.21.2, one thread of a shared two-core CPU, 50 s of its time,
+one run, 15 November 2026): the straight line between the adapters has a barrier of 0.110 in train loss and 0.113 in
+test loss, the curve of 0.000 in both. Three networks of a walk predict the test text with an nll of 2.450 together,
+2.474 the first alone. On disk the three take 347 KiB, of which 251 are the base.
 """
 
 import argparse
@@ -64,7 +64,9 @@ def main(epochs: int = 5) -> None:
     base = tw.fit(plain(), task, batches(ENGLISH, 0, 100), epochs=epochs, lr=3e-3, optimizer=adam)
     model = adapted(base, 0)
 
-    a, b = (tw.fit(adapted(base, seed), task, train, epochs=epochs, lr=RATE, optimizer=adam, seed=seed) for seed in (1, 2))
+    a, b = (
+        tw.fit(adapted(base, seed), task, train, epochs=epochs, lr=RATE, optimizer=adam, seed=seed) for seed in (1, 2)
+    )
     curve = tw.connect(model, tw.Bezier(a, b), task, train, epochs=epochs, lr=RATE, optimizer=adam)
     for path in (tw.Segment(a, b), curve):
         print(tw.scan(model, path, task, {"train": train, "test": test}, points=9).table())
@@ -77,7 +79,9 @@ def main(epochs: int = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ensemble.save(folder)
         whole = sum(path.stat().st_size for path in Path(folder).iterdir())
-        print(f"{len(ensemble)} members take {whole / 2**10:.0f} KiB on disk; one base alone {_size(a) / 2**10:.0f} KiB")
+        print(
+            f"{len(ensemble)} members take {whole / 2**10:.0f} KiB on disk; one base alone {_size(a) / 2**10:.0f} KiB"
+        )
 
 
 def _size(weights: tw.Weights) -> int:

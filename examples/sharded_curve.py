@@ -2,11 +2,12 @@
 
     torchrun --nproc-per-node 2 examples/sharded_curve.py
 
-The arithmetic of a curve is element by element: each process keeps its shards of the ends and of the bend, writes its shard of
-phi(t) into the network, and hands its shard of the gradient on. Checked against `thalweg.connect`, which holds everything whole.
+The arithmetic of a curve is element by element: each process keeps its shards of the ends and of the bend, writes its
+shard of phi(t) into the network, and hands its shard of the gradient on. Checked against `thalweg.connect`, which holds
+everything whole.
 
-What it showed (2 cores, torch 2.13.0, 2026-11-15): after 50 steps in 2 processes the bend is off by 6.6e-17 from `connect`'s;
-each process keeps half of the curve; a step takes 47 ms in shards, 28 ms with whole networks.
+What it showed (2 cores, torch 2.13.0, 2026-11-15): after 50 steps in 2 processes the bend is off by 6.6e-17 from
+`connect`'s; each process keeps half of the curve; a step takes 47 ms in shards, 28 ms with whole networks.
 """
 
 import os
@@ -87,7 +88,8 @@ def train_sharded(curve, draws):
     for step, t in enumerate(draws):
         bend.place(t)
         x, y = (tensor.chunk(size)[rank] for tensor in data[step % len(data)])
-        F.cross_entropy(network(x), y).backward()  # in which the processes' gradients are averaged, and each gets its shard
+        # in which the processes' gradients are averaged, and each gets its shard
+        F.cross_entropy(network(x), y).backward()
         bend.update(LR)
     return bend, (time.perf_counter() - began) / STEPS
 
@@ -117,10 +119,15 @@ def main():
         found, draws, whole_time = train_whole(tw.Bezier(a, b))
         sharded, time_of_step = train_sharded(tw.Bezier(a, b), draws)
         off = float((sharded.whole() - found.bends[0].vector).norm() / found.bends[0].vector.norm())
-        own = sum(shard.numel() for shards in (sharded.start, sharded.bend, sharded.end, sharded.momenta) for shard in shards)
+        own = sum(
+            shard.numel() for shards in (sharded.start, sharded.bend, sharded.end, sharded.momenta) for shard in shards
+        )
         if processes.first:
             print(f"{processes.size} processes, {STEPS} steps: the bend is off by {off:.1e} from that of connect")
-            print(f"numbers kept per process for the curve: {own:,}, {own / (4 * a.vector.numel()):.2f} of four whole vectors")
+            print(
+                f"numbers kept per process for the curve: {own:,}, {own / (4 * a.vector.numel()):.2f} of four whole "
+                "vectors"
+            )
             print(f"a step takes {1e3 * time_of_step:.1f} ms in shards, {1e3 * whole_time:.1f} ms with whole networks")
 
 

@@ -50,8 +50,12 @@ def main() -> None:
     train = list(zip(places.split(50), labels.split(50), strict=True))
     task, decay = tw.classification(), 1e-4
 
-    a, b = (tw.fit(network(s), task, train, epochs=settings.epochs, lr=0.05, weight_decay=decay, seed=s) for s in (1, 2))
-    curve = tw.connect(network(1), tw.Bezier(a, b), task, train, epochs=2 * settings.epochs, lr=0.05, weight_decay=decay)
+    a, b = (
+        tw.fit(network(s), task, train, epochs=settings.epochs, lr=0.05, weight_decay=decay, seed=s) for s in (1, 2)
+    )
+    curve = tw.connect(
+        network(1), tw.Bezier(a, b), task, train, epochs=2 * settings.epochs, lr=0.05, weight_decay=decay
+    )
 
     common = {"weight_decay": decay, "data": {"train": train}}
     scans = {
@@ -61,13 +65,19 @@ def main() -> None:
     print(*(scan.table() for scan in scans.values()), sep="\n\n")
 
     plane = tw.scan(
-        network(1), tw.Plane(a, b, curve.bends[0]), task, grid=(settings.grid, settings.grid), overlay={"Bezier": curve}, **common
+        network(1),
+        tw.Plane(a, b, curve.bends[0]),
+        task,
+        grid=(settings.grid, settings.grid),
+        overlay={"Bezier": curve},
+        **common,
     )
     settings.out.mkdir(exist_ok=True)
     tw.figures.save(tw.figures.profile(scans).figure, settings.out / "profile")
     tw.figures.save(tw.figures.surface(plane).figure, settings.out / "plane")
     print(
-        f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {torch.get_num_threads()} threads; see {settings.out}"
+        f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {torch.get_num_threads()} threads; see "
+        f"{settings.out}"
     )
 
 

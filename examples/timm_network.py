@@ -3,12 +3,13 @@
     pip install . timm
     python examples/timm_network.py
 
-The digits inside scikit-learn, so nothing is downloaded; `timm.create_model(..., pretrained=True)` would fetch weights, and a
-checkpoint of your own comes in as `tw.Weights.from_state(state_dict, model)`.
+The digits inside scikit-learn, so nothing is downloaded; `timm.create_model(..., pretrained=True)` would fetch weights,
+and a checkpoint of your own comes in as `tw.Weights.from_state(state_dict, model)`.
 
-What it showed (torch 2.13.0, timm 1.0.30, one thread of a shared two-core CPU, 25 s of its time, one run, 15 November 2026): on
-the straight line the test error rises from 5 % to 85 %, on the curve to 6.2 % at most; the barrier in train loss falls from 2.765
-to 0.010. Four networks of a walk predict with an nll of 0.155 together and 0.158 the first alone, at the same error, 4.8 %.
+What it showed (torch 2.13.0, timm 1.0.30, one thread of a shared two-core CPU, 25 s of its time, one run, 15 November
+2026): on the straight line the test error rises from 5 % to 85 %, on the curve to 6.2 % at most; the barrier in train
+loss falls from 2.765 to 0.010. Four networks of a walk predict with an nll of 0.155 together and 0.158 the first alone,
+at the same error, 4.8 %.
 """
 
 import timm
@@ -38,7 +39,8 @@ def main(epochs: int = 10) -> None:
     a, b = (tw.fit(make(seed), task, train, epochs=epochs, lr=RATE, weight_decay=decay, seed=seed) for seed in (1, 2))
     curve = tw.connect(model, tw.Bezier(a, b), task, train, epochs=2 * epochs, lr=RATE, weight_decay=decay)
     data = {"train": train, "test": test}
-    for path in (tw.Segment(a, b), curve):  # batch-norm statistics are recomputed at every point; stochastic depth is off
+    # batch-norm statistics are recomputed at every point; stochastic depth is off
+    for path in (tw.Segment(a, b), curve):
         print(tw.scan(model, path, task, data, points=9, weight_decay=decay, bn_batches=train).table())
 
     fge = tw.FGE(cycle=2, lr_max=RATE / 2, lr_min=RATE / 50)

@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 QUIET = ("background-networking", "component-update", "dev-shm-usage", "gpu", "quic", "sync")
 FLAGS = ("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe")
 PATIENCE = 60  # seconds
@@ -24,7 +26,13 @@ class Browser:
     def __init__(self, folder: Path):
         reads, child_writes = os.pipe()
         child_reads, writes = os.pipe()
-        command = [CHROMIUM, *FLAGS, *(f"--disable-{name}" for name in QUIET), f"--user-data-dir={folder}", "about:blank"]
+        command = [
+            CHROMIUM,
+            *FLAGS,
+            *(f"--disable-{name}" for name in QUIET),
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ]
         script = f'exec "$@" 3<&{child_reads} 4>&{child_writes}'  # the browser speaks on these two
         self.process = subprocess.Popen(
             ["bash", "-c", script, "bash", *command], pass_fds=(child_reads, child_writes), stderr=subprocess.DEVNULL
@@ -64,7 +72,9 @@ class Browser:
             ready, _, _ = select.select([self.incoming], [], [], PATIENCE)
             part = self.incoming.read(1 << 20) if ready else b""
             if not part:
-                raise RuntimeError("the browser has gone away" if ready else f"the browser said nothing for {PATIENCE} s")
+                raise RuntimeError(
+                    "the browser has gone away" if ready else f"the browser said nothing for {PATIENCE} s"
+                )
             self.rest += part
         message, self.rest = self.rest.split(b"\0", 1)
         return json.loads(message)
@@ -79,7 +89,9 @@ class Tab:
         self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
@@ -106,14 +118,18 @@ class Tab:
             codes = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
             text = {"text": "\r"} if name == "Enter" and kind == "rawKeyDown" else {}
             kind = "keyDown" if text else kind
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name], **text)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=codes[name], **text
+            )
 
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         for kind, (x, y), held in (("mousePressed", start, 1), ("mouseMoved", end, 1), ("mouseReleased", end, 0)):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=held, clickCount=1)
 
     def resize(self, width: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def troubles(self) -> list[Any]:
@@ -121,7 +137,9 @@ class Tab:
         return [event["params"] for event in self._own() if event["method"] in TROUBLE]
 
     def requests(self) -> list[str]:
-        return [event["params"]["request"]["url"] for event in self._own() if event["method"] == "Network.requestWillBeSent"]
+        return [
+            event["params"]["request"]["url"] for event in self._own() if event["method"] == "Network.requestWillBeSent"
+        ]
 
     def _own(self) -> list[dict[str, Any]]:
         self.run("0")  # so that what came before has been read

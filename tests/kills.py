@@ -1,10 +1,11 @@
-"""Kill commands with SIGKILL, again and again, resume them, and compare every file with those of a run that was left alone.
+"""Kill commands with SIGKILL, again and again, resume them, and compare every file with those of a run that was left
+alone.
 
     python tests/kills.py 1000
 
-Half of the kills come at a random time, half at a moment of writing: before, in the middle of or after a call that opens, writes,
-syncs, renames or deletes a file. Each process is forked from one that has imported everything, so that a trial takes no longer
-than the command itself.
+Half of the kills come at a random time, half at a moment of writing: before, in the middle of or after a call that
+opens, writes, syncs, renames or deletes a file. Each process is forked from one that has imported everything, so that a
+trial takes no longer than the command itself.
 """
 
 import contextlib
@@ -87,7 +88,9 @@ def shrink_the_demo():
         return tuple((x[:60], y[:60]) for x, y in digits())
 
     def coarse(module, target, *rest, points=None, **settings):
-        where = {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        where = (
+            {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        )
         return tw.scan(module, target, *rest, **where, **settings)
 
     names = {name: getattr(tw, name) for name in tw.__all__}
@@ -97,7 +100,9 @@ def shrink_the_demo():
 
 
 class Aimed:
-    """Counts the calls that touch files, and kills its process at one of them: 0 before, 1 in the middle of, 2 after it."""
+    """Counts the calls that touch files, and kills its process at one of them: 0 before, 1 in the middle of, 2 after
+    it.
+    """
 
     def __init__(self, at, when):
         self.at, self.when, self.calls, self.process = at, when, 0, os.getpid()
@@ -217,7 +222,11 @@ def kill_and_resume(command, folder, dice, most, calls, seconds, done):
 
 def contents(folder):
     """Every file but the lock, without the times."""
-    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        str(path.relative_to(folder)): content(path)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def content(path):
@@ -227,7 +236,9 @@ def content(path):
     if path.name == "log.jsonl":
         return [without_times(json.loads(line)["entry"]) for line in path.read_text().splitlines()]
     if path.name == "page.html":
-        return re.sub(rb"\d{4}-\d\d-\d\d([T ][\d:]+([+-]\d{4})?)?", b"", path.read_bytes()).replace(bytes(path.parent), b"")
+        return re.sub(rb"\d{4}-\d\d-\d\d([T ][\d:]+([+-]\d{4})?)?", b"", path.read_bytes()).replace(
+            bytes(path.parent), b""
+        )
     return path.read_bytes()
 
 
@@ -247,8 +258,10 @@ def main(kills, only=None):
     shrink_the_demo()
     os.environ["SOURCE_DATE_EPOCH"] = "0"
     runs._code = lambda: None  # the state of the current folder's git, which takes a while to ask for
-    Figure.savefig = lambda self, path, **settings: Path(path).write_text("a figure")  # its writing matters here, not its drawing
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where syncing takes no time, which is nothing to a kill
+    # its writing matters here, not its drawing
+    Figure.savefig = lambda self, path, **settings: Path(path).write_text("a figure")
+    # where syncing takes no time, which is nothing to a kill
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     base, began = Path(tempfile.mkdtemp(prefix="kills-", dir=memory)), time.monotonic()
     undisturbed(ENDS, base / "making")
     (base / "making" / "out").rename(base / "ends")
@@ -273,7 +286,8 @@ def main(kills, only=None):
     shutil.rmtree(base)
     elapsed = time.monotonic() - began
     print(
-        f"{sum(totals)} kills, {totals[0]} at random and {totals[1]} while writing, in {elapsed:.0f} s: all resumed, none differs"
+        f"{sum(totals)} kills, {totals[0]} at random and {totals[1]} while writing, in {elapsed:.0f} s: all resumed, "
+        "none differs"
     )
 
 

@@ -25,7 +25,9 @@ def together(processes):
         animal = ZOO[name]
         module, (a, b), batches = animal.module(1), animal.ends(), animal.batches()
         for loss in ("uniform", "arclength"):
-            curve = tw.connect(module, tw.Bezier(a, b, 2), animal.task, batches, loss=loss, same_t=True, **settings(animal))
+            curve = tw.connect(
+                module, tw.Bezier(a, b, 2), animal.task, batches, loss=loss, same_t=True, **settings(animal)
+            )
             found[f"{name} {loss}"] = torch.stack([bend.vector for bend in curve.bends])
         found[f"{name} clipped"] = tw.fit(module, animal.task, batches, clip=0.1, **settings(animal)).vector
         scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=7, progress=False)
@@ -53,7 +55,9 @@ def apart(processes):
     constants = tw.fit(Masked(), tw.classification(), odd_batches(), **settings(normal))
     found["masks"] = torch.cat([constants.vector, *(b.double().reshape(-1) for b in constants.buffers.values())])
     padded = ZOO["tied_lstm"]
-    half = [torch.cat([tokens[:2], torch.full_like(tokens[:2], -100)]) for tokens in (b[1] for b in padded.batches()[:2])]
+    half = [
+        torch.cat([tokens[:2], torch.full_like(tokens[:2], -100)]) for tokens in (b[1] for b in padded.batches()[:2])
+    ]
     text = [(batch[0][:4], labels) for batch, labels in zip(padded.batches(), half, strict=False)]
     found["padding"] = tw.fit(padded.module(1), tw.language_modelling(), text, **settings(padded)).vector
     a, b = (tw.Weights.of(Masked()) for _ in range(2))
@@ -100,7 +104,9 @@ def one_step(processes):
     UniformBends.draw = noted
     batch = animal.batches()[:1]
     a, b = animal.ends()
-    curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0)
+    curve = tw.connect(
+        animal.module(1), tw.Bezier(a, b), animal.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0
+    )
     return {"t": torch.tensor(stood, dtype=torch.float64), "bend": curve.bends[0].vector}
 
 
@@ -111,7 +117,10 @@ def disagreements(processes):
 
     def fit(**more):
         return tw.fit(
-            more.pop("module", animal.module(1)), animal.task, more.pop("batches", animal.batches()), **settings(animal, **more)
+            more.pop("module", animal.module(1)),
+            animal.task,
+            more.pop("batches", animal.batches()),
+            **settings(animal, **more),
         )
 
     def other_version():

@@ -11,7 +11,12 @@ from thalweg.store import files
 CORNERS = [(0.0, 0.0), (10.0, 0.0), (4.0, 6.0)]
 RECORD = {
     "command": "scan",
-    "settings": {"task": "mine:circle", "weight_decay": 0.001, "data": {"train": "abc"}, "t": [i / 120 for i in range(121)]},
+    "settings": {
+        "task": "mine:circle",
+        "weight_decay": 0.001,
+        "data": {"train": "abc"},
+        "t": [i / 120 for i in range(121)],
+    },
     "versions": {"thalweg": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
     "code": {"commit": "0123abc", "changed": False},
     "started": "2018-12-03T10:00:00+0000",
@@ -70,7 +75,9 @@ def whole(folder):
     curve("Segment", 61, 5.0).save(folder / "line" / "scan.json")
     plane().save(folder / "plane" / "scan.json")
     report().save(folder / "ensemble" / "report.json")
-    files.save_json(folder / "ensemble" / "run.json", "run", {**RECORD, "command": "ensemble", "settings": {"data": "test"}})
+    files.save_json(
+        folder / "ensemble" / "run.json", "run", {**RECORD, "command": "ensemble", "settings": {"data": "test"}}
+    )
     comparison().save(folder / "compare" / "comparison.json")
     trace().save(folder / "walk" / "trace-1.json")
     trace().save(folder / "walk" / "start-1" / "trace.json")

@@ -27,7 +27,9 @@ def test_every_part_is_timed_and_kept(tmp_path, monkeypatch):
     (tmp_path / "mine_to_time.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    result = CliRunner().invoke(app, ["bench", "--task", "mine_to_time:small", "--out", "b", "--rounds", "3", "--device", "cpu"])
+    result = CliRunner().invoke(
+        app, ["bench", "--task", "mine_to_time:small", "--out", "b", "--rounds", "3", "--device", "cpu"]
+    )
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "b" / "bench.json").read_text())
     assert found["thalweg"] == "bench"

@@ -177,7 +177,9 @@ def test_scan_prints_the_summary_and_says_what_is_next(here):
     assert (scan.name, line.name) == ("Bezier", "Segment")
     ends = tw.Segment(*(tw.Weights.load(f"{name}/weights.safetensors") for name in "ab"))
     inputs = tw.inputs.load_inputs("mine:circle", 0, None)
-    alone = tw.scan(inputs.model, ends, inputs.task, inputs.data, points=5, weight_decay=0.01, bn_batches=inputs.bn_batches)
+    alone = tw.scan(
+        inputs.model, ends, inputs.task, inputs.data, points=5, weight_decay=0.01, bn_batches=inputs.bn_batches
+    )
     assert (alone.values["train"]["loss"] == line.values["train"]["loss"]).all()
     assert len((here / "scan" / "scan.csv").read_text().splitlines()) == 6
     assert scan.weight_decay == 0.01
@@ -218,7 +220,9 @@ def test_curve_and_line_are_one_group_on_the_page(here):
 
 
 def test_scan_of_two_networks_is_the_segment(here):
-    assert "Segment, length ratio 1.00" in ok("scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3")
+    assert "Segment, length ratio 1.00" in ok(
+        "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
+    )
 
 
 def test_planes_of_a_curve_and_of_three_networks(here):
@@ -233,7 +237,9 @@ def test_planes_of_a_curve_and_of_three_networks(here):
 def test_checkpoints_of_the_users_own(here):
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     torch.save(module.state_dict(), "own.pt")
-    assert "Segment" in ok("scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3")
+    assert "Segment" in ok(
+        "scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3"
+    )
 
 
 def test_several_bends_the_chain_and_the_other_loss(here):
@@ -251,7 +257,10 @@ BAD = {
         ("connect", "a", "wide", *CONNECT[3:]),
         "is (16, 2) in the network and (17, 2) in wide/weights.safetensors",
     ),
-    "another network than the task's": (("scan", "curve", "--task", "mine:wider", "--out", "new"), "'0.weight' is (17, 2)"),
+    "another network than the task's": (
+        ("scan", "curve", "--task", "mine:wider", "--out", "new"),
+        "'0.weight' is (17, 2)",
+    ),
     "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
     "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve holds no weights.safetensors"),
     "a truncated file": (
@@ -301,12 +310,18 @@ BAD = {
     ),
     "a loss of the wrong shape": ((*FIT, "mine:scalar_loss"), "one value per example"),
     "labels out of range": ((*FIT, "mine:bad_labels"), "labels must lie between 0 and 1"),
-    "too few points": (("scan", "curve", "--task", "mine:circle", "--out", "new", "--points", "1"), "at least 2 points"),
+    "too few points": (
+        ("scan", "curve", "--task", "mine:circle", "--out", "new", "--points", "1"),
+        "at least 2 points",
+    ),
     "a folder that is there": (
         ("fit", "--out", "a", "--task", "mine:circle"),
         "a is already there, and nothing is",
     ),
-    "no epochs": ((*FIT[:3], "--epochs", "0", "--task", "mine:circle"), "epochs must be a whole number, at least 1; got 0"),
+    "no epochs": (
+        (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
+        "epochs must be a whole number, at least 1; got 0",
+    ),
     "an unknown curve": ((*CONNECT, "--curve", "spline"), "'spline' is not one of"),
     "no task": (("fit", "--out", "new"), "Missing option '--task'"),
 }
@@ -350,7 +365,9 @@ def test_bad_input_is_one_sentence_and_code_2(case, here, bad_files):
         shutil.rmtree(left)
 
 
-@pytest.mark.parametrize(("task", "line"), [("failing.py:task", "failing.py, line 3)"), ("mine.py:bad_json", "mine.py, line ")])
+@pytest.mark.parametrize(
+    ("task", "line"), [("failing.py:task", "failing.py, line 3)"), ("mine.py:bad_json", "mine.py, line ")]
+)
 def test_errors_in_a_task_file_name_the_users_line(task, line, here, bad_files):
     assert line in invoke(*FIT, task).output.replace("\n", "")
 
@@ -392,7 +409,10 @@ def test_task_files_of_one_name_are_told_apart(tmp_path):
 
     for width in (3, 5):
         (tmp_path / str(width)).mkdir()
-        text = f"def task(seed):\n    return dict(model=torch.nn.Linear({width}, 2), task=tw.classification(), train=[0])\n"
+        text = (
+            f"def task(seed):\n    return dict(model=torch.nn.Linear({width}, 2), task=tw.classification(), "
+            "train=[0])\n"
+        )
         (tmp_path / str(width) / "json.py").write_text(f"import torch, thalweg as tw\n\n{text}")
     for width in (3, 5, 3):
         assert load_inputs(f"{tmp_path}/{width}/json.py:task", 0, None).model.in_features == width
@@ -488,16 +508,25 @@ def test_snapshot_and_swa_on_the_command_line(here):
 
 BAD_ENSEMBLES = {
     "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "an even number of iterations"),
-    "a cycle longer than the run": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"), "longer than the run"),
+    "a cycle longer than the run": (
+        ("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"),
+        "longer than the run",
+    ),
     "rates the wrong way": (("walk", "--task", "mine:circle", "--out", "new", "--lr-min", "1"), "0 < lr_min <= lr_max"),
-    "members of other networks": (("ensemble", "a", "wide", "--task", "mine:circle", "--out", "new"), "'0.weight' is (16, 2)"),
+    "members of other networks": (
+        ("ensemble", "a", "wide", "--task", "mine:circle", "--out", "new"),
+        "'0.weight' is (16, 2)",
+    ),
     "a damaged member": (("ensemble", "short.safetensors", "--task", "mine:circle", "--out", "new"), "not a whole"),
     "data that are not there": (
         ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
         "data are train; got 'x'",
     ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
-    "a budget too small": (("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"), "5 cycles of 3 iterations"),
+    "a budget too small": (
+        ("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"),
+        "5 cycles of 3 iterations",
+    ),
 }
 
 
@@ -577,13 +606,18 @@ def test_page_writes_nothing_when_there_is_nothing_to_show(here):
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("other_names", r"TypeError: .*'image'.*a batch of \{image: float32 4 x 2, labels: int64 4\}; the keys of a dict"),
+        (
+            "other_names",
+            r"TypeError: .*'image'.*a batch of \{image: float32 4 x 2, labels: int64 4\}; the keys of a dict",
+        ),
         ("doubled", r"RuntimeError: .* whose weights are float64 on cpu, a batch of \(float32 40 x 2, int64 40\)"),
         ("float_labels", r"RuntimeError: .* \(.*mine\.py, line \d+\); thalweg gave the network"),
     ],
 )
 def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, factory, said):
-    result = CliRunner().invoke(app, ["fit", "--task", f"mine:{factory}", "--epochs", "1", "--out", f"out-{factory}", "--quiet"])
+    result = CliRunner().invoke(
+        app, ["fit", "--task", f"mine:{factory}", "--epochs", "1", "--out", f"out-{factory}", "--quiet"]
+    )
     assert result.exit_code == 2
     assert re.search(said, result.output), result.output
     assert "Traceback" not in result.output
@@ -654,7 +688,10 @@ def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
         (tmp_path / f"member-{number}" / "weights").touch()
     (tmp_path / "report.json").touch()
     options.done(tmp_path, "thalweg page")
-    assert capsys.readouterr().out == f"wrote {tmp_path}/report.json\n      and 40 files in folders below\nnext: thalweg page\n"
+    assert (
+        capsys.readouterr().out
+        == f"wrote {tmp_path}/report.json\n      and 40 files in folders below\nnext: thalweg page\n"
+    )
 
 
 def test_a_reader_who_leaves_is_no_error(here):

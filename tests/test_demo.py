@@ -1,4 +1,6 @@
-"""The demo as a user runs it, from a wheel in an environment of its own: a barrier on the straight line, none on the curves."""
+"""The demo as a user runs it, from a wheel in an environment of its own: a barrier on the straight line, none on the
+curves.
+"""
 
 import os
 import re
@@ -60,7 +62,15 @@ def test_the_segment_has_a_barrier_and_the_curves_have_none(demo):
 
 def test_it_says_what_it_wrote_and_wrote_it(demo):
     folder, output = demo
-    for name in ("profile.png", "profile.pdf", "planes.png", "planes.pdf", "bezier.safetensors", "run.json", "page.html"):
+    for name in (
+        "profile.png",
+        "profile.pdf",
+        "planes.png",
+        "planes.pdf",
+        "bezier.safetensors",
+        "run.json",
+        "page.html",
+    ):
         assert str(folder / name) in output
         assert (folder / name).stat().st_size > 0
     assert "Segment" in output
@@ -94,7 +104,9 @@ def small(monkeypatch):
     digits = tw.data.digits
 
     def coarse(module, target, *rest, points=None, **settings):
-        where = {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        where = (
+            {"grid": (3, 3)} if isinstance(target, tw.Plane) else {"points": 5} if isinstance(target, tw.Curve) else {}
+        )
         return tw.scan(module, target, *rest, **where, **settings)
 
     few = SimpleNamespace(**{**vars(tw.data), "digits": lambda: tuple((x[:60], y[:60]) for x, y in digits())})

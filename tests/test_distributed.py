@@ -24,7 +24,15 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{SOU
 
 def torchrun(number, *arguments):
     alone = [sys.executable, *arguments]
-    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number), *arguments]
+    several = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(number),
+        *arguments,
+    ]
     return alone if number == 1 else several
 
 
@@ -81,7 +89,11 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
         "version": "thalweg is '0.1.0' in process 0 and '0.0.0' in process 1",
         "scan": "the data 'x' in process 0 and in process 1 differ",
     }
-    others = {"first": "division by zero", "folder": "is already there, and nothing is written over", "single": "single example"}
+    others = {
+        "first": "division by zero",
+        "folder": "is already there, and nothing is written over",
+        "single": "single example",
+    }
     assert set(first) == {*expected, *others}
     for name, message in expected.items():
         assert f"the processes of a run must agree, but {message}" in first[name]
@@ -142,7 +154,8 @@ def test_a_process_that_dies_ends_the_run_which_can_be_gone_on_with(victim, tmp_
     assert running.returncode != 0
     said = "stopped by SIGTERM after step " if victim is None else "another process of this run has"
     reported = re.findall(f"^thalweg: ({said}|.*)", errors, re.M)
-    assert reported == [said] or (victim is not None and not reported)  # torchrun may end the others before they can speak
+    # torchrun may end the others before they can speak
+    assert reported == [said] or (victim is not None and not reported)
     assert not (tmp_path / "curve" / "curve.safetensors").exists()
     again = run(1 if victim else 2, "curve", "--resume")
     assert again.returncode == 0, again.stderr
@@ -171,7 +184,12 @@ def test_what_fails_in_all_processes_is_told_once(tmp_path):
     )
     line = torchrun(2, "-m", "thalweg", "fit", "--task", "mine:single", "--out", "out", "--quiet")
     done = subprocess.run(
-        line, env={**ENVIRONMENT, "PYTHONPATH": f".:{SOURCE}"}, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        line,
+        env={**ENVIRONMENT, "PYTHONPATH": f".:{SOURCE}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode != 0
     [said] = re.findall(r"^thalweg: (.*)", done.stderr, re.M)
@@ -181,9 +199,10 @@ def test_what_fails_in_all_processes_is_told_once(tmp_path):
 @pytest.mark.parametrize("command", ["walk", "compare"])
 def test_walks_and_comparisons_of_several_ranks_are_those_of_one(command, tmp_path):
     (tmp_path / "mine.py").write_text(TASK)
-    small = {"walk": ["--epochs", "4", "--lr-max", "0.1", "--lr-min", "0.01"], "compare": ["--budget", "20", "--seeds", "2"]}[
-        command
-    ]
+    small = {
+        "walk": ["--epochs", "4", "--lr-max", "0.1", "--lr-min", "0.01"],
+        "compare": ["--budget", "20", "--seeds", "2"],
+    }[command]
     words = ["thalweg", command, "--task", "mine:task", *small, "--quiet"]
     found = []
     for number in (1, 2):

@@ -97,6 +97,8 @@ def test_the_api_page_has_every_public_name(module):
     page = (DOCS / "api.md").read_text()
     documented = set(re.findall(rf"^::: {re.escape(module.__name__)}\.(?:\w+\.)?(\w+)$", page, re.MULTILINE))
     if module is not tw:
-        [members] = re.findall(rf"^::: {re.escape(module.__name__)}\n(?:.*\n)*?\s+members: \[(.*)\]", page, re.MULTILINE)
+        [members] = re.findall(
+            rf"^::: {re.escape(module.__name__)}\n(?:.*\n)*?\s+members: \[(.*)\]", page, re.MULTILINE
+        )
         documented |= set(members.split(", "))
     assert set(module.__all__) - {"data", "figures", "models"} <= documented

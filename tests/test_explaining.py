@@ -1,4 +1,6 @@
-"""An error in the user's own code, or of the system, is one sentence on the command line; in Python it stays what it is."""
+"""An error in the user's own code, or of the system, is one sentence on the command line; in Python it stays what it
+is.
+"""
 
 import os
 import re
@@ -158,7 +160,9 @@ def test_missing_file_in_the_users_data_set_is_a_sentence_with_the_users_line(he
     result = fit("missing")
     assert result.exit_code == 2
     where = rf"\(.*theirs\.py, line {line_of('dataset')}\); .*"
-    assert re.fullmatch(rf"thalweg: FileNotFoundError: .*cat\.png.* {where}--debug \.\.\.\n", result.output), result.output
+    assert re.fullmatch(rf"thalweg: FileNotFoundError: .*cat\.png.* {where}--debug \.\.\.\n", result.output), (
+        result.output
+    )
 
 
 @pytest.mark.parametrize("fault", SAID)
@@ -179,7 +183,9 @@ def test_curve_of_the_users_own_is_refused_by_a_sentence_on_the_command_line(her
     Failing(*(tw.Weights.of(network(seed)) for seed in range(2))).save(here / "c.safetensors")
     result = invoke("scan", "c.safetensors", "--task", "theirs:plain", "--out", "out", "--quiet")
     assert result.exit_code == 2
-    assert re.fullmatch(r"thalweg: c\.safetensors holds a curve of kind .*Failing: load it with Failing\.load\n", result.output)
+    assert re.fullmatch(
+        r"thalweg: c\.safetensors holds a curve of kind .*Failing: load it with Failing\.load\n", result.output
+    )
 
 
 class Theirs(LookupError):
@@ -311,11 +317,15 @@ def test_refresh_says_where_the_users_code_failed():
 
 def failing_from(call):
     calls = count(1)
-    return tw.Task(lambda outputs, targets: raising() if next(calls) >= call else tw.classification().loss(outputs, targets))
+    return tw.Task(
+        lambda outputs, targets: raising() if next(calls) >= call else tw.classification().loss(outputs, targets)
+    )
 
 
 def test_loss_that_fails_in_any_call_of_a_scan_gets_a_note():
-    """In the first pass, at each of two points, in the first pass made again, and when the last point is measured again."""
+    """In the first pass, at each of two points, in the first pass made again, and when the last point is measured
+    again.
+    """
     line, batches = (
         tw.Segment(*(tw.Weights.of(network(seed)) for seed in (1, 2))),
         [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))],

@@ -16,7 +16,14 @@ spec.loader.exec_module(gallery)
 
 
 def keep(docs, scale="full"):
-    about = {"scale": scale, "seeds": 3, "seconds": 61.0, "seconds of training": 7200.0, "machine": "A card", "precision": "bf16"}
+    about = {
+        "scale": scale,
+        "seeds": 3,
+        "seconds": 61.0,
+        "seconds of training": 7200.0,
+        "machine": "A card",
+        "precision": "bf16",
+    }
     about |= {"date": "2026-01-31", "versions": {"torch": "2.13.0"}, "recipe": {"data": "cifar10", "model": "vgg16"}}
     claims = [Claim("one is one", True, "1 and 1"), Claim("two is one", False, "2 and 1")]
     result = Result("two-bends", "VGG-16 on CIFAR-10", [{"distance": 31.0, "distance (paper)": 29.6}], claims, about)

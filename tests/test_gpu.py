@@ -135,7 +135,9 @@ def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
         if call == "fit":
             return [tw.fit(module, animal.task, batches, lr=0.05, **common).vector]
         if call == "connect":
-            return [w.vector for w in tw.connect(module, tw.Bezier(a, b), animal.task, batches, lr=0.05, **common).bends]
+            return [
+                w.vector for w in tw.connect(module, tw.Bezier(a, b), animal.task, batches, lr=0.05, **common).bends
+            ]
         return [member.vector for member in tw.walk(module, animal.task, batches, method, **common).members]
 
     with pytest.raises(Stopped):
@@ -164,10 +166,14 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
 
 def test_two_processes_on_one_card_do_what_one_does(tmp_path):
     worker = str(Path(__file__).parent / "rank_worker.py")
-    for start in ([sys.executable], [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+    for start in (
+        [sys.executable],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ):
         done = subprocess.run([*start, worker, "card", str(tmp_path)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]
     alone, *both = (torch.load(tmp_path / f"card-{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for each in both:
         for name, values in alone.items():
-            assert torch.allclose(each[name], values, rtol=1e-7, atol=1e-8), name  # a recorded step reads its rate in float32
+            # a recorded step reads its rate in float32
+            assert torch.allclose(each[name], values, rtol=1e-7, atol=1e-8), name

@@ -45,7 +45,9 @@ def replays(monkeypatch):
 
 
 def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3072, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)
+    )
 
 
 NETWORKS = {"vgg16": tw.models.vgg16, "preresnet": lambda: tw.models.preresnet(20), "mlp": mlp}
@@ -82,8 +84,10 @@ def accelerated(moving, compute, decay, make=lambda drawn: drawn):
 
 
 def gradient(kind, name, compute):
-    """The gradient of the fifth step, at a rate of 0: what a momentum that was cleared before it holds after it. All labels are
-    one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any precision."""
+    """The gradient of the fifth step, at a rate of 0: what a momentum that was cleared before it holds after it. All
+    labels are one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any
+    precision.
+    """
     moving = motion(kind, name, compute)
     moving.probe.module.train()
     step = accelerated(moving, compute, 5e-4)
@@ -112,7 +116,9 @@ def test_gradients_are_those_of_an_eager_step(name, kind, way):
     compute, before = MODES[way], torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
-        fast, eager, exact = (gradient(kind, name, m) for m in (compute, replace(EAGER, precision=compute.precision), EAGER))
+        fast, eager, exact = (
+            gradient(kind, name, m) for m in (compute, replace(EAGER, precision=compute.precision), EAGER)
+        )
     finally:
         torch.backends.cudnn.allow_tf32 = before
     off, beside = (float((fast - other).norm() / other.norm()) for other in (eager, exact))
@@ -314,7 +320,10 @@ def test_together_is_one_after_another(name, replays):
 
 def images(count, batch, **settings):
     g = torch.Generator().manual_seed(count)
-    pixels, labels = torch.randint(256, (count, 3, 32, 32), generator=g).to(torch.uint8), torch.randint(10, (count,), generator=g)
+    pixels, labels = (
+        torch.randint(256, (count, 3, 32, 32), generator=g).to(torch.uint8),
+        torch.randint(10, (count,), generator=g),
+    )
     return tw.data.DeviceBatches(pixels, labels, batch, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda", **settings)
 
 
@@ -338,7 +347,9 @@ def test_a_recorded_scan_is_an_eager_one(precision, replays):
     for compute in (Compute(precision), EAGER):
         data = {"train": clean, "test": test}
         curve = tw.Segment(a, b)
-        scan = tw.scan(network("preresnet"), curve, tw.classification(), data, points=9, bn_batches=clean, compute=compute)
+        scan = tw.scan(
+            network("preresnet"), curve, tw.classification(), data, points=9, bn_batches=clean, compute=compute
+        )
         found.append(np.concatenate([scan.values[name][key] for name in data for key in ("loss", "error")]))
     assert len(replays) >= 4 * (len(clean) + len(test))
     assert np.allclose(*found, rtol=1e-3 if precision == "fp32" else 3e-2, atol=1e-3 if precision == "fp32" else 2e-2)

@@ -13,7 +13,8 @@ import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
 BASE = {"errors", "text", "hidden", "batches", "tasks", "store", "explaining"}
-PLAIN = BASE | {"runtime"}  # of which the files on the way to `connect` import the one that asks for accelerators; see below
+# of which the files on the way to `connect` import the one that asks for accelerators; see below
+PLAIN = BASE | {"runtime"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),
     "store": BASE | {"runtime"},  # for the types of what a call finds around it
@@ -29,7 +30,9 @@ ALLOWED = {
 }
 TOP = {"__init__", "__main__", "cli", "commands", "demo", "inputs", "bench", "paper"}
 FILES, STATEMENTS = 18, 2080  # on the way to `connect`, at most
-ACCELERATORS = re.compile(r"cuda.?graph|triton|\brank\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE)
+ACCELERATORS = re.compile(
+    r"cuda.?graph|triton|\brank\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE
+)
 
 
 def imported(path: Path):
@@ -77,8 +80,9 @@ def statements(path: Path) -> int:
 
 
 def modules(path: Path):
-    """The files of ours that a file imports; not those that it names for the type checker, nor, in `runtime`, those that a
-    function imports when it picks an accelerator."""
+    """The files of ours that a file imports; not those that it names for the type checker, nor, in `runtime`, those
+    that a function imports when it picks an accelerator.
+    """
     here = path.relative_to(ROOT).with_suffix("").parts
     runtime, nodes = here[0] == "runtime", [ast.parse(path.read_text())]
     while nodes:
@@ -87,7 +91,10 @@ def modules(path: Path):
                 continue
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
-                wanted = [ROOT.joinpath(*filter(None, base)), *(ROOT.joinpath(*filter(None, base), a.name) for a in node.names)]
+                wanted = [
+                    ROOT.joinpath(*filter(None, base)),
+                    *(ROOT.joinpath(*filter(None, base), a.name) for a in node.names),
+                ]
                 yield from (file for one in wanted if (file := one.with_suffix(".py")).is_file())
             elif not (runtime and isinstance(node, ast.FunctionDef)):
                 nodes.append(node)
@@ -131,7 +138,9 @@ def test_only_the_context_is_module_level_state():
     for path in ROOT.rglob("*.py"):
         tree = ast.parse(path.read_text())
         made = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
-        targets = [target for node in made for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+        targets = [
+            target for node in made for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
         names = {target.id for target in targets if isinstance(target, ast.Name)}
         for node in ast.walk(tree):
             assert not isinstance(node, ast.Global), f"{path} has a global statement"
@@ -161,8 +170,14 @@ def test_no_two_classes_have_one_name():
 
 
 def test_figures_and_the_page_do_not_load_torch():
-    code = "import sys, thalweg.reporting.figures, thalweg.reporting.page; print({'torch', 'matplotlib'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    code = (
+        "import sys, thalweg.reporting.figures, thalweg.reporting.page; print({'torch', 'matplotlib'} & "
+        "set(sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "set()"
+    )
 
 
 def test_public_names():
@@ -181,4 +196,6 @@ def test_public_names():
 
 def test_the_command_line_does_not_load_torch():
     code = "import sys, thalweg.cli; print(sorted({'torch', 'matplotlib', 'sklearn', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

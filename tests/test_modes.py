@@ -70,7 +70,9 @@ def test_compiled_steps_give_the_same_result(name, monkeypatch):
     animal, (a, b) = ZOO[name], ZOO[name].ends()
     for compute in (tw.Compute(compile=True), tw.Compute()):
         trained = tw.fit(animal.module(1), animal.task, animal.batches(), compute=compute, **SETTINGS)
-        curve = tw.connect(animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), compute=compute, **SETTINGS)
+        curve = tw.connect(
+            animal.module(1), tw.Bezier(a, b), animal.task, animal.batches(), compute=compute, **SETTINGS
+        )
         if compute.compile:
             first = trained, curve
     assert len(called) == 2
@@ -85,7 +87,9 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
 
     monkeypatch.setattr(compiled_step, "_compiled", broken)
     animal = ZOO["mlp"]
-    with pytest.warns(tw.SlowPathWarning, match="the network is not compiled: RuntimeError: no such compiler$") as heard:
+    with pytest.warns(
+        tw.SlowPathWarning, match="the network is not compiled: RuntimeError: no such compiler$"
+    ) as heard:
         found = tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute(compile=True), **SETTINGS)
     assert len(heard) == 1
     assert torch.equal(found.vector, tw.fit(animal.module(1), animal.task, animal.batches(), **SETTINGS).vector)
@@ -150,7 +154,8 @@ def test_measuring_leaves_a_carried_state_as_it_was(rebinds):
     batches = ZOO["mlp"].batches()
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.05, lr_min=0.005)
     plain, watched = (
-        tw.walk(module, task, batches, method, epochs=2, watch=watch).members[-1].vector for watch in (None, {"x": batches})
+        tw.walk(module, task, batches, method, epochs=2, watch=watch).members[-1].vector
+        for watch in (None, {"x": batches})
     )
     assert torch.equal(plain, watched)
     weights = tw.Weights.of(module)
@@ -264,7 +269,9 @@ class Restless(nn.Module):
             self.shape, self.count = (1, 2), 0
 
 
-@pytest.mark.parametrize("what", ["count", "last", "shape", "seen", "random", "torch", "draws", "numbers", "cell", "nothing"])
+@pytest.mark.parametrize(
+    "what", ["count", "last", "shape", "seen", "random", "torch", "draws", "numbers", "cell", "nothing"]
+)
 def test_what_a_recording_would_freeze_is_seen(what):
     module = nn.Sequential(Restless())
     before = cuda_graphs._host_state(module)
@@ -349,7 +356,9 @@ def test_capture_notices_a_loss_that_counts_its_calls(kind):
     assert "calls' changes in every step" in cuda_graphs._difference(before, cuda_graphs._host_state(module, (loss,)))
 
 
-@pytest.mark.parametrize("loss", [tw.classification().loss, nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy)])
+@pytest.mark.parametrize(
+    "loss", [tw.classification().loss, nn.CrossEntropyLoss(), partial(nn.functional.cross_entropy)]
+)
 def test_capture_has_nothing_against_the_usual_losses(loss):
     module, outputs, targets = nn.Identity(), torch.zeros(2, 3), torch.tensor([0, 1])
     loss(outputs, targets)

@@ -102,7 +102,9 @@ def held(generator):
         "closure": closing,
         "default": defaulting,
         "data set": DataLoader(Subset(Numbers(Cropping(generator)), range(3))),
-        "batch sampler": DataLoader(range(9), batch_sampler=BatchSampler(RandomSampler(range(9), generator=generator), 3, False)),
+        "batch sampler": DataLoader(
+            range(9), batch_sampler=BatchSampler(RandomSampler(range(9), generator=generator), 3, False)
+        ),
         "module": torch.nn.Sequential(Noise(generator)),
     }
 

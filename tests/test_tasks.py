@@ -134,7 +134,10 @@ def test_integer_one_hot_targets_are_probabilities():
 
 @pytest.mark.parametrize(
     "loss",
-    [partial(F.cross_entropy, reduction="none", label_smoothing=0.1), nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)],
+    [
+        partial(F.cross_entropy, reduction="none", label_smoothing=0.1),
+        nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
+    ],
 )
 def test_a_loss_of_torch_alone_is_a_whole_task(loss):
     """Trained, scanned and ensembled as classification with the same label smoothing, with error and probabilities."""
@@ -166,7 +169,9 @@ OLD = r"loss takes \(outputs, targets\) now: move the call of the network into p
         lambda net, batch: 3.0,
     ],
 )
-@pytest.mark.parametrize("predict", [{}, {"predict": lambda net, batch: (SimpleNamespace(logits=net(batch[0])), batch[1])}])
+@pytest.mark.parametrize(
+    "predict", [{}, {"predict": lambda net, batch: (SimpleNamespace(logits=net(batch[0])), batch[1])}]
+)
 def test_a_loss_of_a_network_and_a_batch_is_refused(loss, predict):
     module, task, batches = nn.Linear(4, 4), tw.Task(loss, **predict), [(LOGITS, LABELS)]
     for call in (

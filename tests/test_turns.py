@@ -37,7 +37,9 @@ def test_different_jobs_of_different_lengths():
     jobs = [
         lambda: fitted(animal, 1),
         lambda: tw.connect(module, tw.Bezier(a, b), animal.task, animal.batches(), epochs=5, lr=0.05).bends[0].vector,
-        lambda: torch.stack([w.vector for w in tw.walk(module, animal.task, animal.batches(), METHOD, epochs=2).members]),
+        lambda: torch.stack(
+            [w.vector for w in tw.walk(module, animal.task, animal.batches(), METHOD, epochs=2).members]
+        ),
         lambda: torch.zeros(1),
     ]
     assert all(torch.equal(one, job()) for one, job in zip(tw.together(*jobs), jobs, strict=True))

@@ -49,7 +49,14 @@ def test_fit_and_walk_take_numpy_numbers(tmp_path):
         settings = {"momentum": f(0.5), "weight_decay": f(0.01), "clip": f(1.0), "seed": i(3)}
         run = {"run": tmp_path / i.__name__}
         fitted = tw.fit(
-            ANIMAL.module(1), ANIMAL.task, ANIMAL.batches(), epochs=i(2), lr=f(0.1), keep=np.array([1, 2]), **settings, **run
+            ANIMAL.module(1),
+            ANIMAL.task,
+            ANIMAL.batches(),
+            epochs=i(2),
+            lr=f(0.1),
+            keep=np.array([1, 2]),
+            **settings,
+            **run,
         )
         fge = tw.FGE(cycle=i(2), lr_max=f(0.1), lr_min=f(0.01), starts=np.array([0.5, 0.75]))
         walked = tw.walk(ANIMAL.module(1), ANIMAL.task, ANIMAL.batches(), fge, epochs=i(2), **settings)
@@ -69,7 +76,13 @@ def test_curves_and_scans_take_numpy_numbers(tmp_path):
 
     def measured(i, f):
         curve = tw.connect(
-            ANIMAL.module(1), tw.Bezier(a, b, bends=i(2)), ANIMAL.task, ANIMAL.batches(), epochs=i(1), lr=f(0.1), seed=i(2)
+            ANIMAL.module(1),
+            tw.Bezier(a, b, bends=i(2)),
+            ANIMAL.task,
+            ANIMAL.batches(),
+            epochs=i(1),
+            lr=f(0.1),
+            seed=i(2),
         )
         data = {"x": ANIMAL.batches()}
         run = {"run": tmp_path / i.__name__, "weight_decay": f(0.1)}
@@ -82,7 +95,9 @@ def test_curves_and_scans_take_numpy_numbers(tmp_path):
         together = tw.curve_ensemble(ANIMAL.module(1), curve, ANIMAL.task, data["x"], bn_batches=data["x"], points=i(2))
         points = [curve.point(f(0.25)), plane.point(f(1.0), f(2.0)), tw.average([a, b], np.array([0.25, 0.75]))]
         lengths = curve.length(f(0.25), f(0.5)), curve.spaced(i(3), by="length")
-        return json.dumps([*(scan.to_dict() for scan in scans), together.to_dict(), lengths]), [p.vector for p in points]
+        return json.dumps([*(scan.to_dict() for scan in scans), together.to_dict(), lengths]), [
+            p.vector for p in points
+        ]
 
     (ours, points), (expected, wanted) = plain(measured)
     assert ours == expected

@@ -116,7 +116,10 @@ def images() -> list[Any]:
 
 def pairs() -> list[Any]:
     g = _generator()
-    return [(*(torch.randn(n, d, generator=g).double() for d in (4, 2)), torch.randn(n, 3, generator=g).double()) for n in SIZES]
+    return [
+        (*(torch.randn(n, d, generator=g).double() for d in (4, 2)), torch.randn(n, 3, generator=g).double())
+        for n in SIZES
+    ]
 
 
 def tokens() -> list[Any]:
@@ -126,7 +129,10 @@ def tokens() -> list[Any]:
 
 def dicts() -> list[Any]:
     g = _generator()
-    return [{"input_ids": torch.randint(7, (n, 5), generator=g), "labels": torch.randint(3, (n,), generator=g)} for n in SIZES]
+    return [
+        {"input_ids": torch.randint(7, (n, 5), generator=g), "labels": torch.randint(3, (n,), generator=g)}
+        for n in SIZES
+    ]
 
 
 ZOO = {
@@ -162,7 +168,9 @@ def same_bits(one: dict[str, Any], two: dict[str, Any]) -> bool:
 
 def _same(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor):
-        return one.dtype == two.dtype and torch.equal(*(x.contiguous().reshape(-1).view(torch.uint8) for x in (one, two)))
+        return one.dtype == two.dtype and torch.equal(
+            *(x.contiguous().reshape(-1).view(torch.uint8) for x in (one, two))
+        )
     if isinstance(one, tuple):
         return len(one) == len(two) and all(_same(a, b) for a, b in zip(one, two, strict=True))
     return one == two

@@ -25,11 +25,15 @@ def count(batches: Batches, name: str = "the batches") -> int:
     3
     """
     if isinstance(batches, Dataset):
-        raise ThalwegError(f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader")
+        raise ThalwegError(
+            f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader"
+        )
     try:
         length = len(batches)
     except TypeError:
-        message = f"{name} must have a length and be iterable repeatedly, as a list is; got {type(batches).__name__}, without"
+        message = (
+            f"{name} must have a length and be iterable repeatedly, as a list is; got {type(batches).__name__}, without"
+        )
         raise ThalwegError(message) from None
     if isinstance(batches, Iterator):
         raise ThalwegError(f"{name} must be iterable repeatedly; got the iterator {batches!r}: pass a list instead")
@@ -70,7 +74,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         if not isinstance(item, torch.Tensor):
             return item.to(device)
         if item.is_meta and device.type != "meta":
-            raise ThalwegError("a batch holds a tensor on the meta device, which has no values: make it on another device")
+            raise ThalwegError(
+                "a batch holds a tensor on the meta device, which has no values: make it on another device"
+            )
         return item.to(device, non_blocking=True)
 
     return mapped(batch, there)

@@ -93,7 +93,12 @@ class Bench:
     def run(self, number: int = 0) -> dict[str, Timing]:
         """Everything; with `number` networks interleaved, if given."""
         with aside(self.device):
-            found = {**self.training(), "data pipeline": self.pipeline(), **self.scanning(), "checkpoint": self.checkpoint()}
+            found = {
+                **self.training(),
+                "data pipeline": self.pipeline(),
+                **self.scanning(),
+                "checkpoint": self.checkpoint(),
+            }
             return found | (self.side_by_side(number) if number > 1 else {})
 
     def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
@@ -109,7 +114,9 @@ class Bench:
                 works[name]()
             memory[name] = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
         times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
-        return {name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()}
+        return {
+            name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()
+        }
 
     def step(self, motion: Motion) -> Accelerated:
         motion.probe.module.train()
@@ -126,7 +133,9 @@ class Bench:
 
     def walked(self) -> Callable[[], object]:
         step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
-        observer = WalkObserver(Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.compute))
+        observer = WalkObserver(
+            Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.compute)
+        )
         observer.begin(step, 1)
         return lambda: observer.after_step(1, RATE, step(self.batch, RATE))
 
@@ -229,7 +238,9 @@ class Bench:
 
 
 class _Forwards:
-    """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing measured."""
+    """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing
+    measured.
+    """
 
     def __init__(self, probe: Probe, at: Measurer, task: Task, compute: Compute):
         self.module = probe.module
@@ -244,7 +255,9 @@ class _Forwards:
                 with compute.casting(probe.device):
                     task.predictions(self.module, make(drawn))
 
-            self.parts.append((learning, passes, Replay(work, self.module, probe.device, compute.captures(probe.device), pool)))
+            self.parts.append(
+                (learning, passes, Replay(work, self.module, probe.device, compute.captures(probe.device), pool))
+            )
 
     def __call__(self) -> None:
         with torch.no_grad():

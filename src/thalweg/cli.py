@@ -25,7 +25,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Find low-loss curves between trained networks, measure and plot the loss along and around them, and build ensembles.",
+    help=(
+        "Find low-loss curves between trained networks, measure and plot the loss along and around them, and build "
+        "ensembles."
+    ),
     epilog="Start with `thalweg demo`. Every command writes one new folder and lists what it wrote; only `demo` and "
     "`paper` write to theirs again.",
 )
@@ -63,7 +66,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, too.")] = False,
 ) -> None:
     logging.getLogger("thalweg").setLevel(logging.DEBUG if debug else logging.NOTSET)
@@ -116,7 +121,9 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
             warnings.simplefilter("ignore")
         try:
             if command.__name__ not in SHARED:
-                raise ThalwegError(f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone")
+                raise ThalwegError(
+                    f"{', '.join(SHARED)} run in several processes; '{command.__name__}' does not: start it alone"
+                )
             _perform(command, settings)
         except (KeyboardInterrupt, ThalwegError, OSError) as error:
             if processes.first if isinstance(error, Stopped | Diverged) else processes.reports():
@@ -151,7 +158,12 @@ for _command in (
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")
-_entries: dict[str, Callable[..., None]] = {"list": paper.list_entries, "run": paper.run, "show": paper.show, "draw": paper.draw}
+_entries: dict[str, Callable[..., None]] = {
+    "list": paper.list_entries,
+    "run": paper.run,
+    "show": paper.show,
+    "draw": paper.draw,
+}
 for _name, _function in _entries.items():
     _paper.command(_name)(_plainly(_function))
 app.add_typer(_paper, name="paper")

@@ -58,7 +58,10 @@ class _Demo:
         return networks
 
     def find_curves(self, networks: list[tw.Weights]) -> dict[str, tw.Curve]:
-        self.say(f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ...")
+        self.say(
+            f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs "
+            "each) ..."
+        )
         curves: dict[str, tw.Curve] = {"Segment": tw.Segment(*networks[:2])}
         for fresh in (tw.Bezier(networks[0], networks[1]), tw.PolyChain(networks[0], networks[1])):
             curve = tw.connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
@@ -70,7 +73,9 @@ class _Demo:
         self.say("Measuring 61 points along each ...")
         targets: dict[str, Any] = {"Single": networks[:2], **curves}
         scans = {
-            name: tw.scan(self.model, target, self.task, self.data, points=None if name == "Single" else 61, **self.scanning)
+            name: tw.scan(
+                self.model, target, self.task, self.data, points=None if name == "Single" else 61, **self.scanning
+            )
             for name, target in targets.items()
         }
         self.say("\n" + tables.curves(scans) + "\n")
@@ -91,7 +96,9 @@ class _Demo:
         for name, third in thirds.items():
             drawn = {name: curves[name]} if name in curves else {}
             plane = tw.Plane(networks[0], networks[1], third)
-            scans[name] = tw.scan(self.model, plane, self.task, {"train": self.data["train"]}, overlay=drawn, **self.scanning)
+            scans[name] = tw.scan(
+                self.model, plane, self.task, {"train": self.data["train"]}, overlay=drawn, **self.scanning
+            )
             scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
         figure = Figure(figsize=(14, 3.4), layout="compressed")
         tw.figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
@@ -104,10 +111,16 @@ class _Demo:
 
     def compare_budgets(self) -> None:
         self.say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
-        ways: list[Any] = [tw.Independent(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
+        ways: list[Any] = [
+            tw.Independent(),
+            tw.Snapshot(cycles=4, lr_max=0.05),
+            tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025),
+        ]
         settings: dict[str, Any] = {"bn_batches": self.scanning["bn_batches"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
         test = self.data["test"]
-        result = tw.compare(_network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings)
+        result = tw.compare(
+            _network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings
+        )
         result.save(self.folder / "budget.json")
         self.say("\n" + result.table() + "\n")
         figure = Figure(layout="constrained")

@@ -54,7 +54,9 @@ def whole(value: Any, name: str, least: int | None = None) -> int:
     except TypeError:
         found = None
     if found is None or (least is not None and found < least):
-        raise ThalwegError(f"{name} must be a whole number{'' if least is None else f', at least {least}'}; got {value!r}")
+        raise ThalwegError(
+            f"{name} must be a whole number{'' if least is None else f', at least {least}'}; got {value!r}"
+        )
     return found
 
 

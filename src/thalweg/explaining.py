@@ -17,7 +17,8 @@ from .errors import GAVE, WAS, first_line, note, notes_of
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
-WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")  # raised by a DataLoader's worker
+# raised by a DataLoader's worker
+WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -36,7 +37,11 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, torch.OutOfMemoryError):
-            note(error, f"{GAVE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}", GAVE)
+            note(
+                error,
+                f"{GAVE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}",
+                GAVE,
+            )
         raise
 
 

@@ -27,11 +27,13 @@ from torch.optim import Optimizer
 
 from .errors import ThalwegError
 
-LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000  # how deep, how many, of each container, in one list or array
+# how deep, how many, of each container, in one list or array
+LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
 GUARDED = sys.stdlib_module_names | {"numpy"}
-OPEN = (SimpleNamespace, Namespace, UserDict, UserList)  # of the standard library, but made to hold what others store in them
+# of the standard library, but made to hold what others store in them
+OPEN = (SimpleNamespace, Namespace, UserDict, UserList)
 DICTS = (dict, OrderedDict, defaultdict, Counter)
 WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
@@ -176,7 +178,9 @@ def moved(*snapshots: Mapping[str, Any]) -> set[str]:
     """The names of what differs between several snapshots."""
     first, *others = snapshots
     names = {name for snapshot in snapshots for name in snapshot}
-    return {name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)}
+    return {
+        name for name in names if not all(same(first.get(name, ABSENT), other.get(name, ABSENT)) for other in others)
+    }
 
 
 def generators(*sources: Any) -> list[Any]:
@@ -297,9 +301,13 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
     calls.
     """
     if isinstance(value, list | tuple):
-        items = list.__getitem__(value, slice(ITEMS)) if isinstance(value, list) else tuple.__getitem__(value, slice(ITEMS))
+        items = (
+            list.__getitem__(value, slice(ITEMS)) if isinstance(value, list) else tuple.__getitem__(value, slice(ITEMS))
+        )
         fixed = isinstance(value, tuple)
-        yield from ((i, Place(value, i, item)) for i, item in enumerate(items) if not (fixed and isinstance(item, SCALARS)))
+        yield from (
+            (i, Place(value, i, item)) for i, item in enumerate(items) if not (fixed and isinstance(item, SCALARS))
+        )
     elif isinstance(value, dict):
         yield from ((key, Place(value, key, item)) for key, item in islice(dict.items(value), ITEMS))
     elif isinstance(value, MappingProxyType):
@@ -337,7 +345,9 @@ def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
     moving = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     yield from ((f"state/{k}", Place(None, None, optimizer.state[tensor])) for k, tensor in enumerate(moving))
     for k, group in enumerate(optimizer.param_groups):
-        yield from ((f"group/{k}/{key}", Place(group, key, item)) for key, item in group.items() if key not in ("params", "lr"))
+        yield from (
+            (f"group/{k}/{key}", Place(group, key, item)) for key, item in group.items() if key not in ("params", "lr")
+        )
     for key, item in vars(optimizer).items():
         if key not in ("state", "param_groups"):
             yield key, Place(optimizer, key, item)
@@ -386,6 +396,7 @@ def _assign(owner: Any, key: Any, value: Any) -> None:
     elif not isinstance(owner, type) and key in getattr(owner, "__dict__", {}):
         vars(owner)[key] = value  # whatever its class does when an attribute is set
     else:
-        put = setattr if isinstance(owner, type | nn.Module) else object.__setattr__  # the second also where it is frozen
+        # the second also where it is frozen
+        put = setattr if isinstance(owner, type | nn.Module) else object.__setattr__
         with suppress(AttributeError, TypeError):  # a tuple, or another kind of object than had it
             put(owner, key, value)

@@ -53,7 +53,9 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
-            raise ThalwegError(f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}")
+            raise ThalwegError(
+                f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}"
+            )
     count(made["train"], f"the training batches of {spec}")
     if not made["data"]:
         raise ThalwegError(f"{spec} must return data, a dict of batches by name, with something in it; it is empty")
@@ -86,7 +88,8 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
     path = _inside(path, CURVE)
     if not is_curve(files.existing(path)):
         raise ThalwegError(
-            f"{path} is not a curve: give a folder of `thalweg connect`, or two networks, for the straight line between them"
+            f"{path} is not a curve: give a folder of `thalweg connect`, or two networks, for the straight line "
+            "between them"
         )
     state = find_curve(path) if _foreign(path) else None
     with files.reading(path):
@@ -117,7 +120,10 @@ def _advice(folder: Path, name: str) -> str:
         return "its run has not finished; give its command again with --resume"
     inside = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in CHECKPOINTS]
     if inside:
-        return f"it holds {', '.join(inside[:8])}{', ...' if len(inside) > 8 else ''}: give {folder / inside[0]} or another"
+        return (
+            f"it holds {', '.join(inside[:8])}{', ...' if len(inside) > 8 else ''}: give {folder / inside[0]} or "
+            "another"
+        )
     return f"give a folder of `thalweg {'fit' if name == WEIGHTS else 'connect'}`, or a file"
 
 
@@ -144,7 +150,9 @@ def _find(spec: str) -> Any:
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:
-        where = f"looked in {Path.cwd()}, and among what is installed; " if isinstance(error, ModuleNotFoundError) else ""
+        where = (
+            f"looked in {Path.cwd()}, and among what is installed; " if isinstance(error, ModuleNotFoundError) else ""
+        )
         raise ThalwegError(f"the task {spec} cannot be imported: {where}{in_a_sentence(error)}") from error
     if not hasattr(found, name):
         raise ThalwegError(f"the task {spec} cannot be found: {place} has no '{name}'")

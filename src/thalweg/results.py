@@ -135,7 +135,9 @@ class Scan(Saved):
             Name -> the largest distance from the plane, and that distance relative to the one between the plane's first
             two points.
         """
-        farthest = {name: max(distances) for name, distances in self.away.items() if distances and len(self.corners) > 1}
+        farthest = {
+            name: max(distances) for name, distances in self.away.items() if distances and len(self.corners) > 1
+        }
         found = {name: (far, far / self.corners[1][0]) for name, far in farthest.items()}
         return {name: pair for name, pair in found.items() if pair[1] > FAR}
 
@@ -148,7 +150,10 @@ class Scan(Saved):
         values = {name: {key: array(v) for key, v in each.items()} for name, each in entry["values"].items()}
         places = {
             "corners": [(x, y) for x, y in entry["corners"]],
-            **{key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()} for key in ("paths", "marks")},
+            **{
+                key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()}
+                for key in ("paths", "marks")
+            },
         }
         ratio = entry.get("length_ratio")
         known = {"length_ratio": None if ratio is None or isnan(ratio) else ratio}
@@ -180,7 +185,11 @@ class Scan(Saved):
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         if self.kind == "curve" and self.t is not None and self.length is not None:
             straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
-            numbers |= {"mean": _mean(values, self.t), "int": _mean(values, self.length), "barrier": (values - straight).max()}
+            numbers |= {
+                "mean": _mean(values, self.t),
+                "int": _mean(values, self.length),
+                "barrier": (values - straight).max(),
+            }
         return {key: float(number) for key, number in numbers.items()}
 
     def _coordinates(self) -> dict[str, np.ndarray]:
@@ -195,7 +204,9 @@ class Scan(Saved):
             for quantity, pair in entry.items():
                 if quantity in ("loss", "error"):
                     own = self.values[name][quantity][[0, -1]]
-                    before, after = (" / ".join(shown(quantity, v, self.units) for v in values) for values in (pair, own))
+                    before, after = (
+                        " / ".join(shown(quantity, v, self.units) for v in values) for values in (pair, own)
+                    )
                     what = f"{name} {quantity}{unit(quantity, self.units)}"
                     lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
         return lines

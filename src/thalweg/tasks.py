@@ -35,7 +35,8 @@ def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         key = next((key for key in LABEL_KEYS if key in batch), None)
         if key is None:
             raise ThalwegError(
-                f"a dict batch needs its targets under one of {LABEL_KEYS}; got {sorted(map(str, batch))}: use Task(predict=)"
+                f"a dict batch needs its targets under one of {LABEL_KEYS}; got {sorted(map(str, batch))}: use "
+                "Task(predict=)"
             )
         return (), {name: value for name, value in batch.items() if name != key}, batch[key]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
@@ -103,11 +104,15 @@ class Task:
     def __post_init__(self) -> None:
         taken = sorted({"loss", "data_loss"} & set(self.metrics or {}))
         if taken:
-            raise ThalwegError(f"'{taken[0]}' is the name of the task's own loss: give the metric of that name another one")
+            raise ThalwegError(
+                f"'{taken[0]}' is the name of the task's own loss: give the metric of that name another one"
+            )
         known = {"loss", "data_loss", *(("error",) if self.metrics is None else self.metrics)}
         odd = [name for name, unit in self.units.items() if name not in known or not isinstance(unit, str)]
         if odd:
-            raise ThalwegError(f"units maps metrics of the task ({', '.join(sorted(known))}) to strings; got {dict(self.units)}")
+            raise ThalwegError(
+                f"units maps metrics of the task ({', '.join(sorted(known))}) to strings; got {dict(self.units)}"
+            )
         if self.metrics is None:
             object.__setattr__(self, "units", {"error": "%", **self.units})
 
@@ -133,8 +138,9 @@ class Task:
         if values.ndim == 0:
             if self.size is None:
                 raise ThalwegError(
-                    "a task's loss must return one value per example, so that a short last batch counts exactly; got a "
-                    "single number: use reduction='none', or give Task(size=batch -> count) if it is the mean of that many"
+                    "a task's loss must return one value per example, so that a short last batch counts exactly; got "
+                    "a single number: use reduction='none', or give Task(size=batch -> count) if it is the mean of "
+                    "that many"
                 )
             return values, int(self.size(batch))
         return values, values.numel()
@@ -268,8 +274,9 @@ def check_labels(labels: Tensor, classes: int) -> None:
     wrong = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
     if bool(wrong.any()):
         raise ThalwegError(
-            f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits, or be {IGNORED}, which "
-            f"does not count; this batch holds {int(labels[wrong][0])}: check the labels or the network's last layer"
+            f"labels must lie between 0 and {classes - 1}, since the network gives {classes} logits, or be {IGNORED}, "
+            f"which does not count; this batch holds {int(labels[wrong][0])}: check the labels or the network's last "
+            "layer"
         )
 
 

@@ -14,7 +14,10 @@ from thalweg.data.pickles import read_pickle
 
 READERS = {"cifar10": cifar10, "cifar100": cifar100}
 PARTS = {"cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"], "cifar100": ["train", "test"]}
-HOMES = {"cifar10": ["cifar-10-batches-bin", "cifar-10-batches-py"], "cifar100": ["cifar-100-binary", "cifar-100-python"]}
+HOMES = {
+    "cifar10": ["cifar-10-batches-bin", "cifar-10-batches-py"],
+    "cifar100": ["cifar-100-binary", "cifar-100-python"],
+}
 ROWS = 2  # in every file
 
 
@@ -38,7 +41,12 @@ def binary(name):
 def entries(name, pixels, coarse, fine):
     if name == "cifar10":
         return {"data": pixels, "labels": fine.tolist(), "batch_label": "one of five"}
-    return {"data": pixels, "fine_labels": fine.tolist(), "coarse_labels": coarse.tolist(), "filenames": ["a.png", "b.png"]}
+    return {
+        "data": pixels,
+        "fine_labels": fine.tolist(),
+        "coarse_labels": coarse.tolist(),
+        "filenames": ["a.png", "b.png"],
+    }
 
 
 def pickled(name, dumps):
@@ -61,10 +69,28 @@ def by_python_2(table, by_columns=False):
         if isinstance(value, list):
             return b"](" + b"".join(map(write, value)) + b"e"
         rows, columns = value.shape
-        kind = b"cnumpy\ndtype\n" + write("u1") + b"K\x00K\x01\x87R(K\x03" + write("|") + b"NNN" + 2 * write(-1) + b"K\x00tb"
+        kind = (
+            b"cnumpy\ndtype\n"
+            + write("u1")
+            + b"K\x00K\x01\x87R(K\x03"
+            + write("|")
+            + b"NNN"
+            + 2 * write(-1)
+            + b"K\x00tb"
+        )
         content = write(value.tobytes(order="F" if by_columns else "C"))
         start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + write("b") + b"\x87R"
-        return start + b"(K\x01" + write(rows) + write(columns) + b"\x86" + kind + b"\x89\x88"[by_columns:][:1] + content + b"tb"
+        return (
+            start
+            + b"(K\x01"
+            + write(rows)
+            + write(columns)
+            + b"\x86"
+            + kind
+            + b"\x89\x88"[by_columns:][:1]
+            + content
+            + b"tb"
+        )
 
     return b"\x80\x02}(" + b"".join(write(key) + write(value) for key, value in table.items()) + b"u."
 
@@ -93,12 +119,16 @@ def test_both_orders_of_an_array(by_columns, tmp_path):
     assert np.array_equal(read, values)
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])])
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])]
+)
 def test_a_damaged_file(damage, tmp_path, published, written):
     files = binary("cifar100")
     published("cifar100", files)
     written(tmp_path, {**files, "test.bin": damage(files["test.bin"])})
-    with pytest.raises(tw.ThalwegError, match=r"test\.bin is not the file its makers publish.*again from https.*binary\.tar"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"test\.bin is not the file its makers publish.*again from https.*binary\.tar"
+    ):
         cifar100(tmp_path)
 
 
@@ -111,7 +141,10 @@ class Evil:
 def test_a_pickle_cannot_run_code(protocol, tmp_path, published, written):
     evil = Evil()
     evil.path = str(tmp_path / "was here")
-    files = {**pickled("cifar100", by_python_3), "test": pickle.dumps({"data": evil, "fine_labels": []}, protocol=protocol)}
+    files = {
+        **pickled("cifar100", by_python_3),
+        "test": pickle.dumps({"data": evil, "fine_labels": []}, protocol=protocol),
+    }
     published("cifar100", files, form=1)
     written(tmp_path / "cifar-100-python", files)
     with pytest.raises(tw.ThalwegError, match=r"cifar-100-python.test must be a pickle of plain arrays, .* \w+\.mkdir"):
@@ -130,13 +163,16 @@ def test_absent_files(tmp_path, published, written):
     with pytest.raises(tw.ThalwegError) as error:
         cifar10(tmp_path)
     assert str(error.value) == (
-        f"CIFAR-10 must lie in {tmp_path} as its makers publish it, and {tmp_path}/cifar-10-batches-bin/data_batch_1.bin is not "
-        f"there: unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, "
-        "or let it be fetched: --download, in Python download=True"
+        f"CIFAR-10 must lie in {tmp_path} as its makers publish it, and "
+        f"{tmp_path}/cifar-10-batches-bin/data_batch_1.bin is not there: unpack "
+        f"https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, or let it be fetched: --download, in "
+        "Python download=True"
     )
     files = pickled("cifar10", by_python_3)
     published("cifar10", files, form=1)
     del files["data_batch_4"]
     written(tmp_path / "cifar-10-batches-py", files)
-    with pytest.raises(tw.ThalwegError, match=r"batches-py.data_batch_4 is not there: unpack .*cifar-10-python\.tar\.gz"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"batches-py.data_batch_4 is not there: unpack .*cifar-10-python\.tar\.gz"
+    ):
         cifar10(tmp_path)

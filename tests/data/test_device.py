@@ -23,7 +23,10 @@ def test_every_image_once_per_pass_in_a_new_order():
 
 def test_a_generator_decides_the_order():
     first, second = (
-        [y.tolist() for _, y in DeviceBatches(IMAGES, LABELS, 4, shuffle=True, generator=torch.Generator().manual_seed(1))]
+        [
+            y.tolist()
+            for _, y in DeviceBatches(IMAGES, LABELS, 4, shuffle=True, generator=torch.Generator().manual_seed(1))
+        ]
         for _ in range(2)
     )
     assert first == second

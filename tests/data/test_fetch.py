@@ -95,7 +95,9 @@ def test_single_files(server, published, tmp_path):
 
 def test_nothing_is_left_of_a_download_that_breaks_off(server, offered, tmp_path):
     server.broken = True
-    with pytest.raises(tw.ThalwegError, match=r"could not be fetched \(it broke off after \d+ of \d+ bytes\): unpack http://"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"could not be fetched \(it broke off after \d+ of \d+ bytes\): unpack http://"
+    ):
         ptb(tmp_path, download=True)
     assert below(tmp_path) == []
     server.broken = False
@@ -131,7 +133,12 @@ def test_a_folder_that_cannot_be_made(offered, tmp_path):
 def test_an_archive_writes_only_the_files_of_the_set(server, published, tmp_path):
     link = tarfile.TarInfo(f"{HOME}/ptb.valid.txt")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    packed = {f"{HOME}/ptb.train.txt": b"a\n", "../outside": b"x", "/tmp/thalweg-outside": b"x", f"{HOME}/../../above": b"x"}
+    packed = {
+        f"{HOME}/ptb.train.txt": b"a\n",
+        "../outside": b"x",
+        "/tmp/thalweg-outside": b"x",
+        f"{HOME}/../../above": b"x",
+    }
     content = archive(packed, link)
     published("ptb", TEXT, {server.offer("simple-examples.tgz", content): content})
     with pytest.raises(tw.ThalwegError, match=r"ptb\.train\.txt is not the file"):
@@ -154,9 +161,9 @@ def test_absent_and_not_wanted(tmp_path):
     base = "https://ossci-datasets.s3.amazonaws.com/mnist"
     names = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
     assert str(error.value) == (
-        f"MNIST must lie in {tmp_path} as its makers publish it, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is not there: "
-        f"put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, "
-        "or let it be fetched: --download, in Python download=True"
+        f"MNIST must lie in {tmp_path} as its makers publish it, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is "
+        f"not there: put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, or let it be "
+        "fetched: --download, in Python download=True"
     )
     assert below(tmp_path) == []
 

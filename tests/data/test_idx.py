@@ -25,7 +25,9 @@ def files():
 
 
 def packed(files, part="images"):
-    return {f"{name}.gz" if part in name else name: gzip.compress(f) if part in name else f for name, f in files.items()}
+    return {
+        f"{name}.gz" if part in name else name: gzip.compress(f) if part in name else f for name, f in files.items()
+    }
 
 
 def test_packed_and_plain_files(tmp_path, files, written):
@@ -39,7 +41,9 @@ def test_packed_and_plain_files(tmp_path, files, written):
 def test_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, published, written):
     written(tmp_path / "MNIST" / "raw", packed(files))
     for folder in (tmp_path, tmp_path / "MNIST" / "raw"):
-        with pytest.raises(tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not the file .*mnist/train-images-idx3-ubyte"):
+        with pytest.raises(
+            tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not the file .*mnist/train-images-idx3-ubyte"
+        ):
             mnist(folder)
     published("mnist", files)
     assert len(mnist(tmp_path)[0][0]) == 7

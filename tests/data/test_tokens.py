@@ -29,14 +29,18 @@ def test_wrong_and_absent_text(tmp_path, published, written):
         ptb(tmp_path)
 
 
-@pytest.mark.parametrize(("count", "batch_size", "steps"), [(100, 4, 5), (103, 4, 6), (101, 1, 10), (21, 10, 1), (840, 20, 35)])
+@pytest.mark.parametrize(
+    ("count", "batch_size", "steps"), [(100, 4, 5), (103, 4, 6), (101, 1, 10), (21, 10, 1), (840, 20, 35)]
+)
 def test_streams_against_a_plain_loop(count, batch_size, steps):
     tokens = torch.randint(50, (count,), generator=torch.Generator().manual_seed(0))
     batches, length = TokenBatches(tokens, batch_size, steps), count // batch_size
     for _ in range(2):
         expected = []
         for start in range(0, length, steps):
-            rows = [tokens[row * length + start : (row + 1) * length][: steps + 1].tolist() for row in range(batch_size)]
+            rows = [
+                tokens[row * length + start : (row + 1) * length][: steps + 1].tolist() for row in range(batch_size)
+            ]
             if len(rows[0]) == steps + 1:
                 expected.append(([row[:-1] for row in rows], float(start == 0), [row[1:] for row in rows]))
         assert [tuple(part.tolist() for part in batch) for batch in batches] == expected

@@ -1,4 +1,6 @@
-"""Each call against its plain-torch reference: equal, refused in a sentence, or wrong; and the caller's module untouched."""
+"""Each call against its plain-torch reference: equal, refused in a sentence, or wrong; and the caller's module
+untouched.
+"""
 
 import random
 from operator import length_hint
@@ -21,7 +23,9 @@ class Wrong(AssertionError):
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None for part in module.modules())
+    return any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is not None for part in module.modules()
+    )
 
 
 def same_state(got: dict[str, Tensor], expected: dict[str, Tensor], kind: Kind, what: str) -> None:
@@ -93,7 +97,9 @@ def check_refresh(kind: Kind, module: nn.Module, task: tw.Task) -> None:
     same_state(got.state_dict(), reference.refresh(kind.module, kind.both, kind.batches()), kind, "statistics")
 
 
-CHECKS = dict(zip(CALLS, (check_fit, check_connect, check_scan, check_walk, check_ensemble, check_refresh), strict=True))
+CHECKS = dict(
+    zip(CALLS, (check_fit, check_connect, check_scan, check_walk, check_ensemble, check_refresh), strict=True)
+)
 
 
 def used_module(kind: Kind, call: str) -> nn.Module:
@@ -108,7 +114,11 @@ def used_module(kind: Kind, call: str) -> nn.Module:
 def outcome(kind: Kind, call: str) -> str:
     """'equal', or 'refused' with the sentence; anything wrong raises."""
     module = used_module(kind, call)
-    task, before, drawn = kind.task(module), picture(module), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1])
+    task, before, drawn = (
+        kind.task(module),
+        picture(module),
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1]),
+    )
     try:
         with kind.around(module):
             CHECKS[call](kind, module, task)
@@ -117,7 +127,9 @@ def outcome(kind: Kind, call: str) -> str:
         raise
     except Exception as error:
         ours = isinstance(error, tw.ThalwegError)
-        if not ours and not any(note.startswith("thalweg gave the network") for note in getattr(error, "__notes__", [])):
+        if not ours and not any(
+            note.startswith("thalweg gave the network") for note in getattr(error, "__notes__", [])
+        ):
             raise
         said = f"refused: {error}"
     if picture(module) != before:

@@ -67,7 +67,9 @@ for label in ("labels", "label", "targets", "target", "y"):
 batch("dict_without_labels", refused=dict.fromkeys(REST, "labels"), batches=turned(lambda x, y: {"features": x}))(Keyed)
 batch("ordered_dict", **keyed("y") | {"batches": turned(lambda x, y: OrderedDict(features=x, y=y))})(Keyed)
 batch("user_dict", **keyed("y") | {"batches": turned(lambda x, y: UserDict(features=x, y=y))})(Keyed)
-batch("read_only_mapping", **keyed("y") | {"batches": turned(lambda x, y: MappingProxyType({"features": x, "y": y}))})(Keyed)
+batch("read_only_mapping", **keyed("y") | {"batches": turned(lambda x, y: MappingProxyType({"features": x, "y": y}))})(
+    Keyed
+)
 
 Pair = namedtuple("Pair", "features labels")
 batch("namedtuple", batches=turned(Pair))(tanh_mlp)
@@ -147,11 +149,17 @@ def packed(x: Tensor, y: Tensor) -> Any:
 
 batch("packed_sequence", batches=turned(packed, shaped(3, 4)))(Packed)
 batch("integer_inputs", batches=tokens)(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(20, 3)))
-batch("inputs_not_contiguous", batches=turned(lambda x, y: (x.repeat(1, 2)[:, ::2], y.repeat_interleave(2)[::2])))(tanh_mlp)
+batch("inputs_not_contiguous", batches=turned(lambda x, y: (x.repeat(1, 2)[:, ::2], y.repeat_interleave(2)[::2])))(
+    tanh_mlp
+)
 batch("inputs_that_require_gradients", batches=turned(lambda x, y: (x.requires_grad_(), y)))(tanh_mlp)
-batch("inputs_of_another_precision", batches=turned(lambda x, y: (x.float(), y)), refused=dict.fromkeys(REST, "dtype"))(tanh_mlp)
+batch("inputs_of_another_precision", batches=turned(lambda x, y: (x.float(), y)), refused=dict.fromkeys(REST, "dtype"))(
+    tanh_mlp
+)
 batch("inputs_on_meta", batches=turned(lambda x, y: (x.to("meta"), y)), refused=dict.fromkeys(REST, "meta"))(tanh_mlp)
-batch("inputs_without_dimension", batches=turned(lambda x, y: (x[0, 0], y[0])), refused=dict.fromkeys(REST, "shape"))(tanh_mlp)
+batch("inputs_without_dimension", batches=turned(lambda x, y: (x[0, 0], y[0])), refused=dict.fromkeys(REST, "shape"))(
+    tanh_mlp
+)
 
 
 @contextmanager
@@ -232,7 +240,9 @@ batch("one_hot", batches=turned(hot), both=against)(tanh_mlp)
 batch("one_hot_whole_numbers", batches=turned(lambda x, y: (x, hot(x, y)[1].long())), both=against)(tanh_mlp)
 batch("soft_labels", batches=turned(lambda x, y: (x, 0.7 * hot(x, y)[1] + 0.1)), both=against)(tanh_mlp)
 batch("labels_out_of_range", batches=turned(lambda x, y: (x, y + 1)), refused=dict.fromkeys(REST, "range"))(tanh_mlp)
-batch("labels_in_a_column", batches=turned(lambda x, y: (x, y[:, None])), refused=dict.fromkeys(REST, "shape"))(tanh_mlp)
+batch("labels_in_a_column", batches=turned(lambda x, y: (x, y[:, None])), refused=dict.fromkeys(REST, "shape"))(
+    tanh_mlp
+)
 
 
 def squared(net: nn.Module, item: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,9 @@ MEASURED = {"scan": "outside", "ensemble": "outside"}
 
 
 class Fresh(Base):
-    """What others of the kind have left is thrown away, so that plain torch is right, which makes a network for every point."""
+    """What others of the kind have left is thrown away, so that plain torch is right, which makes a network for every
+    point.
+    """
 
     def __init__(self) -> None:
         super().__init__()

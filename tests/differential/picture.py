@@ -23,7 +23,11 @@ def picture(value: Any, seen: set[int] | None = None) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, torch.jit.ScriptModule):
-        return id(value), [(name, picture(t, seen)) for name, t in value.state_dict(keep_vars=True).items()], value.training
+        return (
+            id(value),
+            [(name, picture(t, seen)) for name, t in value.state_dict(keep_vars=True).items()],
+            value.training,
+        )
     if isinstance(value, dict):
         return id(value), [(picture(key, seen), picture(item, seen)) for key, item in value.items()]
     if isinstance(value, list | tuple):

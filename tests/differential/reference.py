@@ -1,4 +1,6 @@
-"""What every call should give, naively: fresh modules from their factory, tensors copied by name, nothing of the library."""
+"""What every call should give, naively: fresh modules from their factory, tensors copied by name, nothing of the
+library.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -128,7 +130,9 @@ def fit(make: Make, loss, batches, epochs: int, lr: float, weight_decay: float) 
     return net.state_dict()
 
 
-def walk(make: Make, loss, batches, epochs: int, high: float, low: float, cycle: int, weight_decay: float) -> list[State]:
+def walk(
+    make: Make, loss, batches, epochs: int, high: float, low: float, cycle: int, weight_decay: float
+) -> list[State]:
     """Fast Geometric Ensembling: the networks at the lowest rate of every cycle."""
     net, members = standing(make, 1), []
 
@@ -166,7 +170,9 @@ def connect(make: Make, loss, batches, epochs: int, lr: float, weight_decay: flo
 
 
 def statistics(net: nn.Module, forward, batches) -> None:
-    """Give every batch-norm layer the mean and variance of all that it sees in one pass, each batch normalised by itself."""
+    """Give every batch-norm layer the mean and variance of all that it sees in one pass, each batch normalised by
+    itself.
+    """
     layers = list(norms(net).values())
     seen: dict[int, list[Tensor]] = {id(layer): [] for layer in layers}
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}

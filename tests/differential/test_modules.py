@@ -1,4 +1,6 @@
-"""Every kind of module times every call: the plain-torch result in float64, or a refusal in a sentence, and never a trace."""
+"""Every kind of module times every call: the plain-torch result in float64, or a refusal in a sentence, and never a
+trace.
+"""
 
 import importlib
 

@@ -301,7 +301,11 @@ def in_float32() -> list[Any]:
     return [(x.float(), y) for x, y in shaped(4)()]
 
 
-lowered = {"around": lambda module: torch.autocast("cpu", torch.bfloat16), "dtype": torch.float32, "batches": in_float32}
+lowered = {
+    "around": lambda module: torch.autocast("cpu", torch.bfloat16),
+    "dtype": torch.float32,
+    "batches": in_float32,
+}
 kind("autocast_around", tolerance=0.05, **lowered)(Base)
 
 

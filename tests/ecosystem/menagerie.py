@@ -60,7 +60,11 @@ class ResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.bn1, self.relu = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.conv1, self.bn1, self.relu = (
+            nn.Conv2d(1, 8, 3, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+        )
         self.layer1, self.layer2 = nn.Sequential(Block(8, 8, 1)), nn.Sequential(Block(8, 16, 2))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(16, 10)
 
@@ -72,7 +76,11 @@ class ResNet(nn.Module):
 class LSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm, self.head = nn.Embedding(WORDS, 16), nn.LSTM(16, 24, 2, batch_first=True), nn.Linear(24, WORDS)
+        self.embedding, self.lstm, self.head = (
+            nn.Embedding(WORDS, 16),
+            nn.LSTM(16, 24, 2, batch_first=True),
+            nn.Linear(24, WORDS),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(tokens))[0])
@@ -111,7 +119,13 @@ class Lit(lightning.LightningModule):
 def timm_resnet() -> nn.Module:
     kind = timm.models.resnet
     return kind.ResNet(
-        kind.BasicBlock, [1, 1, 1, 1], channels=(8, 8, 16, 16), stem_width=8, in_chans=1, num_classes=10, drop_path_rate=0.1
+        kind.BasicBlock,
+        [1, 1, 1, 1],
+        channels=(8, 8, 16, 16),
+        stem_width=8,
+        in_chans=1,
+        num_classes=10,
+        drop_path_rate=0.1,
     )
 
 
@@ -121,7 +135,12 @@ def timm_transformer() -> nn.Module:
 
 
 def bert(hidden_size: int = 24, intermediate_size: int = 48) -> nn.Module:
-    form = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "num_hidden_layers": 2, "num_attention_heads": 2}
+    form = {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=2, **form)
     return transformers.BertForSequenceClassification(config)
 

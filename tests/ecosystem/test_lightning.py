@@ -107,7 +107,9 @@ def test_a_module_that_its_trainer_has_left(tmp_path):
     """Straight from a Trainer, still attached to it or no longer, with a loss that logs."""
     module = Module()
     trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(module, loader())
-    task = tw.Task(lambda loss, _: loss, lambda net, batch: (net.training_step(batch, 0), None), size=lambda batch: len(batch[1]))
+    task = tw.Task(
+        lambda loss, _: loss, lambda net, batch: (net.training_step(batch, 0), None), size=lambda batch: len(batch[1])
+    )
     attached = tw.scan(module, [tw.Weights.of(module)], task, {"train": loader()}).values["train"]["loss"]
     assert module.trainer is not None
     module.trainer = None

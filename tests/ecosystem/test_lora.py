@@ -55,7 +55,9 @@ def test_the_base_is_held_and_stored_once(tmp_path):
     curve.save(tmp_path / "curve.safetensors")
     assert (tmp_path / "curve.safetensors").stat().st_size < 1.1 * (base + 5 * adapter)
     tw.Ensemble(wide(0), [curve.point(t / 4) for t in range(5)]).save(tmp_path / "ensemble")
-    assert sum(path.stat().st_size for path in (tmp_path / "ensemble").glob("*.safetensors")) < 1.1 * (base + 5 * adapter)
+    assert sum(path.stat().st_size for path in (tmp_path / "ensemble").glob("*.safetensors")) < 1.1 * (
+        base + 5 * adapter
+    )
 
 
 def test_a_trained_adapter_goes_back_into_peft(tmp_path):
@@ -93,7 +95,9 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     thalweg("connect", "ends/seed-0", "ends/seed-1", "--epochs", "30", "--lr", "0.1", "--out", "curve")
     thalweg("scan", "curve", "--points", "7", "--out", "bent")
     thalweg("scan", "ends/seed-0", "ends/seed-1", "--points", "7", "--out", "straight")
-    barriers = [tw.Scan.load(f"{name}/scan.json").summary()["train"]["loss"]["barrier"] for name in ("straight", "bent")]
+    barriers = [
+        tw.Scan.load(f"{name}/scan.json").summary()["train"]["loss"]["barrier"] for name in ("straight", "bent")
+    ]
     assert barriers[0] > 0.1
     assert barriers[1] < 0.3 * barriers[0]
     thalweg("walk", "--start", "ends/seed-0", "--cycle", "1", "--epochs", "2", "--out", "walk")

@@ -1,4 +1,6 @@
-"""Every verb with models of the libraries people use: a curve lower than the straight line, and the model left as it was."""
+"""Every verb with models of the libraries people use: a curve lower than the straight line, and the model left as it
+was.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,8 @@ def test_every_verb(name, tmp_path):
     curve = tw.connect(module, tw.Bezier(a, b), task, batches, **kind.settings(2))
     refresh = batches if a.layout.statistics else None
     line, bent = (
-        tw.scan(module, path, task, {"train": batches}, points=9, bn_batches=refresh) for path in (tw.Segment(a, b), curve)
+        tw.scan(module, path, task, {"train": batches}, points=9, bn_batches=refresh)
+        for path in (tw.Segment(a, b), curve)
     )
     barriers = [scan.summary()["train"]["loss"]["barrier"] for scan in (line, bent)]
     assert barriers[0] > 0.1
@@ -57,7 +60,9 @@ def test_stochastic_depth_is_on_in_training_and_off_in_scans():
             part.drop_prob = 0.0
     curve, batches = tw.Bezier(*(tw.Weights.of(kind.module(seed)) for seed in (1, 2))), kind.batches()[:3]
     settings = {"epochs": 2, "lr": 1e-2}
-    first, again, other = (tw.connect(m, curve, tw.classification(), batches, **settings) for m in (with_it, with_it, without))
+    first, again, other = (
+        tw.connect(m, curve, tw.classification(), batches, **settings) for m in (with_it, with_it, without)
+    )
     assert torch.equal(first.bends[0].vector, again.bends[0].vector)
     assert not torch.equal(first.bends[0].vector, other.bends[0].vector)
     scans = [tw.scan(m, first, tw.classification(), {"train": batches}, points=3) for m in (with_it, without)]

@@ -26,7 +26,8 @@ def model():
 def data():
     g = torch.Generator().manual_seed(1)
     return [
-        {"input_ids": torch.randint(20, (6,), generator=g), "labels": int(torch.randint(3, (), generator=g))} for _ in range(24)
+        {"input_ids": torch.randint(20, (6,), generator=g), "labels": int(torch.randint(3, (), generator=g))}
+        for _ in range(24)
     ]
 
 
@@ -99,7 +100,9 @@ MODELS = {
     "causal": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)),
     "head": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2)),
     "seq2seq": lambda: transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+        transformers.T5Config(
+            vocab_size=20, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
     ),
 }
 

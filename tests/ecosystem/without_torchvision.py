@@ -1,8 +1,8 @@
 """timm without torchvision, of which no build imports beside a CPU torch on every machine.
 
-timm imports torchvision when it is imported itself, for image transforms, data sets and one layer, none of which its networks
-need here. Where torchvision is missing, empty stand-ins take its place for the length of that import, and only for it: other
-libraries look for torchvision too, and must not find these.
+timm imports torchvision when it is imported itself, for image transforms, data sets and one layer, none of which its
+networks need here. Where torchvision is missing, empty stand-ins take its place for the length of that import, and only
+for it: other libraries look for torchvision too, and must not find these.
 """
 
 import sys

@@ -37,7 +37,9 @@ def test_it_is_the_naive_ensemble(setting):
     assert result.scores["none"]["nll"] == pytest.approx(metrics.nll(sum(alone) / 4, labels), rel=1e-10)
     assert result.error == [metrics.error(p, labels) for p in alone]
     assert result.pair_error == [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, bn_batches=animal.batches())
+    scan = tw.scan(
+        animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, bn_batches=animal.batches()
+    )
     assert result.train_loss == pytest.approx(scan.values["train"]["data_loss"].tolist(), rel=1e-12)
     members = [tw.update_bn(animal.module(1), curve.point(t), animal.batches()) for t in result.t]
     ensemble = tw.Ensemble(animal.module(1), members).score(animal.task, test)

@@ -41,7 +41,9 @@ def test_probabilities_are_the_naive_loops(name):
     assert same_bits(before, bits(module))
     assert torch.allclose(ours, naive(animal, members), rtol=1e-12)
     assert not torch.allclose(ours, naive(animal, members, average_logits=True), rtol=1e-6)
-    expected = torch.cat([animal.task.predict(lambda *a, **k: animal.module(1)(*a, **k), b)[1] for b in animal.batches()])
+    expected = torch.cat(
+        [animal.task.predict(lambda *a, **k: animal.module(1)(*a, **k), b)[1] for b in animal.batches()]
+    )
     assert torch.equal(targets, expected)
 
 
@@ -60,7 +62,9 @@ def test_an_ensemble_of_one_is_the_network():
 def test_the_order_of_members_does_not_matter():
     animal = ZOO["conv_bn"]
     members = members_of(animal)
-    scores = [tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])]
+    scores = [
+        tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])
+    ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-12)
 
 
@@ -258,7 +262,9 @@ def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits, monkeyp
     assert tried[0] == 500
     assert max(size for size in tried if size <= fits) == {4096: 500, 300: 256, 40: 32}[fits]
     with pytest.raises(torch.OutOfMemoryError):
-        predicted(module, task, [(torch.zeros(5000, 1, 4, 4), torch.zeros(5000).long())], torch.device("cpu"), lambda x, _: x)
+        predicted(
+            module, task, [(torch.zeros(5000, 1, 4, 4), torch.zeros(5000).long())], torch.device("cpu"), lambda x, _: x
+        )
 
 
 def test_a_save_that_was_killed_before_its_manifest_can_be_made_again(tmp_path):
@@ -293,7 +299,9 @@ def test_bad_inputs_are_not_blamed_on_a_member(value, name):
     point = tw.Weights.of(module)
     for call in (
         lambda: tw.Ensemble(module, [point, point]).score(task, spoiled(value)),
-        lambda: tw.curve_ensemble(module, tw.Segment(point, point), task, spoiled(value), bn_batches=spoiled(0.0), points=2),
+        lambda: tw.curve_ensemble(
+            module, tw.Segment(point, point), task, spoiled(value), bn_batches=spoiled(0.0), points=2
+        ),
     ):
         with pytest.raises(tw.ThalwegError, match=f"item 0 of batch 2 holds {name}, so the network is not the cause"):
             call()

@@ -91,7 +91,9 @@ def test_labels_are_scored_alike_everywhere(kind):
         assert report.members[k]["nll"] == pytest.approx(alone["nll"], rel=1e-12)
     curve = tw.Segment(points[0], points[1])
     found = tw.curve_ensemble(members[0], curve, task, batches, bn_batches=batches, points=2)
-    assert found.nll["none"] == pytest.approx([naive_scores(logits[k].softmax(1), labels)["nll"] for k in (0, 1)], rel=1e-12)
+    assert found.nll["none"] == pytest.approx(
+        [naive_scores(logits[k].softmax(1), labels)["nll"] for k in (0, 1)], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,7 +176,9 @@ def test_labels_out_of_range_are_refused_by_ensembles_too():
 
 
 def test_scores_against_labels_need_probabilities():
-    task = tw.Task(tw.classification().loss, tw.classification().predict, probabilities=lambda logits: logits.log_softmax(1))
+    task = tw.Task(
+        tw.classification().loss, tw.classification().predict, probabilities=lambda logits: logits.log_softmax(1)
+    )
     with pytest.raises(tw.ThalwegError, match="probabilities that add up to one over dimension 1"):
         tw.Ensemble(network(), [tw.Weights.of(network())]).score(task, batches_of())
 

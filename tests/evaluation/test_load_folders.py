@@ -46,7 +46,16 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, call in calls(network(), tw.classification()).items():
         call(folder / name)
-    given = ["ensemble", folder / "fit", folder / "walk", "--task", f"{__file__}:task", "--out", folder / "ensemble", "--quiet"]
+    given = [
+        "ensemble",
+        folder / "fit",
+        folder / "walk",
+        "--task",
+        f"{__file__}:task",
+        "--out",
+        folder / "ensemble",
+        "--quiet",
+    ]
     result = CliRunner().invoke(app, [str(word) for word in given])
     assert result.exit_code == 0, (result.output, result.exception)
     for name in calls(network(), tw.classification()):
@@ -59,7 +68,9 @@ def runs(tmp_path_factory):
             return tw.classification().loss(outputs, targets)
 
         with pytest.raises(KeyboardInterrupt):
-            calls(network(), tw.Task(stopping, tw.classification().predict))[name](Run(folder / f"half-{name}", every=1))
+            calls(network(), tw.Task(stopping, tw.classification().predict))[name](
+                Run(folder / f"half-{name}", every=1)
+            )
     (folder / "empty").mkdir()
     (folder / "notes").mkdir()
     (folder / "notes" / "notes.txt").write_text("mine")
@@ -139,7 +150,11 @@ def test_load_refuses_a_file_of_another_kind(name, runs):
     load, known = LOADS[name]
     for path in (runs / "scan" / "run.json", runs / "fit" / "run.json"):
         refusal(load, path)
-    for folder in {"scan": "scan.json", "fit": "weights.safetensors", "connect": "curve.safetensors"}.items() - known.items():
+    for folder in {
+        "scan": "scan.json",
+        "fit": "weights.safetensors",
+        "connect": "curve.safetensors",
+    }.items() - known.items():
         refusal(load, runs.joinpath(*folder))
 
 

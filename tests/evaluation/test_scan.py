@@ -20,7 +20,9 @@ ENDS = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in (1, 2, 3)]
 
 
 def pooled_statistics(net, forward, batches):
-    """By hand: the mean and unbiased variance of all that each batch-norm layer is given, while it normalizes by batches."""
+    """By hand: the mean and unbiased variance of all that each batch-norm layer is given, while it normalizes by
+    batches.
+    """
     layers = [layer for layer in net.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     given = {layer: [] for layer in layers}
     hooks = [layer.register_forward_pre_hook(lambda layer, args: given[layer].append(args[0])) for layer in layers]
@@ -37,7 +39,9 @@ def pooled_statistics(net, forward, batches):
 
 
 def naive_scan(animal, module, points, batches):
-    """What anybody would write in plain torch: load, recompute batch-norm statistics, loop over single examples' losses."""
+    """What anybody would write in plain torch: load, recompute batch-norm statistics, loop over single examples'
+    losses.
+    """
     rows = []
     for weights in points:
         net = animal.module(9)
@@ -48,7 +52,9 @@ def naive_scan(animal, module, points, batches):
         with torch.no_grad():
             losses = torch.cat([animal.losses(net, batch).reshape(-1) for batch in batches])
             errors = [(o.argmax(1) != y).double() for o, y in (animal.task.predict(net, batch) for batch in batches)]
-        rows.append((losses.mean(), losses.mean() + DECAY / 2 * weights.vector.square().sum(), torch.cat(errors).mean()))
+        rows.append(
+            (losses.mean(), losses.mean() + DECAY / 2 * weights.vector.square().sum(), torch.cat(errors).mean())
+        )
     return np.array(rows, dtype=float)
 
 
@@ -156,7 +162,9 @@ def test_members_with_statistics_of_their_own_need_no_refresh():
 def test_files_bring_back_the_scan(name, tmp_path):
     animal = ZOO[name]
     batches = animal.batches()
-    scan = tw.scan(animal.module(1), tw.Bezier(*animal.ends()), animal.task, {"train": batches}, points=4, bn_batches=batches)
+    scan = tw.scan(
+        animal.module(1), tw.Bezier(*animal.ends()), animal.task, {"train": batches}, points=4, bn_batches=batches
+    )
     scan.save(tmp_path / "scan.json")
     back = tw.Scan.load(tmp_path / "scan.json")
     assert json.dumps(back.to_dict()) == json.dumps(scan.to_dict())
@@ -201,7 +209,9 @@ def test_the_network_runs_once_per_batch():
 def test_bare_batches_are_measured_as_data():
     animal, line = ZOO["mlp"], tw.Segment(*ZOO["mlp"].ends())
     bare = tw.scan(animal.module(1), line, animal.task, animal.batches(), points=3).to_dict()["values"]
-    assert bare == tw.scan(animal.module(1), line, animal.task, {"data": animal.batches()}, points=3).to_dict()["values"]
+    assert (
+        bare == tw.scan(animal.module(1), line, animal.task, {"data": animal.batches()}, points=3).to_dict()["values"]
+    )
     loader = torch.utils.data.DataLoader(list(zip(*animal.batches()[0], strict=True)), batch_size=2)
     assert list(tw.scan(animal.module(1), line, animal.task, loader, points=2).values) == ["data"]
 
@@ -232,7 +242,12 @@ def test_bare_batches_are_measured_as_data():
 def test_bad_input(change, message):
     animal = ZOO["conv_bn"]
     batches = animal.batches()
-    settings = {"target": tw.Bezier(*animal.ends()), "task": animal.task, "data": {"train": batches}, "bn_batches": batches}
+    settings = {
+        "target": tw.Bezier(*animal.ends()),
+        "task": animal.task,
+        "data": {"train": batches},
+        "bn_batches": batches,
+    }
     with pytest.raises(tw.ThalwegError, match=message):
         tw.scan(animal.module(1), **{**settings, **change})
 
@@ -246,7 +261,12 @@ def test_a_sequence_without_statistics_needs_refresh():
 
 def test_another_network_is_named():
     with pytest.raises(tw.ThalwegError, match="the network and what is scanned do not describe the same network"):
-        tw.scan(ZOO["mlp"].module(1), tw.Segment(*ZOO["frozen"].ends()), tw.classification(), {"train": ZOO["mlp"].batches()})
+        tw.scan(
+            ZOO["mlp"].module(1),
+            tw.Segment(*ZOO["frozen"].ends()),
+            tw.classification(),
+            {"train": ZOO["mlp"].batches()},
+        )
 
 
 class TestOneForwardPassForLossAndMetrics:
@@ -278,7 +298,9 @@ class TestOneForwardPassForLossAndMetrics:
         assert found["data_loss"] == 0
 
     def test_a_metric_that_writes_into_the_outputs_is_refused(self):
-        with pytest.raises(tw.ThalwegError, match="the metric 'first' writes into the outputs or targets, which the loss reads"):
+        with pytest.raises(
+            tw.ThalwegError, match="the metric 'first' writes into the outputs or targets, which the loss reads"
+        ):
             self.values(tw.classification().loss, metric=lambda outputs, targets: outputs.sigmoid_()[:, 0])
 
     def test_predict_may_call_the_network_twice(self):
@@ -308,7 +330,8 @@ def test_data_with_nan_are_told():
     spoiled[0, 0] = float("nan")
     data = {"good": [(x, y), *rest], "bad": [(spoiled, y), *rest]}
     with pytest.warns(
-        UserWarning, match="not a number at 3 of 3 points, measured on 'bad': in those data, item 0 of batch 1 holds NaN"
+        UserWarning,
+        match="not a number at 3 of 3 points, measured on 'bad': in those data, item 0 of batch 1 holds NaN",
     ):
         found = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, points=3)
     assert np.isfinite(found.values["good"]["loss"]).all()
@@ -349,7 +372,9 @@ def test_batches_that_do_not_keep_their_promise_are_refused_everywhere(given, sa
         "scan refresh": lambda: tw.scan(module, line, animal.task, data, bn_batches=odd, points=2),
         "ensemble": lambda: tw.Ensemble(module, [a, b]).score(animal.task, odd),
         "curve ensemble": lambda: tw.curve_ensemble(module, line, animal.task, odd, bn_batches=batches, points=2),
-        "held out": lambda: tw.curve_ensemble(module, line, animal.task, batches, bn_batches=batches, held_out=odd, points=2),
+        "held out": lambda: tw.curve_ensemble(
+            module, line, animal.task, batches, bn_batches=batches, held_out=odd, points=2
+        ),
         "bn_batches": lambda: tw.update_bn(module, line.point(0.5), odd),
         "watch": lambda: tw.walk(module, animal.task, batches, tw.SWA(0.1), epochs=1, watch={"x": odd}),
     }
@@ -413,7 +438,9 @@ def test_what_leaves_a_plane_keeps_its_distance_and_warns_once(tmp_path):
     with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as heard:
         scan = tw.scan(module, plane, tw.regression(), data, grid=(2, 2), overlay=drawn)
     assert len(heard) == 1
-    assert "'chain' leaves it by up to 5, 125%, 'members' leaves it by up to 5, 125% of the distance" in str(heard[0].message)
+    assert "'chain' leaves it by up to 5, 125%, 'members' leaves it by up to 5, 125% of the distance" in str(
+        heard[0].message
+    )
     t = np.linspace(0, 1, 121)
     assert np.allclose(scan.away["chain"], 5 * np.minimum(2 * t, 2 - 2 * t))
     assert np.allclose(scan.away["inside"], 0, atol=1e-6)
@@ -427,6 +454,8 @@ def test_a_curve_in_its_own_plane_does_not_warn():
     curve = tw.Bezier(*animal.ends()).with_bends([tw.Weights.of(animal.module(5)).vector])
     plane = tw.Plane(curve.start, curve.end, curve.bends[0])
     data = {"x": animal.batches()}
-    scan = tw.scan(animal.module(1), plane, animal.task, data, grid=(2, 2), overlay={"Bezier": curve, "ends": [curve.start]})
+    scan = tw.scan(
+        animal.module(1), plane, animal.task, data, grid=(2, 2), overlay={"Bezier": curve, "ends": [curve.start]}
+    )
     assert scan.off_plane() == {}
     assert max(scan.away["Bezier"]) < 1e-6 * scan.corners[1][0]

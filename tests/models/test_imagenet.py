@@ -62,5 +62,7 @@ def test_a_torchvision_built_for_another_torch_is_passed_over(monkeypatch, tmp_p
 @pytest.mark.usefixtures("no_torchvision")
 def test_neither_is_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match="from torchvision or timm; neither can be imported here: pip install torchvision"):
+    with pytest.raises(
+        ValueError, match="from torchvision or timm; neither can be imported here: pip install torchvision"
+    ):
         models.resnet50()

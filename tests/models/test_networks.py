@@ -38,7 +38,11 @@ def basic(before, width, after):
 
 
 def bottleneck(before, width, after):
-    return norm_and_convolution(before, width, 1) + norm_and_convolution(width, width, 3) + norm_and_convolution(width, after, 1)
+    return (
+        norm_and_convolution(before, width, 1)
+        + norm_and_convolution(width, width, 3)
+        + norm_and_convolution(width, after, 1)
+    )
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -49,7 +53,8 @@ def bottleneck(before, width, after):
 def test_resnets_have_the_parameters_of_their_layers(make, body, blocks, afters, classes):
     expected, before = 3 * 3 * 3 * 16, 16
     for width, after in zip((16, 32, 64), afters, strict=True):
-        expected += body(before, width, after) + before * after + (blocks - 1) * body(after, width, after)  # and its shortcut
+        # and its shortcut
+        expected += body(before, width, after) + before * after + (blocks - 1) * body(after, width, after)
         before = after
     network = make(classes=classes).eval()
     assert sum(p.numel() for p in network.parameters()) == expected + 2 * before + (before + 1) * classes
@@ -83,7 +88,9 @@ def test_resnets_normalise_before_each_convolution_and_not_in_shortcuts(make, le
             inner = x
             for k, (norm, layer) in enumerate(zip(unit.norms, unit.convolutions, strict=True)):
                 own = stride or 1 if k == 0 else 1
-                inner = nn.functional.conv2d(normalised(inner, norm, leak), layer.weight, stride=own, padding=layer.padding)
+                inner = nn.functional.conv2d(
+                    normalised(inner, norm, leak), layer.weight, stride=own, padding=layer.padding
+                )
             beside = normalised(x, unit.norms[0], leak) if number in shared else x
             beside = beside if stride is None else nn.functional.conv2d(beside, unit.shortcut.weight, stride=stride)
             torch.testing.assert_close(unit(x), inner + beside)
@@ -175,7 +182,9 @@ def test_wide_networks_start_as_torch_starts_them():
     for part in models.wrn28_10().modules():
         if isinstance(part, nn.Conv2d):
             fan_in = part.kernel_size[0] ** 2 * part.in_channels
-            assert float(part.weight.detach().std()) == pytest.approx(1 / sqrt(3 * fan_in), rel=6 / sqrt(2 * part.weight.numel()))
+            assert float(part.weight.detach().std()) == pytest.approx(
+                1 / sqrt(3 * fan_in), rel=6 / sqrt(2 * part.weight.numel())
+            )
             assert part.bias.any()
 
 

@@ -20,7 +20,9 @@ def tokens():
     return torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("size", "hidden", "init", "dropout"), [("large", 1500, 0.04, 0.65), ("medium", 650, 0.05, 0.5)])
+@pytest.mark.parametrize(
+    ("size", "hidden", "init", "dropout"), [("large", 1500, 0.04, 0.65), ("medium", 650, 0.05, 0.5)]
+)
 def test_the_sizes_of_the_tutorial(size, hidden, init, dropout):
     with torch.device("meta"):
         net = models.lstm(size)

@@ -28,7 +28,12 @@ from thalweg.store.runs import LOG, Run
 
 def small(classes):
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, classes)
+        nn.Conv2d(3, 4, 3, stride=4),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, classes),
     )
 
 
@@ -97,7 +102,9 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     assert shop.batches_per_point() == len(shop.train) + len(shop.test)
     normal = shop_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
-    wide = open_shop(tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10))
+    wide = open_shop(
+        tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10)
+    )
     assert wide.size_on_disk(Need("network", 0)) == 4 * 36_489_290 * 5
 
 
@@ -128,7 +135,10 @@ def test_two_networks_are_called_resnet_164_and_are_not_mixed_up():
     bottleneck, preactivated = (RECIPES["cifar100", model] for model in ("resnet_bottleneck164", "preresnet164"))
     assert (bottleneck.in_curves, bottleneck.in_ensembles) == ("ResNet-164", None)
     assert (preactivated.in_curves, preactivated.in_ensembles) == (None, "ResNet-164")
-    assert row_of("reference_curves", dataset="CIFAR-100", model=preactivated.title, curve="bezier")["test_error_max"] == 23.4
+    assert (
+        row_of("reference_curves", dataset="CIFAR-100", model=preactivated.title, curve="bezier")["test_error_max"]
+        == 23.4
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,9 @@ def test_entries_refuse_networks_they_are_not_for(name, pair):
 def test_names_choose_among_pairs():
     assert ENTRIES["curves"].chosen(None, None) == list(ENTRIES["curves"].pairs)
     assert ENTRIES["curves"].chosen("cifar10, cifar100", " vgg16") == [("cifar10", "vgg16"), ("cifar100", "vgg16")]
-    assert ENTRIES["ensembles"].chosen("cifar10", None) == [("cifar10", m) for m in ("vgg16", "preresnet164", "wrn28_10")]
+    assert ENTRIES["ensembles"].chosen("cifar10", None) == [
+        ("cifar10", m) for m in ("vgg16", "preresnet164", "wrn28_10")
+    ]
 
 
 def scan_of(loss, error, t=None):
@@ -266,7 +278,9 @@ def test_imagenet_from_a_folder_of_images(tmp_path):
             for k in range(6):
                 pixels = g.integers(0, 256, (40, 48, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / part / name / f"{k}.png")
-    shop = open_shop(tmp_path / "out", "imagenet", "resnet50", "smoke", given=tmp_path, progress=False, make=partial(small, 2))
+    shop = open_shop(
+        tmp_path / "out", "imagenet", "resnet50", "smoke", given=tmp_path, progress=False, make=partial(small, 2)
+    )
     shop.size, shop.workers = 32, 0
     shop.recipe = type(shop.recipe)(**{**vars(shop.recipe), "batch": 3})
     result = perform(shop, ENTRIES["imagenet"], 1)
@@ -286,7 +300,9 @@ def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         prepare(ENTRIES["curves"].wanted(shop, 2))
     assert [shop.finished(need) for need in paths.CURVES] == [True, True, False, False]
-    assert price([(ENTRIES["curves"], shop_of(tmp_path, "curves"))], 2).startswith("to train: 1 x bezier, 1 x polychain")
+    assert price([(ENTRIES["curves"], shop_of(tmp_path, "curves"))], 2).startswith(
+        "to train: 1 x bezier, 1 x polychain"
+    )
 
 
 def test_finished_networks_can_be_read_by_many_at_once(tmp_path):
@@ -316,7 +332,20 @@ def test_on_the_command_line(tmp_path, monkeypatch):
 
 def test_shards_divide_what_is_missing_stage_by_stage(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["paper", "run", "curves", "--model", "fc", "--data-set", "mnist", "--scale", "smoke", "--device", "cpu", "-q"]
+    command = [
+        "paper",
+        "run",
+        "curves",
+        "--model",
+        "fc",
+        "--data-set",
+        "mnist",
+        "--scale",
+        "smoke",
+        "--device",
+        "cpu",
+        "-q",
+    ]
     outputs = [CliRunner().invoke(app, [*command, "--shard", shard]).output for shard in ("1/2", "2/2", "1/1")]
     for output in outputs[:2]:
         assert "trained 1 of the 1 of this shard; more can be trained once all shards are done" in output
@@ -335,7 +364,9 @@ def test_all_of_it_goes_on_where_one_cannot_be_run(tmp_path, monkeypatch):
         raise tw.ThalwegError("no clock")
 
     monkeypatch.setitem(ENTRIES, "cost", replace(ENTRIES["cost"], run=broken))
-    result = CliRunner().invoke(app, ["paper", "run", "cost", "trivial", "--scale", "smoke", "--device", "cpu", "--quiet"])
+    result = CliRunner().invoke(
+        app, ["paper", "run", "cost", "trivial", "--scale", "smoke", "--device", "cpu", "--quiet"]
+    )
     assert result.exit_code == 2
     assert "trivial: FC on MNIST" in result.output
     assert "cost: no clock" in result.output
@@ -358,8 +389,13 @@ def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_cod
         return {whose: rest for whose, *rest in paths._bars(open_shop(tmp_path, data, model, "smoke"), curve)}
 
     code = [pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.05)]
-    assert bars("cifar10", "vgg16", "bezier") == {"the paper": [pytest.approx(0.5), pytest.approx(1.05)], "its public code": code}
-    assert bars("cifar10", "conv3fc3", "bezier") == {"the paper": [pytest.approx(13.66 - 12.36 + 0.5), pytest.approx(1.05)]}
+    assert bars("cifar10", "vgg16", "bezier") == {
+        "the paper": [pytest.approx(0.5), pytest.approx(1.05)],
+        "its public code": code,
+    }
+    assert bars("cifar10", "conv3fc3", "bezier") == {
+        "the paper": [pytest.approx(13.66 - 12.36 + 0.5), pytest.approx(1.05)]
+    }
     assert bars("cifar10", "wrn28_10", "polychain")["the paper"] == [np.inf, pytest.approx(1.05 * 0.037 / 0.035)]
     assert bars("cifar10", "resnet158", "polychain")["the paper"] == [pytest.approx(7.35 - 5.74 + 0.5), np.inf]
     assert bars("cifar10", "vgg16_bn", "bezier") == {}

@@ -143,7 +143,8 @@ def test_tables_sort_both_ways_and_by_keyboard(tab, folder):
         assert len(known) == len(rows)
     barrier = heads.index("barrier")
     tab.run(press.format(barrier) + ".click()")
-    assert [row[barrier] for row in table(tab, "#summary table")[-6:]] == [NONE] * 6  # a plane has none, which comes last
+    # a plane has none, which comes last
+    assert [row[barrier] for row in table(tab, "#summary table")[-6:]] == [NONE] * 6
     tab.run(press.format(0) + ".click()")
     names = [row[0] for row in table(tab, "#summary table")[1:]]
     assert names == sorted(names, key=str.lower)
@@ -222,7 +223,9 @@ def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
     heads, *rows = table(tab, "#disagreement table")
     assert heads == ["member", "1", "2", "3", "4"]
     assert rows[0] == ["1", NONE, "1.00", "2.00", "3.00"]
-    shades = tab.run("[...document.querySelectorAll('.matrix tr:nth-child(1) td')].map((cell) => cell.style.background)")
+    shades = tab.run(
+        "[...document.querySelectorAll('.matrix tr:nth-child(1) td')].map((cell) => cell.style.background)"
+    )
     assert len(set(shades)) == 4
 
 
@@ -241,7 +244,11 @@ def test_everything_is_reached_by_the_tab_key(tab):
     seen = set()
     for _ in range(80):
         tab.key("Tab")
-        seen.add(tab.run("(() => { const e = document.activeElement; return e.id || e.closest('[id]')?.id || e.tagName; })()"))
+        seen.add(
+            tab.run(
+                "(() => { const e = document.activeElement; return e.id || e.closest('[id]')?.id || e.tagName; })()"
+            )
+        )
     assert {"theme", "t", "summary", "profile", "plane", "surface", "growth", "budget"} <= seen
 
 
@@ -334,7 +341,9 @@ def test_names_from_files_are_only_text(text, browser, tmp_path):
     assert tab.troubles() == []
     assert tab.requests() == [path.resolve().as_uri()]
     assert tab.run("document.title").split() == folder.name.split()
-    assert tab.run("document.querySelectorAll('img, iframe, [onerror], [onmouseover], a[href^=javascript]').length") == 0
+    assert (
+        tab.run("document.querySelectorAll('img, iframe, [onerror], [onmouseover], a[href^=javascript]').length") == 0
+    )
     assert tab.run("document.querySelectorAll('script').length") == 2
     shown = tab.run("document.body.textContent")
     assert shown.count(text[:20]) > 5
@@ -371,7 +380,10 @@ def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
     for name, height in (("scan", 500.0), ("other", 1.0)):  # in one folder, and one of them called as it
         curve(height=height).save(tmp_path / "other" / f"{name}.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
-    highest = "Math.max(...[...document.querySelectorAll('#profile svg[role=img] text')].map((text) => +text.textContent || 0))"
+    highest = (
+        "Math.max(...[...document.querySelectorAll('#profile svg[role=img] text')].map((text) => +text.textContent || "
+        "0))"
+    )
     pressed = "[...document.querySelectorAll('#profile .legend button')].map((button) => button.ariaPressed)"
     assert tab.run(highest) > 10
     tab.run("document.querySelectorAll('#profile .legend button')[1].focus()")
@@ -423,7 +435,8 @@ def test_folders_are_chosen(browser, tmp_path):
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     assert "No plane here" in tab.run("document.getElementById('plane').innerText")
     tab.run(
-        "(() => { const s = document.querySelector('#groups select'); s.value = 1; s.dispatchEvent(new Event('change')); })()"
+        "(() => { const s = document.querySelector('#groups select'); s.value = 1; s.dispatchEvent(new "
+        "Event('change')); })()"
     )
     assert "No plane here" not in tab.run("document.getElementById('plane').innerText")
     assert np.allclose(tab.run(SPOTS.format("#profile")), [[0.5, curve(height=2.0).values["train"]["loss"][60]]])
@@ -462,7 +475,9 @@ def test_what_leaves_the_plane_is_faded_and_says_how_far(browser, tmp_path):
     check(tab, path)
     words = tab.run("[...document.querySelectorAll('#plane .legend li')].map((item) => item.textContent)")
     assert words == ["Bezier", "Far, up to 3 off the plane", "members, up to 2.5 off the plane"]
-    styles = "[...document.querySelectorAll('#plane path[stroke=\"#000\"]')].map((line) => line.getAttribute('opacity'))"
+    styles = (
+        "[...document.querySelectorAll('#plane path[stroke=\"#000\"]')].map((line) => line.getAttribute('opacity'))"
+    )
     assert tab.run(styles)[:2] == [None, "0.5"]
     assert "Faded: what does not lie in the plane" in tab.run("document.getElementById('plane-text').textContent")
     tab.screenshot(SCREENSHOTS / "off-plane.png")

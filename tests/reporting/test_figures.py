@@ -27,7 +27,9 @@ def scans(tmp_path_factory):
     made = {
         "Segment": tw.scan(animal.module(1), tw.Segment(a, b), animal.task, data, points=5),
         "Bezier": tw.scan(animal.module(1), curve, animal.task, data, points=9),
-        "Plane": tw.scan(animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), overlay={"Bezier": curve}),
+        "Plane": tw.scan(
+            animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), overlay={"Bezier": curve}
+        ),
     }
     for name, scan in made.items():
         scan.save(folder / f"{name}.json")
@@ -69,7 +71,9 @@ def test_a_surface_shows_its_points_and_the_curve_in_it(scans):
 
 def plane_of(values, corners=()):
     side = np.linspace(-1, 1, len(values))
-    return tw.Scan(name="Plane", kind="plane", values={"train": {"loss": values}}, x=side, y=side, corners=list(corners))
+    return tw.Scan(
+        name="Plane", kind="plane", values={"train": {"loss": values}}, x=side, y=side, corners=list(corners)
+    )
 
 
 def scale_of(*planes):
@@ -123,7 +127,8 @@ def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tm
     elif draw == "surfaces":
         figure = Figure(figsize=(14, 4.4), layout="compressed")
         narrow, wide = (
-            replace(scans["Plane"], x=np.linspace(0, to, 6), corners=scans["Plane"].corners[:1], paths={}) for to in (1, 9)
+            replace(scans["Plane"], x=np.linspace(0, to, 6), corners=scans["Plane"].corners[:1], paths={})
+            for to in (1, 9)
         )
         tw.figures.surfaces({"plane": scans["Plane"], "narrow": narrow, "wide": wide}, axes=figure.subplots(1, 3))
     else:
@@ -166,7 +171,13 @@ def test_a_trace_marks_what_was_collected(tmp_path):
 
 def test_a_budget_shows_every_method(tmp_path):
     run = {"error": 0.1}
-    entry = {"settings": "", "epochs": 10, "members": 1, "runs": [run, {"error": 0.2}], "pooled": {"2": {"error": 0.12}}}
+    entry = {
+        "settings": "",
+        "epochs": 10,
+        "members": 1,
+        "runs": [run, {"error": 0.2}],
+        "pooled": {"2": {"error": 0.12}},
+    }
     tw.Comparison(10, [1, 2], [0, 1], {"Ind": entry, "FGE": entry}).save(tmp_path / "c.json")
     ax = tw.figures.budget(tw.Comparison.load(tmp_path / "c.json"), ax=Figure().subplots())
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["Ind", "FGE"]
@@ -176,9 +187,14 @@ def test_a_budget_shows_every_method(tmp_path):
 
 def made(tmp_path, name="c.json"):
     """A curve ensemble that has been through a file; after rescaling it is better, and surer of what is right."""
-    nll, scores = {"none": [1.0, 2.0, 1.0], "per point": [0.9, 1.5, 0.9]}, {"none": {"error": 0.2}, "per point": {"error": 0.1}}
+    nll, scores = (
+        {"none": [1.0, 2.0, 1.0], "per point": [0.9, 1.5, 0.9]},
+        {"none": {"error": 0.2}, "per point": {"error": 0.1}},
+    )
     bins = {"none": [[0.25, 0.5, 0.8], [0.75, 0.9, 0.95]], "per point": [[1.0, 0.8, 0.8]]}
-    tw.CurveEnsemble([0, 0.5, 1], [1, 1, 1], [0.3, 0.4, 0.3], [0.3, 0.25, 0.2], {}, nll, scores, bins, "x").save(tmp_path / name)
+    tw.CurveEnsemble([0, 0.5, 1], [1, 1, 1], [0.3, 0.4, 0.3], [0.3, 0.25, 0.2], {}, nll, scores, bins, "x").save(
+        tmp_path / name
+    )
     return tw.CurveEnsemble.load(tmp_path / name)
 
 
@@ -256,7 +272,9 @@ def test_width_shows_the_worst_loss_and_the_length(scans):
 def test_one_report_needs_no_name():
     animal = ZOO["mlp"]
     report = tw.Ensemble(animal.module(1), animal.ends()).report(animal.task, animal.batches())
-    assert [line.get_label() for line in tw.figures.growth(report, ax=Figure().subplots()).lines][1] == "networks, ensemble"
+    assert [line.get_label() for line in tw.figures.growth(report, ax=Figure().subplots()).lines][
+        1
+    ] == "networks, ensemble"
     assert tw.figures.reliability(report, Figure().subplots()).lines[1].get_label() == "the ensemble"
 
 

@@ -78,7 +78,11 @@ def test_of_several_curves_of_a_kind_the_one_in_a_file_of_that_name_is_called_by
 def test_curves_look_as_in_the_figures(tmp_path):
     for name in ("Own", "PolyChain", "Segment"):
         curve(name).save(tmp_path / f"{name}.json")
-    assert {scan["label"]: scan["style"] for scan in made(tmp_path)["curves"]} == {"Segment": 0, "PolyChain": 2, "Own": 1}
+    assert {scan["label"]: scan["style"] for scan in made(tmp_path)["curves"]} == {
+        "Segment": 0,
+        "PolyChain": 2,
+        "Own": 1,
+    }
 
 
 def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
@@ -149,7 +153,9 @@ def test_an_unfinished_run_is_told(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda text: ""])
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda text: ""]
+)
 def test_a_damaged_file_is_an_error_that_names_it(damage, tmp_path):
     file = whole(tmp_path) / "plane" / "scan.json"
     file.write_text(damage(file.read_text()))

@@ -65,7 +65,9 @@ def motion(kind, animal):
     if kind == "network":
         found = Network(Probe(animal.module(1)))
     else:
-        found = {"uniform": UniformBends, "arclength": ArclengthBends}[kind](Probe(animal.module(1), a), tw.Bezier(a, b, 2), 3)
+        found = {"uniform": UniformBends, "arclength": ArclengthBends}[kind](
+            Probe(animal.module(1), a), tw.Bezier(a, b, 2), 3
+        )
     found.probe.module.train()
     return found
 
@@ -108,7 +110,9 @@ class Update:
 
     def __call__(self, gradients, point):
         self.called += 1
-        flat = torch.cat([torch.zeros(n) if g is None else g.reshape(-1) for g, n in zip(gradients, self.sizes, strict=True)])
+        flat = torch.cat(
+            [torch.zeros(n) if g is None else g.reshape(-1) for g, n in zip(gradients, self.sizes, strict=True)]
+        )
         slope, bent = flat + self.decay * point, self.vectors.data_ptr() != point.data_ptr()
         for i, (vector, momentum) in enumerate(zip(self.vectors, self.momenta, strict=True)):
             momentum.mul_(self.momentum).add_(slope * float(self.numbers[2 + i]) if bent else slope)
@@ -122,7 +126,9 @@ class Update:
 def test_the_fused_update_gets_what_it_needs(kind, replays, monkeypatch):
     def single(wrap):
         torch.manual_seed(0)
-        module, other = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)) for _ in range(2))
+        module, other = (
+            torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)) for _ in range(2)
+        )
         batch = torch.randn(16, 4), torch.randint(3, (16,))
         a, b = tw.Weights.of(module), tw.Weights.of(other)
         moving = Network(Probe(module)) if kind == "network" else UniformBends(Probe(module, a), tw.Bezier(a, b, 2), 3)

@@ -75,7 +75,9 @@ def calls():
         "fit": lambda net: tw.fit(net, task, BATCHES, epochs=2, lr=0.1).vector,
         "connect": lambda net: tw.connect(net, tw.Bezier(a, b), task, BATCHES, epochs=2, lr=0.1).bends[0].vector,
         "walk": lambda net: tw.walk(net, task, BATCHES, FGE, epochs=2).members[-1].vector,
-        "scan": lambda net: tw.scan(net, line, task, BATCHES, points=3, bn_batches=BATCHES).values["data"]["loss"].tolist(),
+        "scan": lambda net: (
+            tw.scan(net, line, task, BATCHES, points=3, bn_batches=BATCHES).values["data"]["loss"].tolist()
+        ),
         "ensemble": lambda net: tw.Ensemble(net, [a, b]).predict(task, BATCHES)[0],
     }
 
@@ -89,7 +91,8 @@ def test_the_users_backend_computes_and_gives_the_same(call, compiled):
     backend = Backend()
     net = compiled(backend)
     found = calls()[call](net)
-    assert backend.runs >= 5  # three batches for each of two epochs or members, of which the first may be watched instead
+    # three batches for each of two epochs or members, of which the first may be watched instead
+    assert backend.runs >= 5
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(plain), rtol=1e-12, atol=1e-12)
     before = backend.runs
     net(BATCHES[0][0])
@@ -113,5 +116,7 @@ def test_many_copies_need_no_more_compiling():
 def test_what_cannot_be_compiled_again_is_said():
     net = Net()
     net._compiled_call_impl = net._call_impl
-    with pytest.warns(tw.SlowPathWarning, match="Net is computed without the compiler: how it was compiled cannot be read"):
+    with pytest.warns(
+        tw.SlowPathWarning, match="Net is computed without the compiler: how it was compiled cannot be read"
+    ):
         tw.fit(net, tw.classification(), BATCHES, epochs=1, lr=0.1)

@@ -152,15 +152,21 @@ def make(folder: Path) -> None:
     a.save(folder / "weights" / "w.safetensors")
     a.save(folder / "ours-as-foreign" / "w.safetensors")
     tw.Bezier(a, b).save(folder / "curve" / "curve.safetensors")
-    Checkpoint(a, {"momentum_buffer": torch.randn(a.layout.size)}, "SGD", 3).save(folder / "kept" / "kept-1.safetensors")
-    tw.Ensemble(adapted(0), [replace(tw.Weights.of(adapted(k)), made={"by": "fuzz"}) for k in (1, 2)]).save(folder / "members")
+    Checkpoint(a, {"momentum_buffer": torch.randn(a.layout.size)}, "SGD", 3).save(
+        folder / "kept" / "kept-1.safetensors"
+    )
+    tw.Ensemble(adapted(0), [replace(tw.Weights.of(adapted(k)), made={"by": "fuzz"}) for k in (1, 2)]).save(
+        folder / "members"
+    )
     (folder / "state").mkdir()
     Run(folder / "state").save({"vector": torch.randn(50)}, {"epoch": 3, "python": list(range(30))})
     curve(points=5).save(folder / "scan" / "scan.json")
     report(3).save(folder / "report" / "report.json")
     comparison().save(folder / "comparison" / "comparison.json")
     watched = {"test": {"error": [0.2, 0.1]}}
-    tw.Trace(np.full(4, 0.1), np.ones(4), np.arange(4.0), [2, 4], 2, [0, 4], watched).save(folder / "trace" / "trace.json")
+    tw.Trace(np.full(4, 0.1), np.ones(4), np.arange(4.0), [2, 4], 2, [0, 4], watched).save(
+        folder / "trace" / "trace.json"
+    )
     t, scaled = [0.0, 0.5, 1.0], {"none": [1.0, 1.0, 1.0]}
     scores: dict = {"none": {"error": 0.1, "nll": 0.3}}
     CurveEnsemble(t, t, t, t, scaled, scaled, scores, {"none": [[0.5, 0.9, 0.8]]}, "held-out data").save(
@@ -173,7 +179,9 @@ def make(folder: Path) -> None:
     curve(points=3).save(folder / "page" / "scan.json")
     files.save_json(folder / "page" / "run.json", "run", RECORD)
     files.save_json(folder / "run" / "run.json", "run", RECORD)
-    files.save_json(folder / "bench" / "bench.json", "bench", {"timings": {"step": [0.1, 0.2]}, "machine": {"cpu": "x"}})
+    files.save_json(
+        folder / "bench" / "bench.json", "bench", {"timings": {"step": [0.1, 0.2]}, "machine": {"cpu": "x"}}
+    )
     (folder / "lines").mkdir()
     for name in ("log.jsonl", "points.jsonl"):
         for epoch in range(4):
@@ -182,7 +190,9 @@ def make(folder: Path) -> None:
     for part in ("foreign", "cifar", "mnist", "packed"):
         (folder / part).mkdir()
     torch.save({"state_dict": state_dict, "epoch": 3}, folder / "foreign" / "new.pt")
-    torch.save({"state_dict": state_dict, "epoch": 3}, folder / "foreign" / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"state_dict": state_dict, "epoch": 3}, folder / "foreign" / "old.pt", _use_new_zipfile_serialization=False
+    )
     save_file(state_dict, folder / "foreign" / "net.safetensors", metadata={"format": "pt"})
     pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
     (folder / "cifar" / "data_batch_1").write_bytes(pickle.dumps({b"data": pixels, b"labels": [3, 8]}, protocol=2))
@@ -212,7 +222,13 @@ def mutated(content: bytes, dice: random.Random) -> bytes:
             low, high = sorted((place, other))
             length = min(length, high - low, size - high)
             middle = content[low + length : high]
-            return content[:low] + content[high : high + length] + middle + content[low : low + length] + content[high + length :]
+            return (
+                content[:low]
+                + content[high : high + length]
+                + middle
+                + content[low : low + length]
+                + content[high + length :]
+            )
         case 5:
             return content[:place] + content[place + length :]
         case _:
@@ -360,7 +376,11 @@ def forked(folder: Path, seed: int, count: int) -> Counter:
             traceback.print_exc()
         os._exit(1)
     _, status = os.waitpid(child, 0)
-    return Counter(json.loads(out.read_text())) if status == 0 else Counter({f"the child of seed {seed} ended with {status}": 1})
+    return (
+        Counter(json.loads(out.read_text()))
+        if status == 0
+        else Counter({f"the child of seed {seed} ended with {status}": 1})
+    )
 
 
 def run(total: int, seed: int = 0, size: int = 500) -> Counter:

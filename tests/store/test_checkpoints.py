@@ -95,7 +95,9 @@ def test_key_chooses_among_several(tmp_path):
         tw.Weights.load(path, network())
     for key, seed in (("state_dict", 1), ("state_dict_ema", 2), ("ema", 3), ("ema.net", 3)):
         assert same(tw.Weights.load(path, network(), key), network(seed))
-    with pytest.raises(tw.ThalwegError, match=r"none of the network's tensors under 'nothing'; it holds 'state_dict\.0\.weight'"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"none of the network's tensors under 'nothing'; it holds 'state_dict\.0\.weight'"
+    ):
         tw.Weights.load(path, network(), "nothing")
 
 

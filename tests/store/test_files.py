@@ -37,7 +37,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
 def test_a_dtype_that_files_do_not_hold_is_named(tmp_path):
     module = nn.Linear(2, 1)
     module.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
-    with pytest.raises(tw.ThalwegError, match=r"phase' cannot be saved, since a safetensors file holds no torch.complex128"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"phase' cannot be saved, since a safetensors file holds no torch.complex128"
+    ):
         tw.Weights.of(module).save(tmp_path / "w.safetensors")
     assert not [*tmp_path.iterdir()]
 

@@ -84,8 +84,12 @@ def test_run_folders_of_0_1_0_are_not_resumed_and_left_as_they_are(folder, tmp_p
     same_call = {
         "finished-fit": lambda: tw.fit(Net(1), task, BATCHES, epochs=2, lr=0.1, keep=[1], run=here),
         "unfinished-fit": lambda: tw.fit(Net(1), task, BATCHES, epochs=4, lr=0.1, run=here),
-        "finished-scan": lambda: tw.scan(Net(), curve, task, {"train": BATCHES}, points=3, bn_batches=BATCHES, run=here),
-        "unfinished-scan": lambda: tw.scan(Net(), curve, task, {"train": BATCHES}, points=9, bn_batches=BATCHES, run=here),
+        "finished-scan": lambda: tw.scan(
+            Net(), curve, task, {"train": BATCHES}, points=3, bn_batches=BATCHES, run=here
+        ),
+        "unfinished-scan": lambda: tw.scan(
+            Net(), curve, task, {"train": BATCHES}, points=9, bn_batches=BATCHES, run=here
+        ),
     }
     with pytest.raises(tw.ThalwegError, match=r"was written by an older thalweg, .*: use another folder"):
         same_call[folder]()

@@ -13,7 +13,17 @@ from thalweg.store import files
 from thalweg.store.runs import Run
 from thalweg.weightspace.checkpoint import Checkpoint
 
-HOSTILE = ["../mine.txt", "/etc/passwd", "..", ".", "", "sub/member-0123456789abcdef.safetensors", "a\\b", "a\0b", "C:x"]
+HOSTILE = [
+    "../mine.txt",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "sub/member-0123456789abcdef.safetensors",
+    "a\\b",
+    "a\0b",
+    "C:x",
+]
 HOSTILE += ["mine.txt", "member-0123456789abcdef.safetensors\n", "x" * 5000, 3, None, ["a"], {"a": 1}]
 
 

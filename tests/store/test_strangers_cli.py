@@ -1,4 +1,6 @@
-"""Run folders that a stranger may have crafted, through the command line: nothing outside of them is read, written or deleted."""
+"""Run folders that a stranger may have crafted, through the command line: nothing outside of them is read, written or
+deleted.
+"""
 
 import os
 import shutil
@@ -34,7 +36,11 @@ COMMANDS = {
     "compare": ["compare", "--methods", "fge", "--budget", "8", "--seeds", "1", "--cycle", "1"],
 }
 MEMBERS = {"walk": "members", "ensemble": "members", "compare": "seed-0/method-1/members"}
-ENDED = {"walk": ["trace-1.json"], "ensemble": ["report.json"], "compare": ["comparison.json", "seed-0/method-1/trace-2.json"]}
+ENDED = {
+    "walk": ["trace-1.json"],
+    "ensemble": ["report.json"],
+    "compare": ["comparison.json", "seed-0/method-1/trace-2.json"],
+}
 
 
 def invoke(command, *more):
@@ -49,8 +55,9 @@ def kept(tmp_path_factory):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, kept):
-    """Runs that were killed after they wrote their members, before they said that they had finished; and beside them a victim's
-    files, of a kind that this library writes and may delete."""
+    """Runs that were killed after they wrote their members, before they said that they had finished; and beside them a
+    victim's files, of a kind that this library writes and may delete.
+    """
     if not any(kept.iterdir()):
         monkeypatch.chdir(kept)
         make(kept)
@@ -125,7 +132,11 @@ def test_resume_leaves_a_directory_in_place_of_a_stale_member(command, here):
     members = begun(command, here)
     (members / MEMBER).mkdir()
     (members / MEMBER / "notes.txt").write_text("mine")
-    edit_json(members / "ensemble.json", "ensemble", lambda manifest: manifest["members"].append({"file": MEMBER, "sha256": ""}))
+    edit_json(
+        members / "ensemble.json",
+        "ensemble",
+        lambda manifest: manifest["members"].append({"file": MEMBER, "sha256": ""}),
+    )
     before = outside(here)
     result = invoke(command, "--resume")
     assert result.exit_code == 0, (result.output, result.exception)

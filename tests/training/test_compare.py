@@ -44,9 +44,13 @@ def test_shared_epochs_give_what_each_method_would_find_alone(result):
     batches, fge = animal.batches(), METHODS[2]
     pool = []
     for seed in (1, 2):
-        trained = tw.fit(animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7])
+        trained = tw.fit(
+            animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7]
+        )
         starts = [trained.kept[5], trained.kept[7]]
-        pool.append(tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009).members)
+        pool.append(
+            tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009).members
+        )
         alone = tw.Ensemble(animal.module(seed), pool[-1]).score(animal.task, batches)
         assert result.entries["FGE"]["runs"][seed - 1] == pytest.approx(alone, rel=1e-12)
     both = tw.Ensemble(animal.module(1), pool[0] + pool[1]).score(animal.task, batches)
@@ -120,7 +124,11 @@ def test_everything_asked_for_reaches_the_runs():
     later = {"seed": 3 + 500_009, **common}
     swa = tw.walk(animal.module(3), animal.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
     snapshots = tw.walk(animal.module(3), animal.task, batches, methods[2], epochs=4, **later)
-    for name, members in (("Independent", [trained]), ("SWA", [tw.average(swa.members)]), ("Snapshot", snapshots.members)):
+    for name, members in (
+        ("Independent", [trained]),
+        ("SWA", [tw.average(swa.members)]),
+        ("Snapshot", snapshots.members),
+    ):
         alone = tw.Ensemble(animal.module(3), members).score(animal.task, animal.batches())
         assert result.entries[name]["runs"][0] == pytest.approx(alone, rel=1e-12)
 
@@ -143,7 +151,9 @@ def test_default_methods_are_the_papers_for_its_rate():
 
 def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
     methods = [tw.Independent(), tw.Snapshot(cycles=5, lr_max=0.1), tw.FGE(cycle=4, lr_max=0.1, lr_min=0.01)]
-    with pytest.raises(tw.ThalwegError, match=r"^FGE\(cycle=4.* a budget of (\d+) epochs works for all of these") as refused:
+    with pytest.raises(
+        tw.ThalwegError, match=r"^FGE\(cycle=4.* a budget of (\d+) epochs works for all of these"
+    ) as refused:
         run(methods=methods, budget=10, seeds=(1,), multiples=(1,))
     works = int(re.search(r"a budget of (\d+) epochs works", str(refused.value))[1])
     with pytest.raises(tw.ThalwegError, match="does not fit"):
@@ -165,5 +175,9 @@ def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_p
 @pytest.mark.parametrize("make", [torch.nn.Linear(2, 2), lambda seed: None])
 def test_what_makes_no_networks_is_refused(make):
     batches = [(torch.ones(2, 2), torch.ones(2, dtype=torch.long))]
-    with pytest.raises(tw.ThalwegError, match=r"compare makes its networks with a function, seed -> torch.nn.Module; got"):
-        tw.compare(make, tw.classification(), batches, batches, [tw.Independent], budget=2, multiples=[1], seeds=[0], lr=0.1)
+    with pytest.raises(
+        tw.ThalwegError, match=r"compare makes its networks with a function, seed -> torch.nn.Module; got"
+    ):
+        tw.compare(
+            make, tw.classification(), batches, batches, [tw.Independent], budget=2, multiples=[1], seeds=[0], lr=0.1
+        )

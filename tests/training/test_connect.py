@@ -221,7 +221,9 @@ def test_connect_lowers_the_loss_and_leaves_everything_else_alone(name, loss):
 def test_same_seed_same_curve():
     animal = ZOO["dropout"]
     fresh = tw.PolyChain(*animal.ends())
-    runs = [tw.connect(animal.module(1), fresh, animal.task, animal.batches(), epochs=3, lr=0.1, seed=s) for s in (5, 5, 6)]
+    runs = [
+        tw.connect(animal.module(1), fresh, animal.task, animal.batches(), epochs=3, lr=0.1, seed=s) for s in (5, 5, 6)
+    ]
     assert torch.equal(runs[0].bends[0].vector, runs[1].bends[0].vector)
     assert not torch.equal(runs[0].bends[0].vector, runs[2].bends[0].vector)
 
@@ -271,5 +273,7 @@ def test_what_cannot_be_trained_says_so():
         attempt(Floating(a, b))
     with pytest.raises(tw.ThalwegError, match="'uniform' or 'arclength'"):
         attempt(tw.Bezier(a, b), loss="other")
-    with pytest.raises(tw.ThalwegError, match=r"the same network: '0\.weight' is in the network but not in the weights$"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"the same network: '0\.weight' is in the network but not in the weights$"
+    ):
         attempt(tw.Bezier(*ZOO["transformer_dict"].ends()))

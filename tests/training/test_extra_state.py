@@ -140,7 +140,9 @@ class Place:
 
 
 class Holds(Plain):
-    """State in what others made to hold it: a namespace, a dict with keys that are no texts, a frozen object, a mixed list."""
+    """State in what others made to hold it: a namespace, a dict with keys that are no texts, a frozen object, a mixed
+    list.
+    """
 
     def __init__(self):
         super().__init__()
@@ -151,7 +153,9 @@ class Holds(Plain):
         self.counts[self.space.n % 3] += 1
         self.place = Place(self.place.number + 1)
         self.mixed[0] += 1
-        return super().forward(x) * (self.space.n + self.counts[1] + self.counts["1"] + self.place.number + self.mixed[0])
+        return super().forward(x) * (
+            self.space.n + self.counts[1] + self.counts["1"] + self.place.number + self.mixed[0]
+        )
 
 
 class Balanced(nn.Module):
@@ -242,7 +246,9 @@ def test_a_kept_epoch_has_all_of_the_optimizer(optimizer, tmp_path):
     """From the file or from memory, a walk begins as training would have gone on; a file without it is still read."""
 
     def begun(start):
-        return tw.walk(Plain(), plain_loss(), BATCHES, tw.SWA(lr=0.02), epochs=1, start=start, optimizer=optimizer).members[0]
+        return tw.walk(
+            Plain(), plain_loss(), BATCHES, tw.SWA(lr=0.02), epochs=1, start=start, optimizer=optimizer
+        ).members[0]
 
     torch.manual_seed(1)
     first = tw.fit(Plain(), plain_loss(), BATCHES, epochs=2, schedule=lambda i: 0.02, optimizer=optimizer, keep=[1])

@@ -34,7 +34,9 @@ def test_fit_is_plain_training(name, clip):
     animal = ZOO[name]
     module = animal.module(1)
     before = bits(module)
-    ours = tw.fit(module, animal.task, animal.batches(), epochs=3, schedule=lambda i: 0.1, weight_decay=0.01, clip=clip, seed=7)
+    ours = tw.fit(
+        module, animal.task, animal.batches(), epochs=3, schedule=lambda i: 0.1, weight_decay=0.01, clip=clip, seed=7
+    )
     assert same_bits(before, bits(module))
     theirs = plain_training(animal, module, 3, 0.1, 0.01, clip)
     assert torch.allclose(ours.vector, theirs.vector, rtol=1e-9, atol=1e-12)
@@ -81,7 +83,9 @@ def test_settings_of_another_kind_are_named(wrong, told):
 
 def test_any_optimizer_by_factory():
     animal = ZOO["mlp"]
-    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam)
+    ours = tw.fit(
+        animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam
+    )
     module = animal.module(1)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     for _ in range(2):
@@ -118,7 +122,13 @@ def test_weights_that_overflow_are_not_a_result():
     """The last update of an epoch may break what every loss before it found in order."""
     animal = ZOO["mlp"]
     with pytest.raises(tw.Diverged, match="are no longer finite after step 3"):
-        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, schedule=lambda i: float("inf") if i == 3 else 0.1)
+        tw.fit(
+            animal.module(1),
+            animal.task,
+            animal.batches(),
+            epochs=1,
+            schedule=lambda i: float("inf") if i == 3 else 0.1,
+        )
 
 
 def test_a_mean_with_a_size_is_a_loss_too():
@@ -155,5 +165,7 @@ def test_bad_inputs_are_named_when_the_loss_is_not_finite():
     animal = ZOO["mlp"]
     batches = animal.batches()
     batches[1][0][0, 0] = torch.nan
-    with pytest.raises(tw.Diverged, match=r"in step 2 with learning rate 0\.\d+: item 0 of the batch of that step holds NaN"):
+    with pytest.raises(
+        tw.Diverged, match=r"in step 2 with learning rate 0\.\d+: item 0 of the batch of that step holds NaN"
+    ):
         tw.fit(animal.module(1), animal.task, batches, epochs=2, lr=0.1)

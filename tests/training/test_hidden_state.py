@@ -132,7 +132,9 @@ def test_resume_refuses_a_generator_that_is_made_at_first_use(tmp_path):
 
 
 def test_every_point_of_a_scan_sees_the_same_data():
-    """Though their order depends on how often they were gone through: scanned twice, one point has one loss, to the bit."""
+    """Though their order depends on how often they were gone through: scanned twice, one point has one loss, to the
+    bit.
+    """
     loader = DataLoader(Noisy(drawing("numpy")), 4, sampler=Ordered(True))
     point = tw.Weights.of(ZOO["mlp"].module(1))
     found = tw.scan(ZOO["mlp"].module(1), [point, point, point], ZOO["mlp"].task, {"x": loader})

@@ -58,7 +58,15 @@ def test_the_arclength_loss_is_refused_in_half_precision():
     ends = [tw.Weights.of(nn.Linear(4, 3).bfloat16()) for _ in range(2)]
     batches = [(torch.randn(8, 4).bfloat16(), torch.arange(8) % 3)]
     with pytest.raises(tw.ThalwegError, match="would lose small steps in"):
-        tw.connect(nn.Linear(4, 3).bfloat16(), tw.Bezier(*ends), tw.classification(), batches, loss="arclength", epochs=1, lr=0.1)
+        tw.connect(
+            nn.Linear(4, 3).bfloat16(),
+            tw.Bezier(*ends),
+            tw.classification(),
+            batches,
+            loss="arclength",
+            epochs=1,
+            lr=0.1,
+        )
 
 
 def test_the_arclength_loss_is_refused():
@@ -96,7 +104,8 @@ def test_small_steps_are_not_lost_in_half_precision(stream, small_pieces):
     )
     moved = 1.0 - curve.bends[0].vector.float()
     assert curve.bends[0].vector.dtype == torch.bfloat16
-    assert torch.allclose(moved, torch.full_like(moved, 1000 * 1e-3 / 3), rtol=0.1)  # the mean of 2 t (1 - t) is a third
+    # the mean of 2 t (1 - t) is a third
+    assert torch.allclose(moved, torch.full_like(moved, 1000 * 1e-3 / 3), rtol=0.1)
 
 
 def test_ends_of_half_precision_are_met_exactly():
@@ -124,7 +133,9 @@ def wide(dtype=torch.float32):
 
 
 def held(call, dtype=torch.float32):
-    """Vectors of the network's size and dtype that are alive in the last pass of `call(task, batches)`, and were not before."""
+    """Vectors of the network's size and dtype that are alive in the last pass of `call(task, batches)`, and were not
+    before.
+    """
     seen = []
 
     def predict(net, batch):
@@ -162,5 +173,8 @@ def test_memory_of_the_other_verbs():
     line = tw.Segment(*(tw.Weights.of(wide()) for _ in range(2)))
     assert held(lambda task, batches: tw.fit(module, task, batches, epochs=3, lr=1e-3)) == pytest.approx(3 + 1, abs=0.1)
     walked = held(lambda task, batches: tw.walk(module, task, batches * 4, fge, epochs=1))
-    assert walked == pytest.approx(4 + 1 + 1, abs=0.1)  # the last is the network collected after the second of four steps
-    assert held(lambda task, batches: tw.scan(module, line, task, {"x": batches}, points=3)) == pytest.approx(2 + 1, abs=0.1)
+    # the last is the network collected after the second of four steps
+    assert walked == pytest.approx(4 + 1 + 1, abs=0.1)
+    assert held(lambda task, batches: tw.scan(module, line, task, {"x": batches}, points=3)) == pytest.approx(
+        2 + 1, abs=0.1
+    )

@@ -41,7 +41,9 @@ def test_the_same_networks_as_walk(name):
 
 
 def test_a_resume_in_the_middle_of_a_cycle():
-    """State goes through a file that `torch.load` reads without running code; rates and networks are as if never stopped."""
+    """State goes through a file that `torch.load` reads without running code; rates and networks are as if never
+    stopped.
+    """
     animal = ZOO["conv_bn"]
     whole = prepare(animal)
     loop(animal, *whole, epochs=4)
@@ -93,7 +95,9 @@ def test_ratios_of_parameter_groups_survive_a_checkpoint():
             again.load_state_dict(saved[1])
             assert again.get_last_lr() == pytest.approx([plan.rate(6), 5 * plan.rate(6), 0.0])
         else:
-            assert [group["lr"] for group in resumed.param_groups] == pytest.approx([plan.rate(6), 5 * plan.rate(6), 0.0])
+            assert [group["lr"] for group in resumed.param_groups] == pytest.approx(
+                [plan.rate(6), 5 * plan.rate(6), 0.0]
+            )
         resumed.step()
         again.step()
         assert [group["lr"] for group in resumed.param_groups] == pytest.approx([plan.rate(7), 5 * plan.rate(7), 0.0])

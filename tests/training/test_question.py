@@ -118,7 +118,9 @@ def scan(run, target=None, module=None, task=None, data=None, **settings):
 def compare(run, make=Net, task=None, train=None, test=None, methods=(tw.Independent, FGE), **settings):
     chosen = {"budget": 6, "multiples": [1], "seeds": [0, 1], "lr": 0.1, **settings}
     methods = [tw.FGE(tw.Iterations(2), 0.1, 0.01, starts=(0.5,)) if method is FGE else method for method in methods]
-    found = tw.compare(make, task or smoothed(), train or batches(), test or batches(number=2), methods, run=run, **chosen)
+    found = tw.compare(
+        make, task or smoothed(), train or batches(), test or batches(number=2), methods, run=run, **chosen
+    )
     return torch.tensor([run["error"] for entry in found.entries.values() for run in entry["runs"]])
 
 
@@ -184,15 +186,21 @@ def scaled(factor):
 
 def images(labels=0, **more):
     pixels = torch.arange(24 * 16, dtype=torch.uint8).reshape(24, 1, 4, 4)
-    return tw.data.DeviceBatches(pixels, (torch.arange(24) + (torch.arange(24) > 12) * labels) % 3, 6, shuffle=True, **more)
+    return tw.data.DeviceBatches(
+        pixels, (torch.arange(24) + (torch.arange(24) > 12) * labels) % 3, 6, shuffle=True, **more
+    )
 
 
 flat = tw.Task(cross_entropy, lambda net, batch: (net(batch[0].flatten(2)[..., 0, :4]), batch[1]))
 percentage = tw.Task(
-    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 1.0}
+    smoothed().loss,
+    smoothed().predict,
+    metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 1.0},
 )
 tripled = tw.Task(
-    smoothed().loss, smoothed().predict, metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 3.0}
+    smoothed().loss,
+    smoothed().predict,
+    metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 3.0},
 )
 
 A, B = {}, {}
@@ -215,8 +223,18 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"schedule": lambda i: 0.1 if i < 9 else 0.01},
         "the learning rate at iteration 9 was 0.1 and is 0.01",
     ),
-    "fit: optimizer setting": (fit, {"optimizer": sgd()}, {"optimizer": sgd(0.5)}, "the optimizer's momentum was 0.9 and is 0.5"),
-    "fit: optimizer class": (fit, {"optimizer": torch.optim.Adam}, {"optimizer": torch.optim.NAdam}, "the optimizer's class was"),
+    "fit: optimizer setting": (
+        fit,
+        {"optimizer": sgd()},
+        {"optimizer": sgd(0.5)},
+        "the optimizer's momentum was 0.9 and is 0.5",
+    ),
+    "fit: optimizer class": (
+        fit,
+        {"optimizer": torch.optim.Adam},
+        {"optimizer": torch.optim.NAdam},
+        "the optimizer's class was",
+    ),
     "fit: forward": (fit, A, {"module": Net(slope=0.3)}, "the loss of the first batch"),
     "fit: dropout": (fit, A, {"module": Net(drop=0.3)}, "the loss of the first batch in training mode"),
     "fit: momentum of batch norm": (
@@ -245,7 +263,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"data": batches({1, 2, 3, 4})},
         "the last batch of the training data has changed",
     ),
-    "fit: labels of one batch": (fit, A, {"data": batches({2})}, "a batch in the middle of the training data has changed"),
+    "fit: labels of one batch": (
+        fit,
+        A,
+        {"data": batches({2})},
+        "a batch in the middle of the training data has changed",
+    ),
     "fit: numpy": (
         fit,
         {"task": from_arrays, "data": arrays()},
@@ -266,7 +289,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     ),
     "fit: stream": (fit, {"data": Streamed()}, {"data": Streamed({3})}, "a batch in the middle"),
     "fit: batch size": (fit, {"data": loader(6)}, {"data": loader(7)}, "the order of the training data has changed"),
-    "fit: shuffle": (fit, {"data": loader(6)}, {"data": loader(6, False)}, "the order of the training data has changed"),
+    "fit: shuffle": (
+        fit,
+        {"data": loader(6)},
+        {"data": loader(6, False)},
+        "the order of the training data has changed",
+    ),
     "fit: sampler": (
         fit,
         {"data": loader(6)},
@@ -293,7 +321,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     ),
     "connect: loss": (connect, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
     "connect: bends": (connect, A, {"curve": tw.Bezier(*ends(), 2)}, "the curve had 1 bend and has 2"),
-    "connect: end": (connect, A, {"curve": tw.Bezier(ends()[0], tw.Weights.of(Net(9)))}, "the end of the curve has changed"),
+    "connect: end": (
+        connect,
+        A,
+        {"curve": tw.Bezier(ends()[0], tw.Weights.of(Net(9)))},
+        "the end of the curve has changed",
+    ),
     "connect: kind": (connect, A, {"curve": tw.PolyChain(*ends())}, "the curve's class was"),
     "connect: attribute": (
         connect,
@@ -316,8 +349,18 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"method": tw.FGE(cycle=tw.Iterations(6), lr_max=0.1, lr_min=0.01)},
         "the method's cycle was Iterations",
     ),
-    "walk: watched data": (walk, A, {"watch": {"test": batches({1}, 2)}}, "the last batch of the data 'test' has changed"),
-    "walk: metrics": (walk, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test' was"),
+    "walk: watched data": (
+        walk,
+        A,
+        {"watch": {"test": batches({1}, 2)}},
+        "the last batch of the data 'test' has changed",
+    ),
+    "walk: metrics": (
+        walk,
+        {"task": percentage},
+        {"task": tripled},
+        "the metric 'top' of the first batch of 'test' was",
+    ),
     "walk: loss": (walk, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
     "scan: loss": (scan, A, {"task": smoothed(0.1)}, "the loss of the first batch of 'test' was"),
     "scan: metrics": (scan, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test'"),
@@ -330,7 +373,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         "the curve's lean was 1.0 and is 2.0",
     ),
     "scan: points": (scan, A, {"points": 7}, "the spacing in t has changed"),
-    "scan: kind": (scan, A, {"target": ends()}, "it depended on the curve and does not now; it did not depend on the points"),
+    "scan: kind": (
+        scan,
+        A,
+        {"target": ends()},
+        "it depended on the curve and does not now; it did not depend on the points",
+    ),
     "scan: units": (
         scan,
         {"task": percentage},
@@ -347,8 +395,18 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     "compare: loss": (compare, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
     "compare: test data": (compare, A, {"test": batches({1}, 2)}, "the last batch of the data 'test' has changed"),
     "compare: training data": (compare, A, {"train": batches({4})}, "the last batch of the training data has changed"),
-    "compare: networks": (compare, A, {"make": lambda seed: Net(seed + (seed == 1))}, "the fresh network of seed 1 has changed"),
-    "compare: method": (compare, A, {"methods": [tw.Independent, tw.SWA(lr=0.1)]}, "method 2's class was 'FGE' and is 'SWA'"),
+    "compare: networks": (
+        compare,
+        A,
+        {"make": lambda seed: Net(seed + (seed == 1))},
+        "the fresh network of seed 1 has changed",
+    ),
+    "compare: method": (
+        compare,
+        A,
+        {"methods": [tw.Independent, tw.SWA(lr=0.1)]},
+        "method 2's class was 'FGE' and is 'SWA'",
+    ),
 }
 
 
@@ -381,7 +439,9 @@ def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, 
 
 def test_resume_refuses_a_schedule_that_counts(tmp_path):
     asked = iter(range(10**6))
-    with pytest.raises(tw.ThalwegError, match=r"a schedule must give the same rate whenever it is asked .* for iteration 1"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"a schedule must give the same rate whenever it is asked .* for iteration 1"
+    ):
         fit(tmp_path / "r", schedule=lambda i: 0.1 / (1 + next(asked)))
 
 
@@ -423,7 +483,9 @@ def test_resume_refuses_a_folder_of_an_older_version(tmp_path):
     record = files.load_json(tmp_path / "run.json", "run")
     del record["facts"]
     files.save_json(tmp_path / "run.json", "run", record)
-    with pytest.raises(tw.ThalwegError, match="was written by an older thalweg, which did not record what its run would compute"):
+    with pytest.raises(
+        tw.ThalwegError, match="was written by an older thalweg, which did not record what its run would compute"
+    ):
         fit(tmp_path)
 
 
@@ -480,7 +542,10 @@ def test_each_line_of_points_says_which_point_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: [lines[0], lines[2]], r"line 2 of .* is point 3 \(t = 0.5\), where point 2 \(t = 0.25\) is expected"),
+        (
+            lambda lines: [lines[0], lines[2]],
+            r"line 2 of .* is point 3 \(t = 0.5\), where point 2 \(t = 0.25\) is expected",
+        ),
         (lambda lines: [lines[0], lines[0]], r"is point 1 \(t = 0\), where point 2"),
         (lambda lines: [lines[1], lines[0]], r"line 1 of .* is point 2"),
         (lambda lines: [lines[0]] * 6, "lines were lost, doubled, reordered or added"),
@@ -515,7 +580,9 @@ def test_finished_folders_are_complete_and_can_be_loaded(tmp_path):
     assert tw.Comparison.load(tmp_path / "compare").seeds == [0, 1]
     assert torch.equal(tw.Weights.load(tmp_path / "fit").vector, fit(None))
     assert torch.equal(tw.Curve.load(tmp_path / "connect").bends[0].vector, connect(None))
-    with pytest.raises(tw.ThalwegError, match=r"holds no curve\.safetensors: its run of scan has finished: give a file"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"holds no curve\.safetensors: its run of scan has finished: give a file"
+    ):
         tw.Curve.load(tmp_path / "scan")
 
 

@@ -1,4 +1,6 @@
-"""The same through the command line: --resume refuses another question, and `fit --runs` asks the factory for each seed."""
+"""The same through the command line: --resume refuses another question, and `fit --runs` asks the factory for each
+seed.
+"""
 
 import pytest
 import torch
@@ -83,7 +85,10 @@ def test_resume_finds_the_same_files_under_other_names(here, tmp_path):
 
 def test_connect_with_one_network_says_what_a_folder_holds(here):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
-    for given, told in (("ends", "it holds seed-0, seed-1"), ("ends/seed-0", "a curve joins two networks; got ends/seed-0")):
+    for given, told in (
+        ("ends", "it holds seed-0, seed-1"),
+        ("ends/seed-0", "a curve joins two networks; got ends/seed-0"),
+    ):
         refused = invoke(here, "connect", given, "--out", "curve")
         assert refused.exit_code == 2
         assert told in " ".join(refused.output.split())

@@ -43,8 +43,12 @@ def calls(animal, task, batches):
     module = animal.module(1)
     return {
         "fit": lambda run: tw.fit(module, task, batches, epochs=4, lr=0.1, keep=[2], run=run, **common),
-        "adam": lambda run: tw.fit(module, task, batches, epochs=4, lr=0.01, optimizer=torch.optim.Adam, run=run, **common),
-        "connect": lambda run: tw.connect(module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common),
+        "adam": lambda run: tw.fit(
+            module, task, batches, epochs=4, lr=0.01, optimizer=torch.optim.Adam, run=run, **common
+        ),
+        "connect": lambda run: tw.connect(
+            module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common
+        ),
         "arclength": lambda run: tw.connect(
             module, tw.PolyChain(a, b), task, batches, epochs=4, lr=0.1, loss="arclength", run=run, **common
         ),
@@ -58,7 +62,9 @@ def bits_of(result):
     if isinstance(result, tw.Curve):
         return [bend.vector for bend in result.bends]
     if isinstance(result, tw.Walk):
-        numbers = [torch.tensor(trace.loss) for trace in result.traces] + [torch.tensor(t.distance) for t in result.traces]
+        numbers = [torch.tensor(trace.loss) for trace in result.traces] + [
+            torch.tensor(t.distance) for t in result.traces
+        ]
         watched = [torch.tensor(trace.watched["x"]["data_loss"]) for trace in result.traces]
         return [t for member in result.members for t in in_order(member)] + numbers + watched
     kept = [result.kept[epoch].optimizer[key] for epoch in result.kept for key in sorted(result.kept[epoch].optimizer)]
@@ -119,7 +125,14 @@ def test_the_log_has_one_line_per_epoch_however_often_it_stopped(tmp_path):
 
     for _ in range(4):
         try:
-            tw.fit(animal.module(1), tw.Task(animal.task.loss, predict), animal.batches(), epochs=5, lr=0.1, run=tmp_path / "r")
+            tw.fit(
+                animal.module(1),
+                tw.Task(animal.task.loss, predict),
+                animal.batches(),
+                epochs=5,
+                lr=0.1,
+                run=tmp_path / "r",
+            )
         except Stopped:
             continue
     entries = Run(tmp_path / "r").lines("log.jsonl")
@@ -146,7 +159,13 @@ def test_other_settings_data_or_weights_are_named(tmp_path):
             go(**change)
     with pytest.raises(tw.ThalwegError, match="holds a run of fit, not of connect"):
         tw.connect(
-            animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), epochs=2, lr=0.1, run=tmp_path / "r"
+            animal.module(1),
+            tw.Bezier(*animal.ends()),
+            animal.task,
+            animal.batches(),
+            epochs=2,
+            lr=0.1,
+            run=tmp_path / "r",
         )
 
 
@@ -213,7 +232,12 @@ def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
     (tmp_path / ".mine.part").write_bytes(b"somebody else's")
     (tmp_path / ".link.thalweg-part").symlink_to(tmp_path)
     with Run(tmp_path).opened("fit", {}):
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".link.thalweg-part", ".lock", ".mine.part", "run.json"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            ".link.thalweg-part",
+            ".lock",
+            ".mine.part",
+            "run.json",
+        ]
 
 
 def test_half_written_files_of_a_killed_demo_are_swept(tmp_path):

@@ -30,7 +30,9 @@ def plain_walk(animal, module, method, epochs, weight_decay):
     return members
 
 
-@pytest.mark.parametrize("method", [FGE, tw.Snapshot(cycles=3, lr_max=0.1), tw.SWA(lr=0.05)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [FGE, tw.Snapshot(cycles=3, lr_max=0.1), tw.SWA(lr=0.05)], ids=lambda m: type(m).__name__
+)
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "dropout"])
 def test_a_walk_is_plain_training_with_copies(name, method):
     animal = ZOO[name]
@@ -52,8 +54,14 @@ def test_a_walk_is_a_frozen_result_and_not_a_list():
     with pytest.raises(FrozenInstanceError):
         walk.members = ()
     assert type(walk.members) is type(walk.traces) is tuple
-    for misused in (lambda: tw.Ensemble(animal.module(1), walk), lambda: tw.average(walk), lambda: tw.PolyChain.through(walk)):
-        with pytest.raises(tw.ThalwegError, match=r"a list of at least [12] Weights, such as walk\(\.\.\.\)\.members; got Walk"):
+    for misused in (
+        lambda: tw.Ensemble(animal.module(1), walk),
+        lambda: tw.average(walk),
+        lambda: tw.PolyChain.through(walk),
+    ):
+        with pytest.raises(
+            tw.ThalwegError, match=r"a list of at least [12] Weights, such as walk\(\.\.\.\)\.members; got Walk"
+        ):
             misused()
 
 
@@ -83,7 +91,9 @@ def test_adam_keeps_its_state_too_and_another_optimizer_is_refused():
     settings = {"schedule": lambda i: 0.01, "optimizer": torch.optim.Adam}
     whole = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=4, keep=[2], **settings)
     walk = {"epochs": 2, "start": whole.kept[2]}
-    walked = tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), optimizer=torch.optim.Adam, **walk)
+    walked = tw.walk(
+        animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), optimizer=torch.optim.Adam, **walk
+    )
     assert torch.allclose(walked.members[-1].vector, whole.vector, rtol=1e-12)
     with pytest.raises(tw.ThalwegError, match="kept with the state of Adam, and cannot be resumed with SGD"):
         tw.walk(animal.module(1), animal.task, animal.batches(), tw.SWA(lr=0.01), **walk)
@@ -93,10 +103,14 @@ def test_several_starts_are_pooled():
     animal = ZOO["conv_bn"]
     trained = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=4, lr=0.1, keep=[2, 3])
     both = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4, start=list(trained.kept.values()))
-    alone = [tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4, start=s) for s in trained.kept.values()]
+    alone = [
+        tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4, start=s) for s in trained.kept.values()
+    ]
     assert len(both.members) == 6
     assert len(both.traces) == 2
-    assert all(torch.equal(a.vector, b.vector) for a, b in zip(both.members, alone[0].members + alone[1].members, strict=True))
+    assert all(
+        torch.equal(a.vector, b.vector) for a, b in zip(both.members, alone[0].members + alone[1].members, strict=True)
+    )
     assert [member.made["start"] for member in both.members] == [0, 0, 0, 1, 1, 1]
 
 
@@ -128,7 +142,10 @@ def test_watching_does_not_change_the_walk():
         lambda outputs, targets: outputs.square().mean(1),
         lambda net, batch: (net(batch if isinstance(batch, torch.Tensor) else batch[0]), None),
     )
-    walks = [tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch) for watch in (None, {"test": loader})]
+    walks = [
+        tw.walk(animal.module(1), task, animal.batches(), FGE, epochs=4, watch=watch)
+        for watch in (None, {"test": loader})
+    ]
     assert all(torch.equal(a.vector, b.vector) for a, b in zip(*(walk.members for walk in walks), strict=True))
 
 
@@ -159,7 +176,9 @@ def test_the_chain_through_members_is_a_curve():
     animal = ZOO["conv_bn"]
     members = tw.walk(animal.module(1), animal.task, animal.batches(), FGE, epochs=4).members
     chain = tw.PolyChain.through(members)
-    scan = tw.scan(animal.module(1), chain, animal.task, {"train": animal.batches()}, points=5, bn_batches=animal.batches())
+    scan = tw.scan(
+        animal.module(1), chain, animal.task, {"train": animal.batches()}, points=5, bn_batches=animal.batches()
+    )
     alone = tw.scan(animal.module(1), members, animal.task, {"train": animal.batches()}, bn_batches=animal.batches())
     assert np.allclose(scan.values["train"]["loss"][[0, 2, 4]], alone.values["train"]["loss"], rtol=1e-10)
 
@@ -199,7 +218,9 @@ def test_a_walk_that_diverges_keeps_what_it_collected():
 
 def test_several_starts_do_not_see_the_same_order():
     animal, orders = ZOO["mlp"], []
-    data = torch.utils.data.DataLoader([(x, y) for b in animal.batches() for x, y in zip(*b, strict=True)], 5, shuffle=True)
+    data = torch.utils.data.DataLoader(
+        [(x, y) for b in animal.batches() for x, y in zip(*b, strict=True)], 5, shuffle=True
+    )
 
     def loss(outputs, targets):
         orders.append(tuple(targets.tolist()))

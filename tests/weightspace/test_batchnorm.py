@@ -41,7 +41,8 @@ def test_averaging_unequal_batches_as_if_equal_would_be_seen():
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
     x = torch.randn(20, 4).double()
     one, two = (
-        tw.update_bn(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)]) for cut in ([20], [2, 15, 3])
+        tw.update_bn(module, tw.Weights.of(module), [(part, None) for part in x.split(cut)])
+        for cut in ([20], [2, 15, 3])
     )
     assert torch.allclose(one.buffers["0.running_var"], two.buffers["0.running_var"], rtol=1e-12)
     assert torch.allclose(one.buffers["0.running_var"], x.var(0), rtol=1e-12)

@@ -36,7 +36,9 @@ def test_references_to_parameters_follow():
         module.head = partial(F.linear, weight=module.last.weight)
     scan = tw.scan(one, tw.Segment(tw.Weights.of(one), tw.Weights.of(two)), TASK, {"x": BATCHES}, points=2)
     with torch.no_grad():
-        expected = [torch.cat([TASK.loss(*TASK.predict(m, batch)) for batch in BATCHES]).mean().item() for m in (one, two)]
+        expected = [
+            torch.cat([TASK.loss(*TASK.predict(m, batch)) for batch in BATCHES]).mean().item() for m in (one, two)
+        ]
     assert scan.values["x"]["data_loss"].tolist() == pytest.approx(expected, rel=1e-12)
     assert tw.fit(one, TASK, BATCHES, epochs=2, lr=0.1).distance(tw.Weights.of(one)) > 0.01
 
@@ -132,7 +134,9 @@ def test_refresh_changes_statistics_and_nothing_else():
 def test_what_is_no_part_of_the_weights_starts_anew_at_each_point():
     module = Counting().double()
     members = [tw.Weights.of(module), tw.Weights.of(Counting().double())]
-    forth, back = (tw.scan(module, order, TASK, {"x": BATCHES}).values["x"]["loss"] for order in (members, members[::-1]))
+    forth, back = (
+        tw.scan(module, order, TASK, {"x": BATCHES}).values["x"]["loss"] for order in (members, members[::-1])
+    )
     assert np.array_equal(forth, back[::-1])
 
 
@@ -168,7 +172,8 @@ def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
 def test_a_module_handed_over_in_evaluation_mode_is_trained_in_training_mode():
     animal = ZOO["conv_bn"]
     runs = [
-        tw.fit(module, animal.task, animal.batches(), epochs=2, lr=0.1) for module in (animal.module(1).eval(), animal.module(1))
+        tw.fit(module, animal.task, animal.batches(), epochs=2, lr=0.1)
+        for module in (animal.module(1).eval(), animal.module(1))
     ]
     assert torch.equal(runs[0].vector, runs[1].vector)
     assert torch.equal(runs[0].buffers["1.running_mean"], runs[1].buffers["1.running_mean"])
@@ -191,7 +196,9 @@ def test_tied_names_in_a_state_dict():
     del state["output.weight"]
     assert torch.equal(tw.Weights.from_state(state, module).state_dict()["output.weight"], state["embedding.weight"])
     state["output.weight"] = state["embedding.weight"] + 1
-    with pytest.raises(tw.ThalwegError, match=r"'output\.weight' and 'embedding\.weight' are tied in the network, but differ"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"'output\.weight' and 'embedding\.weight' are tied in the network, but differ"
+    ):
         tw.Weights.from_state(state, module)
 
 
@@ -218,7 +225,9 @@ def test_statistics_that_overflow_are_not_a_result():
         lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer="adam"),
         lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, momentum=1.5),
         lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, seed=None),
-        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer=lambda v: torch.optim.SGD(m.parameters(), lr=0.1)),
+        lambda m: tw.fit(
+            m, TASK, BATCHES, epochs=1, lr=0.1, optimizer=lambda v: torch.optim.SGD(m.parameters(), lr=0.1)
+        ),
         lambda m: tw.fit(m, TASK, torch.utils.data.TensorDataset(torch.ones(3, 4)), epochs=1, lr=0.1),
         lambda m: tw.figures.profile("scan.json"),
         lambda m: tw.scan(m, tw.Plane, TASK, {"x": BATCHES}),

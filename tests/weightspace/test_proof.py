@@ -25,7 +25,9 @@ def calls(task=TASK):
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.05)
     return {
         "fit": lambda m: tw.fit(m, task, BATCHES, epochs=1, lr=0.1),
-        "connect": lambda m: tw.connect(m, tw.Bezier(tw.Weights.of(m), tw.Weights.of(m)), task, BATCHES, epochs=1, lr=0.1),
+        "connect": lambda m: tw.connect(
+            m, tw.Bezier(tw.Weights.of(m), tw.Weights.of(m)), task, BATCHES, epochs=1, lr=0.1
+        ),
         "walk": lambda m: tw.walk(m, task, BATCHES, method, epochs=2),
         "scan": lambda m: tw.scan(m, line(m), task, {"x": BATCHES}, points=2, bn_batches=BATCHES),
         "ensemble": lambda m: tw.Ensemble(m, [tw.Weights.of(m)]).score(task, BATCHES),
@@ -40,7 +42,12 @@ CALLS = calls()
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.drop, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(4, 6),
+            nn.BatchNorm1d(6),
+            nn.Dropout(0.5),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x):
         return self.last(self.drop(self.norm(self.first(x))))
@@ -147,7 +154,9 @@ def test_every_call_refuses(name, call):
 @pytest.mark.parametrize("call", [name for name in CALLS if name not in ("ensemble", "bn_batches")])
 def test_a_penalty_over_the_callers_network_is_refused(call):
     module = Normed().double()
-    task = tw.Task(lambda outputs, targets: TASK.loss(outputs, targets) + module.first.weight.square().sum(), TASK.predict)
+    task = tw.Task(
+        lambda outputs, targets: TASK.loss(outputs, targets) + module.first.weight.square().sum(), TASK.predict
+    )
     with pytest.raises(tw.ThalwegError, match=r"'first\.weight' of the network that was given takes part"):
         calls(task)[call](module)
     assert module.first.weight.grad is None
@@ -247,7 +256,9 @@ class OutsideState(nn.Linear):
 
 def stateful_task():
     rng = torch.Generator().manual_seed(0)
-    return tw.Task(lambda outputs, targets: TASK.loss(outputs, targets) * torch.rand(1, generator=rng).double(), TASK.predict)
+    return tw.Task(
+        lambda outputs, targets: TASK.loss(outputs, targets) * torch.rand(1, generator=rng).double(), TASK.predict
+    )
 
 
 @pytest.mark.parametrize("what", ["network", "task"])
@@ -255,7 +266,9 @@ def stateful_task():
 def test_a_scan_refuses_what_is_kept_between_passes(what, points):
     module = OutsideState(4, 3).double() if what == "network" else nn.Linear(4, 3).double()
     task = TASK if what == "network" else stateful_task()
-    with pytest.raises(tw.ThalwegError, match=r"something else than the network itself|after the others and .* by itself"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"something else than the network itself|after the others and .* by itself"
+    ):
         tw.scan(module, [tw.Weights.of(module)] * points, task, {"x": BATCHES})
 
 
@@ -277,7 +290,9 @@ def test_a_cache_outside_of_the_network_is_refused(call):
 
 def test_an_ensemble_refuses_what_is_kept_between_passes():
     module = OutsideState(4, 3).double()
-    with pytest.raises(tw.ThalwegError, match=r"predicts something else by itself|something else than the network itself"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"predicts something else by itself|something else than the network itself"
+    ):
         tw.Ensemble(module, [tw.Weights.of(module)] * 2).predict(TASK, BATCHES)
 
 
@@ -374,7 +389,9 @@ def test_a_cache_on_the_class_that_train_clears_is_right_at_every_point(call):
     elif call == "curve_ensemble":
         found = curve_ensemble(module, line, TASK, data, points=3, bn_batches=data).train_loss
     else:
-        probabilities, _ = tw.Ensemble(module, [tw.update_bn(module, point, data) for point in points]).predict(TASK, data)
+        probabilities, _ = tw.Ensemble(module, [tw.update_bn(module, point, data) for point in points]).predict(
+            TASK, data
+        )
         torch.testing.assert_close(probabilities, torch.stack([x.softmax(1) for x in logits]).mean(0))
         return
     torch.testing.assert_close(torch.tensor(found).double(), torch.stack([F.cross_entropy(x, labels) for x in logits]))
@@ -412,7 +429,9 @@ def test_a_cache_on_the_class_that_nothing_clears_is_refused(call):
     Doubles.kept = None
     module = NeverClears().double()
     before = bits(module)
-    with pytest.raises(tw.ThalwegError, match=r"'first.weight' takes part less often in the last pass than in the first"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"'first.weight' takes part less often in the last pass than in the first"
+    ):
         CALLS[call](module)
     assert same_bits(before, bits(module))
     Doubles.kept = None

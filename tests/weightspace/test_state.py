@@ -116,11 +116,20 @@ class Small:
 class OwnRandomness(Base):
     def __init__(self):
         super().__init__()
-        self.torch, self.numpy, self.plain = torch.Generator().manual_seed(3), np.random.default_rng(3), random.Random(3)
+        self.torch, self.numpy, self.plain = (
+            torch.Generator().manual_seed(3),
+            np.random.default_rng(3),
+            random.Random(3),
+        )
         self.legacy = np.random.RandomState(3)
 
     def forward(self, x):
-        noise = torch.randn(3, generator=self.torch).double() + self.numpy.normal() + self.plain.random() + self.legacy.normal()
+        noise = (
+            torch.randn(3, generator=self.torch).double()
+            + self.numpy.normal()
+            + self.plain.random()
+            + self.legacy.normal()
+        )
         return self.layer(x) * noise
 
 
@@ -326,7 +335,10 @@ def test_cached_parametrizations_are_refused():
     module = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)).double()
     ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
     for call in (*CALLS.values(), lambda _: ensemble.predict(TASK, BATCHES)):
-        with torch.nn.utils.parametrize.cached(), pytest.raises(tw.ThalwegError, match=r"parametrize\.cached\(\) is active"):
+        with (
+            torch.nn.utils.parametrize.cached(),
+            pytest.raises(tw.ThalwegError, match=r"parametrize\.cached\(\) is active"),
+        ):
             call(module)
 
 

@@ -74,7 +74,9 @@ def test_average_equals_the_mean_and_drops_statistics():
     assert points[0].has_statistics
     assert not mean.has_statistics
     weighted = tw.average(points, [0.5, 0.25, 0.25])
-    assert torch.allclose(weighted.vector, 0.5 * points[0].vector + 0.25 * (points[1].vector + points[2].vector), rtol=1e-14)
+    assert torch.allclose(
+        weighted.vector, 0.5 * points[0].vector + 0.25 * (points[1].vector + points[2].vector), rtol=1e-14
+    )
 
 
 def test_average_in_half_precision_sums_in_single():
@@ -94,7 +96,9 @@ def test_load_into_refuses_weights_without_batch_norm_statistics():
     animal = ZOO["conv_bn"]
     module, members = animal.module(0), [tw.Weights.of(animal.module(seed)) for seed in (1, 2)]
     before = bits(module)
-    with pytest.raises(tw.ThalwegError, match=r"these have no '1\.running_mean'.*update_bn\(module, weights, batches\)"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"these have no '1\.running_mean'.*update_bn\(module, weights, batches\)"
+    ):
         tw.average(members).load_into(module)
     assert same_bits(before, bits(module))
     tw.update_bn(module, tw.average(members), animal.batches()).load_into(module)
@@ -172,7 +176,9 @@ def test_frozen_weights_must_be_equal():
 
 def test_one_dtype_for_everything_that_moves():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(tw.ThalwegError, match=r"'0\.weight' is torch\.float32 on cpu and '1\.weight' is torch\.float64"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"'0\.weight' is torch\.float32 on cpu and '1\.weight' is torch\.float64"
+    ):
         tw.Weights.of(module)
     module[1].requires_grad_(False)
     assert tw.Weights.of(module).layout.size == 6
@@ -221,7 +227,9 @@ def test_weights_can_be_copied_and_pickled(copied):
 
 def test_saving_weights_says_that_kept_epochs_are_left_out(tmp_path):
     animal = ZOO["mlp"]
-    trained = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, keep=[1, 3], run=tmp_path / "run")
+    trained = tw.fit(
+        animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, keep=[1, 3], run=tmp_path / "run"
+    )
     with pytest.warns(UserWarning, match=r"holds the weights alone, without the kept epochs 1, 3: fit with run="):
         trained.save(tmp_path / "weights.safetensors")
     assert not tw.Weights.load(tmp_path / "weights.safetensors").kept

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 MEMBERS = "members"
 
 Name = Literal["fge", "snapshot", "swa"]
-Cycle = Annotated[float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")]
+Cycle = Annotated[
+    float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")
+]
 Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
 Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
 Data = Annotated[
@@ -34,7 +36,10 @@ def walk(
     start: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: a new network]"
+            help=(
+                "Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: a new "
+                "network]"
+            )
         ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of training from each start.")] = 20,
@@ -70,7 +75,12 @@ def walk(
     starts = [load_start(path, inputs.model, key) for path in start or []] or None
     run = Run(out, every=every, resume=resume, note=settings)
     rest: Any = {"epochs": epochs, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
-    told: Any = {"watch": inputs.data, "compute": tw.Compute(precision, compile, graph), "run": run, "progress": bar(quiet)}
+    told: Any = {
+        "watch": inputs.data,
+        "compute": tw.Compute(precision, compile, graph),
+        "run": run,
+        "progress": bar(quiet),
+    }
     found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, **told, **rest)
     for number, trace in enumerate(found.traces, start=1):
         figure = Figure(figsize=(7, 8), layout="constrained")
@@ -81,7 +91,9 @@ def walk(
 
 
 def ensemble(
-    what: Annotated[list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled.")],
+    what: Annotated[
+        list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled.")
+    ],
     task: options.Task,
     out: options.Out,
     data: Data = None,
@@ -122,7 +134,8 @@ def compare(
     cycle: Cycle = 2,
     cycles: Cycles = 5,
     lr_max: Annotated[
-        float | None, typer.Option(help="FGE's highest and SWA's only rate. [default: a fifth of --lr]", show_default=False)
+        float | None,
+        typer.Option(help="FGE's highest and SWA's only rate. [default: a fifth of --lr]", show_default=False),
     ] = None,
     lr_min: Annotated[
         float | None, typer.Option(help="FGE's lowest rate. [default: a hundredth of --lr]", show_default=False)

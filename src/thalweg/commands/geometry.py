@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where everything goes; an earlier demo there is replaced.")
+        Path,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Where everything goes; an earlier demo there is replaced."),
     ] = Path("thalweg-demo"),
     quiet: options.Quiet = False,
 ) -> None:
-    """Try everything on handwritten digits: curves between two networks, the planes around them, and ensembles at one budget.
+    """Try everything on handwritten digits: curves between two networks, the planes around them, and ensembles at one
+    budget.
 
-    Needs no data and no GPU, and takes two to three minutes on two cores. The straight line between the networks crosses a
-    barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one interactive page.
+    Needs no data and no GPU, and takes two to three minutes on two cores. The straight line between the networks
+    crosses a barrier and the trained curves do not; figures are written as PNG and PDF, and all of it as one
+    interactive page.
     """
     from ..demo import CONNECT, FIT, WEIGHT_DECAY, run
     from ..store.runs import Run, start_run
@@ -54,7 +57,10 @@ def fit(
     ] = None,
     seed: options.Seed = 0,
     runs: Annotated[
-        int, typer.Option(min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time.")
+        int,
+        typer.Option(
+            min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time."
+        ),
     ] = 1,
     device: options.Device = None,
     precision: options.Precision = "fp32",
@@ -66,7 +72,8 @@ def fit(
 ) -> None:
     """Train one network, or several interleaved: the ends of a curve.
 
-    Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so on.
+    Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so
+    on.
     """
     given, settings = {**locals()}, plain(locals())
     from ..inputs import load_inputs
@@ -84,7 +91,9 @@ def fit(
 
     trained = at_once([job(seed + k) for k in range(runs)], next(each[0].model.parameters()).device)
     for number, (inputs, weights) in enumerate(zip(each, trained, strict=True), start=seed):
-        alone = tw.scan(inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet))
+        alone = tw.scan(
+            inputs.model, [weights], inputs.task, inputs.data, weight_decay=weight_decay, progress=bar(quiet)
+        )
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     done(out, _after_fit(given))
 
@@ -93,11 +102,15 @@ def connect(
     ends: options.Networks,
     task: options.Task,
     out: options.Out,
-    curve: Annotated[Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)] = "bezier",
+    curve: Annotated[
+        Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)
+    ] = "bezier",
     bends: Annotated[int, typer.Option(help="Number of trainable points between the ends.")] = 1,
     loss: Annotated[
         Literal["uniform", "arclength"],
-        typer.Option(help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."),
+        typer.Option(
+            help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."
+        ),
     ] = "uniform",
     same_t: Annotated[
         bool, typer.Option("--same-t", help="Under torchrun: the same t on all ranks in a step, instead of one each.")
@@ -114,7 +127,8 @@ def connect(
     compile: options.Compile = None,
     graph: options.Graph = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, to save GPU memory.")
+        bool,
+        typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, to save GPU memory."),
     ] = False,
     resume: options.Resume = False,
     every: options.Every = "1m",
@@ -138,7 +152,14 @@ def connect(
     if a.distance(b) == 0:
         raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
     run = Run(out, every=every, resume=resume, note=settings)
-    rest: Any = {"epochs": epochs, "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed}
+    rest: Any = {
+        "epochs": epochs,
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "clip": clip,
+        "seed": seed,
+    }
     how = tw.Compute(precision, compile, graph, stream)
     told: Any = {"loss": loss, "same_t": same_t, "compute": how, "run": run, "progress": bar(quiet)}
     found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, **told, **rest)
@@ -149,13 +170,18 @@ def connect(
 def scan(
     what: Annotated[
         list[Path],
-        typer.Argument(help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."),
+        typer.Argument(
+            help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."
+        ),
     ],
     task: options.Task,
     out: options.Out,
     points: Annotated[int, typer.Option(help="Number of equally spaced values of t, including the ends.")] = 61,
     line: Annotated[
-        bool, typer.Option("--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline.")
+        bool,
+        typer.Option(
+            "--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline."
+        ),
     ] = True,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
@@ -168,9 +194,9 @@ def scan(
 ) -> None:
     """Measure loss and error along a curve, or along the straight line between two networks.
 
-    Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins the
-    values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan of the
-    straight line between its ends, into the folder `line`, and both into one profile.
+    Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins
+    the values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan
+    of the straight line between its ends, into the folder `line`, and both into one profile.
     """
     given, settings = {**locals()}, plain(locals())
     from ..inputs import is_curve, load_curve, load_inputs, load_weights
@@ -206,7 +232,9 @@ def plane(
     task: options.Task,
     out: options.Out,
     grid: Annotated[int, typer.Option(help="Number of points along each axis.")] = 21,
-    margin: Annotated[float, typer.Option(help="How far to go beyond the three points, as a fraction of their extent.")] = 0.2,
+    margin: Annotated[
+        float, typer.Option(help="How far to go beyond the three points, as a fraction of their extent.")
+    ] = 0.2,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
     seed: options.Seed = 0,
@@ -248,7 +276,9 @@ def _plane(what: list[Path], model: "nn.Module", key: str | None) -> "tuple[tw.P
         raise ThalwegError(f"give three networks, or one curve, for a plane; got {' '.join(map(str, what))}")
     curve = load_curve(what[0], model)
     if len(curve.bends) != 1:
-        raise ThalwegError(f"a curve lies in a plane if it has one bend; {what[0]} has {len(curve.bends)}: give three networks")
+        raise ThalwegError(
+            f"a curve lies in a plane if it has one bend; {what[0]} has {len(curve.bends)}: give three networks"
+        )
     return tw.Plane(curve.start, curve.end, curve.bends[0]), {type(curve).__name__: curve}
 
 
@@ -288,8 +318,9 @@ def _after_scan(given: dict[str, Any], bends: int) -> str:
 
 
 def _report(results: "Mapping[Path, tw.Scan]") -> None:
-    """Scans by folder as text, JSON and CSV, and in the last folder one figure of all, with a row per data set: its loss, and its
-    error where there is one."""
+    """Scans by folder as text, JSON and CSV, and in the last folder one figure of all, with a row per data set: its
+    loss, and its error where there is one.
+    """
     from matplotlib.figure import Figure
 
     from ..store.files import write
@@ -307,11 +338,16 @@ def _report(results: "Mapping[Path, tw.Scan]") -> None:
             draw(drawn, data, quantity, ax)
     tw.figures.save(figure, last / name)
     for folder, each in results.items():
-        typer.echo((each if folder == last else replace(each, stored={})).table())  # what both say about the ends, only once
+        # what both say about the ends, only once
+        typer.echo((each if folder == last else replace(each, stored={})).table())
 
 
 def _height(result: "tw.Scan") -> float:
     """Of a panel, in inches: that of a plane as its sides are."""
     import numpy as np
 
-    return 4.0 if result.x is None or result.y is None else min(8.0, 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x)))
+    return (
+        4.0
+        if result.x is None or result.y is None
+        else min(8.0, 1.0 + 4.0 * float(np.ptp(result.y) / np.ptp(result.x)))
+    )

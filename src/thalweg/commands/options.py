@@ -28,40 +28,56 @@ Task = Annotated[
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")
+]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
 Decay = Annotated[
     float,
-    typer.Option("--weight-decay", help="Weight decay: half of it times the squared norm of the weights is part of the loss."),
+    typer.Option(
+        "--weight-decay", help="Weight decay: half of it times the squared norm of the weights is part of the loss."
+    ),
 ]
-Clip = Annotated[float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)]
+Clip = Annotated[
+    float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)
+]
 Seed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout and t.")]
 Device = Annotated[
     str | None,
-    typer.Option(help="The device to compute on, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False),
+    typer.Option(
+        help="The device to compute on, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False
+    ),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, neither a bar on a terminal nor a line a minute elsewhere.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder from where it stopped.")]
 Every = Annotated[
-    str, typer.Option("--checkpoint-every", help="How often to save a checkpoint: a number of epochs (5), or of minutes (10m).")
+    str,
+    typer.Option(
+        "--checkpoint-every", help="How often to save a checkpoint: a number of epochs (5), or of minutes (10m)."
+    ),
 ]
 Precision = Annotated[
     Literal["fp32", "bf16"],
     typer.Option(
-        help="Compute in the network's own precision, or in bfloat16 with weights kept in float32.", case_sensitive=False
+        help="Compute in the network's own precision, or in bfloat16 with weights kept in float32.",
+        case_sensitive=False,
     ),
 ]
 Compile = Annotated[
     bool | None,
-    typer.Option("--compile/--no-compile", help="Use torch.compile. [default: for long trainings on a GPU]", show_default=False),
+    typer.Option(
+        "--compile/--no-compile", help="Use torch.compile. [default: for long trainings on a GPU]", show_default=False
+    ),
 ]
 Graph = Annotated[
     bool | None,
-    typer.Option("--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False),
+    typer.Option(
+        "--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False
+    ),
 ]
 Networks = Annotated[
     list[Path],
@@ -70,7 +86,8 @@ Networks = Annotated[
 Key = Annotated[
     str | None,
     typer.Option(
-        help="Which weights to take from a checkpoint that holds several, such as ema or state_dict.", show_default=False
+        help="Which weights to take from a checkpoint that holds several, such as ema or state_dict.",
+        show_default=False,
     ),
 ]
 

@@ -10,9 +10,12 @@ PAGE = Path("page.html")
 
 def page(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders written by commands, or folders that contain such folders.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders written by commands, or folders that contain such folders."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page, a file that ends in .html.")] = PAGE,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The page, a file that ends in .html.")
+    ] = PAGE,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if there is one already.")] = False,
 ) -> None:
     """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from ..paper.entries import Entry
     from ..paper.workshop import Workshop
 
-Folder = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are stored.")]
+Folder = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are stored.")
+]
 
 Chosen = Annotated[
     str | None, typer.Option(help="One or several, separated by commas. [default: the entry's]", show_default=False)
@@ -35,16 +37,23 @@ def run(
     model: Chosen = None,
     data_set: Chosen = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs, where an entry has several.")] = 3,
-    scale: Annotated[Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")] = "full",
-    data: Annotated[Path | None, typer.Option(envvar="THALWEG_DATA", help="The folder that holds the data sets.")] = None,
+    scale: Annotated[
+        Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")
+    ] = "full",
+    data: Annotated[
+        Path | None, typer.Option(envvar="THALWEG_DATA", help="The folder that holds the data sets.")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="Download missing data from their publishers.")] = False,
     shard: Annotated[
         str | None,
-        typer.Option(help="Only train, and only part i of n of what is missing, as 1/4: for machines that share the folder."),
+        typer.Option(
+            help="Only train, and only part i of n of what is missing, as 1/4: for machines that share the folder."
+        ),
     ] = None,
     device: Device = None,
     precision: Annotated[
-        Literal["fp32", "bf16"] | None, typer.Option(help="[default: bf16 on a GPU]", case_sensitive=False, show_default=False)
+        Literal["fp32", "bf16"] | None,
+        typer.Option(help="[default: bf16 on a GPU]", case_sensitive=False, show_default=False),
     ] = None,
     compile: Compile = None,
     graph: Graph = None,
@@ -71,7 +80,13 @@ def run(
             recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
             usual = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
             compute = Compute(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
-            common: Any = {"given": data, "device": where, "compute": compute, "progress": bar(quiet), "download": download}
+            common: Any = {
+                "given": data,
+                "device": where,
+                "compute": compute,
+                "progress": bar(quiet),
+                "download": download,
+            }
             shops[pair] = shops.get(pair) or open_shop(out, *pair, scale, **common)
             runs.append((entry, shops[pair]))
     typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {price(runs, seeds)}")
@@ -113,7 +128,11 @@ def _train_part(runs: "list[tuple[Entry, Workshop]]", seeds: int, shard: str) ->
     todo = missing(own)
     prepare(todo)
     later = any(need.stage > first for _, need in left)
-    then = "more can be trained once all shards are done: run the command again" if later else "then run it without --shard"
+    then = (
+        "more can be trained once all shards are done: run the command again"
+        if later
+        else "then run it without --shard"
+    )
     typer.echo(f"trained {len(todo)} of the {len(own)} of this shard; {then}")
 
 

@@ -20,8 +20,8 @@ def bench(
 ) -> None:
     """Time your network on this machine: training steps, a scanned point, the data, a checkpoint.
 
-    Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are networks of
-    the paper on random images.
+    Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are
+    networks of the paper on random images.
     """
     settings = plain(locals())
     from ..bench import Bench, machine, ratios, table

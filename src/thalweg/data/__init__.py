@@ -9,4 +9,15 @@ from .images import images_in
 from .splits import held_out
 from .tokens import TokenBatches, ptb
 
-__all__ = ["DeviceBatches", "TokenBatches", "cifar10", "cifar100", "digits", "find_data", "held_out", "images_in", "mnist", "ptb"]
+__all__ = [
+    "DeviceBatches",
+    "TokenBatches",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "find_data",
+    "held_out",
+    "images_in",
+    "mnist",
+    "ptb",
+]

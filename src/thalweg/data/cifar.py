@@ -45,7 +45,9 @@ def cifar100(folder: str | Path, *, download: bool = False) -> tuple[Pair, Pair]
 
 def _read(name: str, folder: str | Path, download: bool, labels: int) -> tuple[Pair, Pair]:
     copy = found(name, folder, download)
-    *train, test = (_pickled(copy, file) if "." not in file else _binary(copy, file, labels) for file in copy.form.files)
+    *train, test = (
+        _pickled(copy, file) if "." not in file else _binary(copy, file, labels) for file in copy.form.files
+    )
     images, targets = zip(*train, strict=True)
     return (torch.cat(images), torch.cat(targets)), test
 

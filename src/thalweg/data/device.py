@@ -55,7 +55,9 @@ class DeviceBatches:
                 f"{images.dtype} {tuple(images.shape)} and {len(labels)} labels"
             )
         if batch_size < 1 or len(images) == 0:
-            raise ThalwegError(f"batches need at least one image and a size of at least 1; got {len(images)} and {batch_size}")
+            raise ThalwegError(
+                f"batches need at least one image and a size of at least 1; got {len(images)} and {batch_size}"
+            )
         self.images, self.labels = images.to(device), labels.to(device)
         self.batch_size, self.shuffle, self.crop, self.flip = batch_size, shuffle, crop, flip
         self.mean, self.std = (255 * torch.tensor(v, device=device).reshape(1, -1, 1, 1) for v in (mean, std))

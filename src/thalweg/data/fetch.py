@@ -57,7 +57,9 @@ def find_data(folder: str | Path | None = None) -> Path:
     """
     chosen = folder or os.environ.get("THALWEG_DATA")
     if not chosen:
-        raise ThalwegError("no folder with data sets is known: name one, or set the environment variable THALWEG_DATA to it")
+        raise ThalwegError(
+            "no folder with data sets is known: name one, or set the environment variable THALWEG_DATA to it"
+        )
     return Path(chosen)
 
 
@@ -76,8 +78,8 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
         return Copy(form, folder / form.home)
     best = min([Copy(form, folder / form.home), *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
     raise ThalwegError(
-        f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not there: "
-        f"{_by_hand(best.form, folder)}, or let it be fetched: --download, in Python download=True"
+        f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not "
+        f"there: {_by_hand(best.form, folder)}, or let it be fetched: --download, in Python download=True"
     )
 
 

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ThalwegError
 
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])  # of ImageNet's pixels, between 0 and 1
+# of ImageNet's pixels, between 0 and 1
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 ENDINGS = {".jpeg", ".jpg", ".png"}
 MARGIN = 256 / 224  # the short side before the crop, as a multiple of the crop
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of random crops
@@ -68,12 +69,16 @@ class ImageFolder(Dataset[Example]):
 
 def _classes(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise ThalwegError(f"images must lie in a folder, with a folder for each class in it; there is no folder {folder}")
+        raise ThalwegError(
+            f"images must lie in a folder, with a folder for each class in it; there is no folder {folder}"
+        )
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise ThalwegError(f"images must lie in a folder for each class; {folder} holds no folder: name the one above")
     if {"train", "val"} <= set(names):
-        raise ThalwegError(f"{folder} holds the parts 'train' and 'val' of a data set: name one of them, as {folder / 'train'}")
+        raise ThalwegError(
+            f"{folder} holds the parts 'train' and 'val' of a data set: name one of them, as {folder / 'train'}"
+        )
     return names
 
 

@@ -53,8 +53,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in STAND_INS:
             raise ThalwegError(
-                f"{self.path} must be a pickle of plain arrays, and it asks for {module}.{name}, which could run anything: "
-                "do not use it, and fetch it again from its makers"
+                f"{self.path} must be a pickle of plain arrays, and it asks for {module}.{name}, which could run "
+                "anything: do not use it, and fetch it again from its makers"
             )
         return STAND_INS[f"{module}.{name}"]
 
@@ -76,4 +76,6 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
     except ThalwegError:
         raise
     except Exception as error:  # a damaged pickle may end in any of them
-        raise ThalwegError(f"{path} is not a whole pickle of arrays ({type(error).__name__}): fetch it again") from error
+        raise ThalwegError(
+            f"{path} is not a whole pickle of arrays ({type(error).__name__}): fetch it again"
+        ) from error

@@ -44,7 +44,9 @@ def ptb(folder: str | Path, *, download: bool = False) -> Corpus:
     counts = Counter(train)
     words = sorted(counts, key=lambda word: (-counts[word], word))
     number = {word: i for i, word in enumerate(words)}
-    train_tokens, valid_tokens, test_tokens = (torch.tensor([number[word] for word in part]) for part in (train, valid, test))
+    train_tokens, valid_tokens, test_tokens = (
+        torch.tensor([number[word] for word in part]) for part in (train, valid, test)
+    )
     return Corpus(train_tokens, valid_tokens, test_tokens, words)
 
 

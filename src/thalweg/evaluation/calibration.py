@@ -25,7 +25,9 @@ def fit_scale(logits: list[Tensor], labels: Tensor, relative: list[float]) -> fl
     """
     scaled = [values.double() / factor for values, factor in zip(logits, relative, strict=True)]
     if not all(bool(values.isfinite().all()) for values in scaled):
-        raise ThalwegError("temperatures are fitted to finite logits; these hold NaN or infinity: leave that network out")
+        raise ThalwegError(
+            "temperatures are fitted to finite logits; these hold NaN or infinity: leave that network out"
+        )
 
     def slope(inverse: float) -> float:
         total = 0.0

@@ -86,8 +86,9 @@ def curve_ensemble(
             first, _ = _logits(again, task, First(test), where)
     if not agree(again, first, tested[-1][0][: len(first)]):
         raise ThalwegError(
-            f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task or the "
-            "data keep something from one pass to the next (a cache, a counter, their own randomness); reset it in every pass"
+            f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task "
+            "or the data keep something from one pass to the next (a cache, a counter, their own randomness); reset "
+            "it in every pass"
         )
     return _assemble(ts, losses, tested, held)
 
@@ -123,7 +124,9 @@ def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Pre
         reliability[scaling] = metrics.reliability(mean, labels)
     errors = [metrics.error(p, labels) for p in alone]
     pairs = [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    return CurveEnsemble(ts, losses, errors, pairs, temperatures, nll, scores, reliability, HELD_OUT if held else CROSS_FITTED)
+    return CurveEnsemble(
+        ts, losses, errors, pairs, temperatures, nll, scores, reliability, HELD_OUT if held else CROSS_FITTED
+    )
 
 
 def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:
@@ -143,11 +146,15 @@ def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: li
 
 
 def _logits(probe: Probe, task: Task, batches: Batches, where: str) -> tuple[Tensor, Tensor]:
-    outputs, targets = predicted(probe.module, task, batches, probe.device, lambda outputs, wanted: outputs_of(outputs).double())
+    outputs, targets = predicted(
+        probe.module, task, batches, probe.device, lambda outputs, wanted: outputs_of(outputs).double()
+    )
     check_finite(outputs, where, probe.weights(), batches)
     if outputs.shape == targets.shape and outputs.ndim > 1 and bool(metrics.one_hot(targets).all()):
         targets = targets.argmax(1)
     if not metrics.are_labels(outputs, targets):
         shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
-        raise ThalwegError(f"a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got {shapes}")
+        raise ThalwegError(
+            f"a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got {shapes}"
+        )
     return metrics.labelled(outputs, targets)

@@ -94,7 +94,9 @@ class Ensemble:
         """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
         growth, members, chosen, reliability = [], [], [], []
         for own, mean, targets in self._growing(task, batches, progress):
-            alone, together = (metrics.known(v, targets) if task.probabilities is not identity else None for v in (own, mean))
+            alone, together = (
+                metrics.known(v, targets) if task.probabilities is not identity else None for v in (own, mean)
+            )
             members.append(metrics.scores(*alone) if alone else _squared_error(own, targets))
             growth.append(metrics.scores(*together) if together else _squared_error(mean, targets))
             if alone and together:
@@ -158,7 +160,10 @@ class Ensemble:
         with Progress("predicting", len(self), progress if processes.first else False) as bar:
             rounds = (self.members[start : start + processes.size] for start in range(0, len(self), processes.size))
             # each rank has one member of a round, or perhaps none in the last
-            own = ([_predictions(self._probe, w, task, batches) for w in members[processes.rank :][:1]] for members in rounds)
+            own = (
+                [_predictions(self._probe, w, task, batches) for w in members[processes.rank :][:1]]
+                for members in rounds
+            )
             found = (pair for ranks in map(processes.gather, own) for pairs in ranks for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
                 check_finite(values, f"member {k}", self.members[k - 1], batches)
@@ -180,8 +185,9 @@ class Ensemble:
         )  # label maps of several sizes are concatenated by pixels
         if not agree(probe, again, values[: len(again)]):
             raise ThalwegError(
-                "the last member predicts something else by itself than after the others: the network, the task or the data keep "
-                "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in every pass"
+                "the last member predicts something else by itself than after the others: the network, the task or "
+                "the data keep something from one pass to the next (a cache, a counter, random numbers of their own); "
+                "reset it in every pass"
             )
         self._proven.append(task)
 
@@ -191,13 +197,17 @@ def _predictions(
 ) -> tuple[Tensor, Tensor]:
     """Predictions and targets of one member, for `some` of the batches if given."""
     with Points(probe, task).at(member), seeded(0, batches):
-        return predicted(probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task))
+        return predicted(
+            probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task)
+        )
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
     if values.shape != targets.shape:
         shapes = f"{tuple(values.shape)} and {tuple(targets.shape)}"
-        raise ThalwegError(f"outputs and targets must have one shape to be compared; got {shapes}: reshape one in the task")
+        raise ThalwegError(
+            f"outputs and targets must have one shape to be compared; got {shapes}: reshape one in the task"
+        )
     return {"squared_error": float((values - targets.double()).square().mean())}
 
 

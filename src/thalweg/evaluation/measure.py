@@ -40,8 +40,17 @@ class Measurement:
 
     early: tuple[Tensor, int]
 
-    def __init__(self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None):
-        self.module, self.task, self.batches, self.device, self.compute, self.pool = module, task, batches, device, compute, pool
+    def __init__(
+        self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None
+    ):
+        self.module, self.task, self.batches, self.device, self.compute, self.pool = (
+            module,
+            task,
+            batches,
+            device,
+            compute,
+            pool,
+        )
         self.metrics, self.totals = Metrics(task), dict[str, Tensor]()
         self.state: ModuleState | None = None
         self.ways = _narrower(batches, task, module, device)
@@ -65,7 +74,9 @@ class Measurement:
         self.used = used
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
-        self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold)
+        self.replay = Replay(
+            self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold
+        )
         self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
         self.sizes: dict[str, dict[str, int]] = {}
 
@@ -73,20 +84,24 @@ class Measurement:
         for total in self.totals.values():
             total.zero_()
         counts: dict[str, int] = {}
-        with torch.no_grad(), kept(self.module, self.state) as self.state:  # such as the state that a recurrent network carries
+        # such as the state that a recurrent network carries
+        with torch.no_grad(), kept(self.module, self.state) as self.state:
             for number, drawn in enumerate(self.passes(), start=1):
                 self.seen: dict[str, int] = {}
                 with explained(self.module, drawn):
                     self.replay(drawn)
                 form = form_of(drawn) if self.replay.active else ""
-                self.sizes[form] = self.seen or self.sizes[form]  # a replayed pass does not count: as one of its shapes before
+                # a replayed pass does not count: as one of its shapes before
+                self.sizes[form] = self.seen or self.sizes[form]
                 counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
                 if number == self.some:
                     self.early = self.totals["data_loss"].clone(), counts["data_loss"]
                     if first:
                         break
         if counts.get("data_loss") == 0:
-            raise ThalwegError("nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors")
+            raise ThalwegError(
+                "nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors"
+            )
         means = {name: float(self.totals[name]) / size if size else nan for name, size in counts.items()}
         if self.task.metrics is None and isnan(means.get("error", 0.0)):
             del means["error"]  # the built-in one, which is not defined for all targets
@@ -171,8 +186,9 @@ def predicted(
                     found = then(outputs, wanted) if isinstance(wanted, Tensor) else None
                     if found is None or not found.ndim or not wanted.ndim:
                         raise ThalwegError(
-                            "predictions are averaged example by example, so a task's predict must give tensors with one row for "
-                            "each; it gave a single number, or targets that are no tensor: choose some in predict="
+                            "predictions are averaged example by example, so a task's predict must give tensors with "
+                            "one row for each; it gave a single number, or targets that are no tensor: choose some in "
+                            "predict="
                         )
                     values.append(found.cpu())
                     targets.append(wanted.cpu())
@@ -189,13 +205,17 @@ def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) 
         return
     with seeded(0, batches):
         nan, infinite = not_finite(batches), not_finite(batches, torch.isinf)
-    bad = next((name for name, t in weights.tensors().items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
+    bad = next(
+        (name for name, t in weights.tensors().items() if t.is_floating_point() and not bool(t.isfinite().all())), None
+    )
     if nan is None and bad is not None:
         reason = f"its '{bad}' is not finite, so it has diverged: leave it out"
     elif (found := nan or infinite) is not None:
         reason = f"{found}, so the network is not the cause: clean the data"
     else:
-        reason = "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"
+        reason = (
+            "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"
+        )
     raise ThalwegError(f"{what} predicts NaN or infinity: {reason}")
 
 
@@ -209,7 +229,9 @@ def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor
 def _narrower(batches: Batches, task: Task, module: nn.Module, device: torch.device) -> Iterator[Batches]:
     """On a GPU, if results do not depend on the batch size: large batches, half as large ones if these do not fit
     into memory, and so on; finally, and elsewhere, the batches as they are."""
-    alike = task.size is None and not any(isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules())
+    alike = task.size is None and not any(
+        isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules()
+    )
     widened, width = getattr(batches, "widened", None), _widest(device)
     while widened is not None and alike and width and (used := widened(width)) is not batches:
         yield used
@@ -242,7 +264,9 @@ class Points:
         pool: Any = None,
     ):
         self.probe, self.bn_batches = probe, bn_batches
-        self.statistics = None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute or Compute(), pool)
+        self.statistics = (
+            None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute or Compute(), pool)
+        )
 
     @contextmanager
     def at(self, weights: Weights, recomputed: bool = True) -> Iterator[float]:

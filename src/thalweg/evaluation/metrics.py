@@ -38,7 +38,8 @@ class Metrics:
                 )
             if _versions(outputs, targets) != before:
                 raise ThalwegError(
-                    f"the metric '{name}' writes into the outputs or targets, which the loss reads too: let it write into a copy"
+                    f"the metric '{name}' writes into the outputs or targets, which the loss reads too: let it write "
+                    "into a copy"
                 )
         return values
 
@@ -124,7 +125,9 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     >>> round(ece(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1])), 6)
     0.3
     """
-    return sum(share * abs(accuracy - confidence) for share, accuracy, confidence in reliability(probabilities, labels, bins))
+    return sum(
+        share * abs(accuracy - confidence) for share, accuracy, confidence in reliability(probabilities, labels, bins)
+    )
 
 
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:
@@ -161,8 +164,8 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
     if are_labels(probabilities, targets):
         if not _distributions(probabilities):
             raise ThalwegError(
-                "scores against labels need probabilities that add up to one over dimension 1, and what probabilities= of this "
-                "task gives does not: use a softmax, or leave it out"
+                "scores against labels need probabilities that add up to one over dimension 1, and what "
+                "probabilities= of this task gives does not: use a softmax, or leave it out"
             )
         return labelled(probabilities, targets)
     if probabilities.shape != targets.shape or not (_distributions(probabilities) and _distributions(targets)):

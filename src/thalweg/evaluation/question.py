@@ -50,7 +50,9 @@ def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
     """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
     with undisturbed(batches), seeded(0, batches), _quiet():
-        if all(home(batches, method).__module__.startswith("thalweg.data.") for method in ("__iter__", "draws", "make")):
+        if all(
+            home(batches, method).__module__.startswith("thalweg.data.") for method in ("__iter__", "draws", "make")
+        ):
             parts, first = _on_device(batches)
         elif isinstance(batches, list | tuple) and type(batches).__iter__ in (list.__iter__, tuple.__iter__):
             parts, first = _in_memory(batches)
@@ -63,7 +65,9 @@ def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
 
 def _on_device(batches: Any) -> tuple[dict[str, str], Any]:
     """All of the data in `DeviceBatches` and `TokenBatches`; the order would depend on the device that shuffles."""
-    return {"the content": digest_of(batches.contents)}, next(iter(batches.clean() if hasattr(batches, "clean") else batches))
+    return {"the content": digest_of(batches.contents)}, next(
+        iter(batches.clean() if hasattr(batches, "clean") else batches)
+    )
 
 
 def _in_memory(batches: Sequence[Any]) -> tuple[dict[str, str], Any]:
@@ -94,7 +98,10 @@ def _fetched(loader: DataLoader[Any], chosen: list[Any]) -> DataLoader[Any]:
     how = single if loader.batch_sampler is None else {"batch_sampler": chosen}
     how |= {name: getattr(loader, name) for name in ("collate_fn", "generator", "timeout", "worker_init_fn")}
     return DataLoader(
-        loader.dataset, num_workers=min(loader.num_workers, 1), multiprocessing_context=loader.multiprocessing_context, **how
+        loader.dataset,
+        num_workers=min(loader.num_workers, 1),
+        multiprocessing_context=loader.multiprocessing_context,
+        **how,
     )
 
 
@@ -119,7 +126,11 @@ def _parts(found: Mapping[int, str]) -> dict[str, str]:
         return {}
     numbers = sorted(found)
     between = digest_of([found[k] for k in numbers[1:-1]])
-    return {"the first batch": found[numbers[0]], "the last batch": found[numbers[-1]], "a batch in the middle": between}
+    return {
+        "the first batch": found[numbers[0]],
+        "the last batch": found[numbers[-1]],
+        "a batch in the middle": between,
+    }
 
 
 def first_pass(
@@ -144,7 +155,9 @@ def rounding(dtype: torch.dtype, exact: bool) -> float:
     return ROUNDING.get(dtype, COARSE) if exact else COARSE
 
 
-def measured_question(module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], compute: Compute) -> Facts:
+def measured_question(
+    module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], compute: Compute
+) -> Facts:
     """Of data sets to be measured: their contents, and what the network computes for the first batch of each."""
     question: Facts = {}
     for name, batches in data.items():
@@ -246,7 +259,9 @@ def curve_question(curve: Curve) -> Facts:
     kind = type(curve)
     own = {key: value for key, value in vars(curve).items() if key not in ("points", "gram")}
     known = kind in (Segment, PolyChain, Bezier)
-    course = {} if known else {"course": [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]}
+    course = (
+        {} if known else {"course": [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]}
+    )
     return {
         "the curve's": facts.table({"class": f"{kind.__module__}.{kind.__qualname__}", **own, **course}),
         "the points of the curve": facts.sequence(
@@ -264,7 +279,9 @@ def points_question(points: Sequence[Weights], owner: str) -> Facts:
 @contextmanager
 def _unwritten(task: Task) -> Iterator[None]:
     """Undo what is written into modules that a loss holds, such as a teacher that follows the network."""
-    tables: list[dict[str, Any]] = [table for part in modules_in(task).values() for table in (part._parameters, part._buffers)]
+    tables: list[dict[str, Any]] = [
+        table for part in modules_in(task).values() for table in (part._parameters, part._buffers)
+    ]
     kept = [(table, name, tensor) for table in tables for name, tensor in table.items() if tensor is not None]
     values = [tensor.detach().clone() for _, _, tensor in kept]
     try:

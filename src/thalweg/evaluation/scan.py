@@ -70,8 +70,8 @@ def scan(
         module: A network of the same architecture; it is not changed. Measuring runs on its device.
         target: A curve, a plane, or a list of weights.
         task: The loss and metrics to measure.
-        data: Batches by name, such as `{"train": ..., "test": ...}`, or batches alone, which are named "data"; use data without
-            augmentation.
+        data: Batches by name, such as `{"train": ..., "test": ...}`, or batches alone, which are named "data"; use data
+            without augmentation.
         points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves.
         grid: For a plane: the number of points along x and y, 21 x 21 by default.
         margin: For a plane: how far to go beyond its three points, as a fraction of its size; 0.2 by default.
@@ -150,7 +150,9 @@ def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
     for place, line in enumerate(lines, start=1):
         found = {key: value for key, value in line.items() if key != "measured"}
         if "point" not in found or "measured" not in line:
-            raise ThalwegError(f"{path} was written by an older thalweg, and line {place} does not say which point it is: {NEW}")
+            raise ThalwegError(
+                f"{path} was written by an older thalweg, and line {place} does not say which point it is: {NEW}"
+            )
         if place > len(labels) or found != labels[place - 1]:
             expected = f"point {_said(labels[place - 1])}" if place <= len(labels) else "nothing more"
             rule = f"line {place} of {path} is point {_said(found)}, where {expected} is expected"
@@ -230,7 +232,9 @@ class Measurer:
         self.probe, self.data, self.weight_decay = probe, data, weight_decay
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
         self.points = Points(probe, task, bn_batches, compute, pool)
-        self.measures = {name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()}
+        self.measures = {
+            name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()
+        }
 
     def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:
         values = {}
@@ -260,29 +264,34 @@ def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
             continue
         if not agree(at.probe, alone.reshape(1), after.reshape(1)):
             raise ThalwegError(
-                f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' after the "
-                f"others and {float(alone) / size:.6g} by itself: the network, the task or the data keep something from one pass "
-                "to the next (a cache, a counter, random numbers of their own); reset it in every pass"
+                f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "
+                f"after the others and {float(alone) / size:.6g} by itself: the network, the task or the data keep "
+                "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in "
+                "every pass"
             )
 
 
 def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> None:
     if not data:
-        raise ThalwegError("data must be batches, or a dict of batches by name, such as {'test': batches}; got an empty dict")
+        raise ThalwegError(
+            "data must be batches, or a dict of batches by name, such as {'test': batches}; got an empty dict"
+        )
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
     between = isinstance(target, Curve | Plane)
     if not between and not (isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)):
         raise ThalwegError(
-            f"a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got {type(target).__name__}"
+            "a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got "
+            f"{type(target).__name__}"
         )
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "what is scanned")
     carried = not between and all(w.has_statistics for w in target)
     if probe.layout.statistics and bn_batches is None and not carried:
         raise ThalwegError(
-            f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a curve or "
-            "plane have none: give bn_batches=, the training batches without augmentation (a task factory: the key 'bn_batches')"
+            f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
+            "curve or plane have none: give bn_batches=, the training batches without augmentation (a task factory: "
+            "the key 'bn_batches')"
         )
 
 
@@ -310,7 +319,9 @@ def _points_of(
         where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
         return where, [partial(target.point, float(u), float(v)) for v in y for u in x]
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [partial(lambda w: w, w) for w in target]
+    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [
+        partial(lambda w: w, w) for w in target
+    ]
 
 
 def _check_places(target: Target, points: Any, grid: Any, margin: Any) -> None:
@@ -332,7 +343,9 @@ def _question(
 ) -> Facts:
     """What the scan would compute, which must be the same when it is resumed."""
     points = target.points if isinstance(target, Curve | Plane) else target
-    places = {f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where}
+    places = {
+        f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where
+    }
     return {
         **{
             "of": where["name"],
@@ -341,7 +354,11 @@ def _question(
             "units": dict(task.units),
             **places,
         },
-        **(curve_question(target) if isinstance(target, Curve) else points_question(points, "plane" if "y" in where else "list")),
+        **(
+            curve_question(target)
+            if isinstance(target, Curve)
+            else points_question(points, "plane" if "y" in where else "list")
+        ),
         **measured_question(module, points[0], task, data, compute),
         **bn_question(bn_batches),
     }
@@ -359,7 +376,9 @@ def _increasing(points: Sequence[float]) -> list[float]:
 
 def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
     if points < 2 or not margin >= 0:
-        raise ThalwegError(f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}")
+        raise ThalwegError(
+            f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}"
+        )
     extra = margin * (max(values) - min(values))
     return np.linspace(min(values) - extra, max(values) + extra, points)
 
@@ -379,8 +398,9 @@ def _warn_off_plane(scan: Scan) -> None:
     if off := scan.off_plane():
         each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())
         warnings.warn(
-            f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is drawn faded "
-            "at the nearest points of the plane, which have another loss: to see its own, scan the curve or the list itself",
+            f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is "
+            "drawn faded at the nearest points of the plane, which have another loss: to see its own, scan the curve "
+            "or the list itself",
             stacklevel=3,
         )
 

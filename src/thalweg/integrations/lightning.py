@@ -33,8 +33,8 @@ class WalkCallback(Callback):
     def on_train_start(self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule") -> None:
         if len(trainer.optimizers) != 1 or trainer.lr_scheduler_configs:
             raise ThalwegError(
-                "WalkCallback sets the learning rate itself, so the module must configure one optimizer and no scheduler; it has "
-                f"{len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
+                "WalkCallback sets the learning rate itself, so the module must configure one optimizer and no "
+                f"scheduler; it has {len(trainer.optimizers)} and {len(trainer.lr_scheduler_configs)}"
             )
         steps = ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         epochs = ceil(trainer.estimated_stepping_batches / steps)

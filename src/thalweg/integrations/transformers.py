@@ -13,7 +13,8 @@ from ..training.methods import Method
 from ..training.own_loop import collect, rates
 from ..weightspace.weights import Weights
 
-AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)  # of `loss_type`: labels are the tokens, shifted by the model itself
+# of `loss_type`: labels are the tokens, shifted by the model itself
+AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)
 
 
 def own_loss(model: nn.Module) -> Task:
@@ -40,7 +41,8 @@ def own_loss(model: nn.Module) -> Task:
         if not _per_token(labels):
             return Answer(answer.loss, logits.reshape(labels.shape) if labels.is_floating_point() else logits), labels
         labels = labels[:, ahead:]
-        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]  # prompts come before the tokens
+        # prompts come before the tokens
+        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]
         counted = labels != IGNORED
         return Answer(answer.loss, logits, counted), labels[counted]
 
@@ -87,7 +89,9 @@ class WalkCallback(TrainerCallback):
         self.method = method
         self.members: list[Weights] = []
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         steps = ceil(len(kwargs["train_dataloader"]) / args.gradient_accumulation_steps)
         self.plan = self.method.plan(steps, ceil(state.max_steps / steps))
         if state.global_step and not self.members:
@@ -103,7 +107,9 @@ class WalkCallback(TrainerCallback):
     def _file(self, args: TrainingArguments, i: int) -> Path:
         return Path(args.output_dir or ".") / "thalweg" / f"collected-{i}.safetensors"
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         groups = kwargs["optimizer"].param_groups  # whose own scheduler stored the initial rates
         given = [group.get("initial_lr", group["lr"]) for group in groups]
         for group, rate in zip(groups, rates(self.plan.rate(state.global_step + 1), given), strict=True):

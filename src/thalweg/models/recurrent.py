@@ -34,7 +34,13 @@ class Lstm(nn.Module):
     cell: Tensor
 
     def __init__(
-        self, hidden: int, words: int = 10_000, batch: int = 20, layers: int = 2, init: float = 0.05, dropout: float = 0.5
+        self,
+        hidden: int,
+        words: int = 10_000,
+        batch: int = 20,
+        layers: int = 2,
+        init: float = 0.05,
+        dropout: float = 0.5,
     ):
         super().__init__()
         self.embedding = nn.Embedding(words, hidden)

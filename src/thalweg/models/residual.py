@@ -137,7 +137,9 @@ def resnet158(classes: int = 10) -> nn.Sequential:
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
         convolutions = [_convolution(before, width, 3, stride), _convolution(width, width, 3)]
-        return Unit(convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, OFFICIAL)
+        return Unit(
+            convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, OFFICIAL
+        )
 
     head = _normalised_head(64, classes, OFFICIAL)
     return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 26, 1), *head))
@@ -159,7 +161,11 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
         after = EXPANSION * width
-        convolutions = [_convolution(before, width, 1, stride), _convolution(width, width, 3), _convolution(width, after, 1)]
+        convolutions = [
+            _convolution(before, width, 1, stride),
+            _convolution(width, width, 3),
+            _convolution(width, after, 1),
+        ]
         shortcut = _convolution(before, after, 1, stride) if first else nn.Identity()
         return Unit(convolutions, shortcut, before == 16 and first, LEAK, RESEARCH)
 
@@ -173,7 +179,9 @@ def _units(unit: Callable[[int, int, int, bool], nn.Module], units: int, expansi
     return _stages(lambda before, width, stride: unit(before, width, stride, next(firsts)), units, expansion)
 
 
-def _stages(block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int = 1, times: int = 1) -> Iterator[nn.Module]:
+def _stages(
+    block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int = 1, times: int = 1
+) -> Iterator[nn.Module]:
     """Blocks of three widths, equally many of each; the first of the second and third width halves the image."""
     before = 16
     for width, first in ((16, 1), (32, 2), (64, 2)):

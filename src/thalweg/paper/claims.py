@@ -1,7 +1,9 @@
 """Whether the paper's sentences hold on the rows that were found, and the one rule by which their bounds are set.
 
-A bound is the paper's own value, and beyond it twice the spread that it prints there; where it prints none, half a point of an
-error or a twentieth of a loss, a distance or a share. Where its public code gives a number too, that has a verdict of its own."""
+A bound is the paper's own value, and beyond it twice the spread that it prints there; where it prints none, half a
+point of an error or a twentieth of a loss, a distance or a share. Where its public code gives a number too, that has a
+verdict of its own.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -62,10 +64,14 @@ def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
     high = statistics.mean(value for at, value in watched.items() if at and at not in trace.collected)
     text = f"{100 * low:.2f} % where collected, {100 * high:.2f} % at other ends of epochs"
     found = [Claim("test error is lowest where the learning rate is", low < high, text)]
-    errors = {name: [row["error of the ensemble (%)"] for row in rows if row["method"] == name] for name in ("FGE", "SSE")}
+    errors = {
+        name: [row["error of the ensemble (%)"] for row in rows if row["method"] == name] for name in ("FGE", "SSE")
+    }
     for k in range(1, min(seeds, 2) + 1):
         fge, sse = (values[k * len(values) // seeds - 1] for values in errors.values())
-        found.append(Claim(f"at {k}B FGE is below SSE (the first {k} of {seeds} runs)", fge < sse, f"{fge:.2f} and {sse:.2f} %"))
+        found.append(
+            Claim(f"at {k}B FGE is below SSE (the first {k} of {seeds} runs)", fge < sse, f"{fge:.2f} and {sse:.2f} %")
+        )
     return found
 
 
@@ -79,7 +85,9 @@ def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
     text = f"{before:.2f} to {after:.2f} %, {found.fitted_on}; with {others} {by_loss[0]:.2f}, {by_loss[1]:.2f} %"
     near = f"{before:.2f} before and {after:.2f} after scaling, {three:.2f} %"
     return [
-        Claim("the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"),
+        Claim(
+            "the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"
+        ),
         Claim("a temperature fitted for each point helps them", after < before, text),
         Claim("and flattens the test NLL along the curve", spread[1] < spread[0], flatter),
         Claim("after it they outperform three networks, which have as many weights", after < three, near),

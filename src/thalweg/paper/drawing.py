@@ -40,7 +40,9 @@ def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
     def perplexity(scan: Scan) -> Scan:
-        return replace(scan, values={data: {"perplexity": np.exp(each["data_loss"])} for data, each in scan.values.items()})
+        return replace(
+            scan, values={data: {"perplexity": np.exp(each["data_loss"])} for data, each in scan.values.items()}
+        )
 
     scans = {name: perplexity(scan) for name, scan in scans_in(folder).items()}
     return {"ptb": _whole_and_close(scans, [("train", "perplexity"), ("test", "perplexity")])}
@@ -86,7 +88,9 @@ def _curve_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
 
 def _width(folder: Path, result: Result) -> Mapping[str, Figure]:
     canvas = _canvas(10, 4.2)
-    scans = {row["K"]: [Scan.load(folder / f"{part}-{row['K']:g}.json") for part in ("curve", "ends")] for row in result.rows}
+    scans = {
+        row["K"]: [Scan.load(folder / f"{part}-{row['K']:g}.json") for part in ("curve", "ends")] for row in result.rows
+    }
     figures.width({k: (curve, ends) for k, (curve, ends) in scans.items()}, "train", canvas.subplots(1, 2))
     return {"width": canvas}
 

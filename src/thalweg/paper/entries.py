@@ -24,8 +24,15 @@ VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
 RESNET: tuple[Pair, ...] = (("cifar100", "resnet_bottleneck164"),)
 PRERESNET: tuple[Pair, ...] = (("cifar100", "preresnet164"),)
 PLAIN: tuple[Pair, ...] = (("cifar10", "conv3fc3"),)
-OF_CURVES = (("mnist", "fc"), *(("cifar10", name) for name in ("conv3fc3", "vgg16", "resnet158", "wrn28_10")), VGG[0], *RESNET)
-OF_ENSEMBLES = tuple((data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10"))
+OF_CURVES = (
+    ("mnist", "fc"),
+    *(("cifar10", name) for name in ("conv3fc3", "vgg16", "resnet158", "wrn28_10")),
+    VGG[0],
+    *RESNET,
+)
+OF_ENSEMBLES = tuple(
+    (data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10")
+)
 
 
 def _names(listed: str) -> list[str]:
@@ -77,7 +84,9 @@ class Entry:
         networks = _names(model) if model else dict.fromkeys(pair[1] for pair in self.pairs)
         found = [(one, two) for one in sets for two in networks if self.fits((one, two))]
         if not found:
-            raise ThalwegError(f"'{self.name}' cannot be run with {', '.join(networks)} on {', '.join(sets)}: see `paper list`")
+            raise ThalwegError(
+                f"'{self.name}' cannot be run with {', '.join(networks)} on {', '.join(sets)}: see `paper list`"
+            )
         return found
 
 
@@ -108,9 +117,23 @@ ENTRIES = {
         Entry("planes", paths.planes, (*RESNET, *VGG[1:]), [*CURVES, THIRD], points=lambda scale: 3 * scale.grid**2),
         Entry("profile", paths.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
         Entry("pair-ensemble", voting.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
-        Entry("two-bends", paths.two_bends, VGG[1:], [*CHAIN, Need("polychain", 1)], points=lambda scale: 2 * scale.points),
-        Entry("curve-ensemble", voting.curve_ensemble, RESNET, VOTERS, points=lambda scale: 2 * scale.points + scale.members),
-        Entry("width", paths.width, PLAIN, parts=paths.of_all_widths, points=lambda scale: len(scale.widths) * scale.points),
+        Entry(
+            "two-bends", paths.two_bends, VGG[1:], [*CHAIN, Need("polychain", 1)], points=lambda scale: 2 * scale.points
+        ),
+        Entry(
+            "curve-ensemble",
+            voting.curve_ensemble,
+            RESNET,
+            VOTERS,
+            points=lambda scale: 2 * scale.points + scale.members,
+        ),
+        Entry(
+            "width",
+            paths.width,
+            PLAIN,
+            parts=paths.of_all_widths,
+            points=lambda scale: len(scale.widths) * scale.points,
+        ),
         Entry("trivial", paths.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
         Entry("ensembles", voting.ensembles, OF_ENSEMBLES, each=RUNS),
         Entry("fge-trace", voting.fge_trace, PRERESNET, each=RUNS),
@@ -151,7 +174,12 @@ def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
     files.sweep(out)
     rows, claims = entry.run(shop, out, seeds)
     machine = torch.cuda.get_device_name(shop.device) if shop.device.type == "cuda" else "CPU"
-    about = {"scale": shop.scale.name, "seeds": seeds, "seconds": round(time.perf_counter() - began, 1), "machine": machine}
+    about = {
+        "scale": shop.scale.name,
+        "seeds": seeds,
+        "seconds": round(time.perf_counter() - began, 1),
+        "machine": machine,
+    }
     about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(shop, seeds)), 1)
     about |= {
         "recipe": shop.described(),

@@ -72,4 +72,6 @@ def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Outcome:
         {"networks": together, **quoted("error (%)", after, told)},
         {"networks": "the best reported of SSE", "error (%) (paper)": figure("SSE best reported top-1 error (%)")},
     ]
-    return rows, [Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %")]
+    return rows, [
+        Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %")
+    ]

@@ -35,7 +35,8 @@ TABLE = (
 )
 BENDS = "distance between the bends"
 PUBLISHED = {"the paper": "curves", "its public code": "reference_curves"}
-FAR, TWICE = 5.0, 2.0  # points, and times the loss, from which on a curve of the paper's is not one along which they stay
+# points, and times the loss, from which on a curve of the paper's is not one along which they stay
+FAR, TWICE = 5.0, 2.0
 Outcome = tuple[list[dict[str, Any]], list[Claim]]
 
 
@@ -64,7 +65,9 @@ def _losses_agree(scans: Mapping[str, Scan]) -> list[Claim]:
     found = {name: scans[name].summary()["train"]["loss"] for name in ("bezier", "polychain")}
     close = all(abs(loss["int"] - loss["mean"]) <= TWENTIETH * loss["int"] for loss in found.values())
     text = ", ".join(f"{loss['int']:.3g} and {loss['mean']:.3g} on the {name}" for name, loss in found.items())
-    return [Claim("the mean train loss over the length of a curve and over t are close, within a twentieth", close, text)]
+    return [
+        Claim("the mean train loss over the length of a curve and over t are close, within a twentieth", close, text)
+    ]
 
 
 def _row_of_curves(shop: Workshop, curve: str) -> dict[str, Any]:
@@ -88,7 +91,9 @@ def _low_all_along(shop: Workshop, scans: dict[str, Scan]) -> list[Claim]:
     if shop.recipe.model == "vgg16":
         worst = _highest(scans["segment"], "test", "error")
         says = "in its middle the network knows nothing"
-        claims.append(Claim(says, worst > 0.99 * chance, f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %"))
+        claims.append(
+            Claim(says, worst > 0.99 * chance, f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %")
+        )
     for name in ("bezier", "polychain"):
         errors = [_highest(scans[which], "test", "error") for which in (name, "single")]
         above, times = 100 * (errors[0] - errors[1]), _highest(scans[name]) / ends
@@ -105,8 +110,9 @@ def _highest(scan: Scan, data: str = "train", quantity: str = "loss") -> float:
 
 
 def _bars(shop: Workshop, curve: str) -> list[tuple[str, float, float]]:
-    """How far a curve may rise above its worse end, in points of error and in times the train loss, by the paper and by its code;
-    without bound where their own curve leaves its ends, and not at all where both do."""
+    """How far a curve may rise above its worse end, in points of error and in times the train loss, by the paper and by
+    its code; without bound where their own curve leaves its ends, and not at all where both do.
+    """
     bars = []
     for whose, table in PUBLISHED.items():
         here, ends = (row_of(table, **_row_of_curves(shop, name)) for name in (curve, "single"))
@@ -121,7 +127,11 @@ def profile(shop: Workshop, out: Path, seeds: int) -> Outcome:
     scans = scans_of(shop)
     keep(scans, out)
     rows = [
-        {"curve": name, "t": float(t), **{f"{d} {titled(q)}": factor(q) * float(scan.values[d][q][k]) for d, q in PANELS}}
+        {
+            "curve": name,
+            "t": float(t),
+            **{f"{d} {titled(q)}": factor(q) * float(scan.values[d][q][k]) for d, q in PANELS},
+        }
         for name, scan in scans.items()
         if scan.t is not None
         for k, t in enumerate(scan.t)
@@ -174,12 +184,23 @@ def two_bends(shop: Workshop, out: Path, seeds: int) -> Outcome:
     bends = quoted("bends apart", apart, f"{BENDS} of two polychains with the same ends", same)
     rows = [{**bends, **quoted("ends apart", ends, "distance between those ends", same), "ratio": apart / ends}]
     worst = [_highest(shop.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
-    share = (1 - TWENTIETH) * figure(f"{BENDS} of two polychains with the same ends") / figure("distance between those ends")
-    says = f"curves between the same networks are not unique: their bends lie at least {share:.2f} as far apart as the ends"
+    share = (
+        (1 - TWENTIETH)
+        * figure(f"{BENDS} of two polychains with the same ends")
+        / figure("distance between those ends")
+    )
+    says = (
+        f"curves between the same networks are not unique: their bends lie at least {share:.2f} as far apart as the "
+        "ends"
+    )
     alone = _highest(shop.scan("single", shop.networks(2), bn_batches=None))
     low = f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends"
     along = [
-        Claim(f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})", max(worst) <= times * alone, low)
+        Claim(
+            f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})",
+            max(worst) <= times * alone,
+            low,
+        )
         for whose, _, times in _bars(shop, "polychain")
         if times < inf
     ]
@@ -217,22 +238,35 @@ def trivial(shop: Workshop, out: Path, seeds: int) -> Outcome:
     exact = replace(shop.compute, precision="fp32")  # bf16 would change some predictions near the origin
     scan = shop.scan("trivial", [path.point(s) for s in at], bn_batches=None, compute=exact)
     measured = zip(at, scan.values["train"]["data_loss"].tolist(), scan.values["test"]["error"].tolist(), strict=True)
-    rows = [{"s": s, "t": path.shrink(s), "train data loss": loss, "test error (%)": 100 * error} for s, loss, error in measured]
+    rows = [
+        {"s": s, "t": path.shrink(s), "train data loss": loss, "test error (%)": 100 * error}
+        for s, loss, error in measured
+    ]
     keep({"path": replace(scan, t=np.array(at))}, out)
     off, agree = _in_float64(shop, a, b)
     rise = max(row["train data loss"] for row in rows) / rows[0]["train data loss"]
     exactly = "predictions are kept and logits multiplied by t^n, for t from 0.05 to 1 in float64"
     return [rows[k] for k in np.linspace(0, len(rows) - 1, min(len(rows), 11)).round().astype(int)], [
-        Claim(exactly, off < 1e-9 and agree == 1, f"off by at most {off:.1e}; {100 * agree:.4g} % of predictions the same"),
-        Claim("while the train data loss goes up substantially", rise > 1.5, f"to {rise:.3g} times that of the first network"),
+        Claim(
+            exactly, off < 1e-9 and agree == 1, f"off by at most {off:.1e}; {100 * agree:.4g} % of predictions the same"
+        ),
+        Claim(
+            "while the train data loss goes up substantially",
+            rise > 1.5,
+            f"to {rise:.3g} times that of the first network",
+        ),
     ]
 
 
 def _in_float64(shop: Workshop, *ends: Weights) -> tuple[float, float]:
-    """How far logits are from t^n times those of the end, relative to them, and the share of equal predictions; on 1,000 test
-    images, at t = 0.05, 0.1, ..., 1."""
+    """How far logits are from t^n times those of the end, relative to them, and the share of equal predictions; on
+    1,000 test images, at t = 0.05, 0.1, ..., 1.
+    """
     module = deepcopy(shop.form).cpu().double().eval()
-    images, mean, std = shop.images[1][0][:1000].double() / 255, *(torch.tensor(v).double() for v in shop.recipe.colours)
+    images, mean, std = (
+        shop.images[1][0][:1000].double() / 255,
+        *(torch.tensor(v).double() for v in shop.recipe.colours),
+    )
     x = (images - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)
     exact = [replace(Weights.of(module), vector=end.vector.cpu().double()) for end in ends]
     path, off, same = OriginPath(module, *exact), 0.0, 1.0

@@ -17,7 +17,10 @@ def price(runs: Sequence[tuple[Entry, Workshop]], seeds: int) -> str:
     """What has to be trained and what will be measured, in a sentence."""
     wanted = [item for entry, shop in runs for item in entry.wanted(shop, seeds)]
     left = missing(wanted)
-    epochs, steps = sum(shop.epochs(need) for shop, need in left), sum(shop.epochs(n) * len(shop.train) for shop, n in left)
+    epochs, steps = (
+        sum(shop.epochs(need) for shop, need in left),
+        sum(shop.epochs(n) * len(shop.train) for shop, n in left),
+    )
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
     before = len({(shop.folder, need) for shop, need in wanted}) - len(left)
     disk = sum(shop.size_on_disk(need) for shop, need in left) / 1e9
@@ -43,7 +46,10 @@ def _duration(left: Wanted, runs: Sequence[tuple[Entry, Workshop]]) -> str:
     if len(left) > 1 and left[0][0].device.type == "cuda":
         training *= TOGETHER
     measuring = sum(number * shop.batches_per_point() * pace[shop.folder] / 3 for shop, number in points)
-    parts = [f"{_rounded(training)} of training" if left else "", f"{_rounded(measuring)} of measuring" if points else ""]
+    parts = [
+        f"{_rounded(training)} of training" if left else "",
+        f"{_rounded(measuring)} of measuring" if points else "",
+    ]
     return f"about {' and '.join(part for part in parts if part)} here"
 
 
@@ -56,4 +62,6 @@ def _seconds_per_step(shop: Workshop) -> float:
     timer = Bench(inputs, replace(shop.compute, compile=False), rounds=3)
     with aside(shop.device):
         step = timer.plain()
-        return Timing(timer.alternate({"step": lambda: [step() for _ in range(timer.steps)]})["step"]).median / timer.steps
+        return (
+            Timing(timer.alternate({"step": lambda: [step() for _ in range(timer.steps)]})["step"]).median / timer.steps
+        )

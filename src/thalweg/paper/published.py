@@ -55,5 +55,7 @@ def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[st
 
 
 def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str, Any]:
-    """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same network."""
+    """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same
+    network.
+    """
     return {key: ours, key + PAPER: figure(what) if what and same else None}

@@ -119,14 +119,17 @@ def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe
 
 LIKE_VGG: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 600, "curve_lr": 0.015}
 RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
-TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}  # the decay of the TensorFlow models that the paper links
+# the decay of the TensorFlow models that the paper links
+TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}
 PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
 PREACTIVATED: dict[str, Any] = {**RESIDUAL, "walk": PRERESNET, "cycles": 4, "sse_lr": 0.1}
 WIDENED: dict[str, Any] = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": WIDE, "sse_lr": 0.1}
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
-        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False, in_curves="FC"),
+        Recipe(
+            "mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False, in_curves="FC"
+        ),
         *_both("conv3fc3", "3conv3fc", False, **PLAIN, in_curves="3conv3fc"),
         *_both("vgg16", "VGG-16", False, **LIKE_VGG, walk=VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
         *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG, walk=VGG),

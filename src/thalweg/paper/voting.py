@@ -21,7 +21,11 @@ from .workshop import Workshop
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
 DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one
-    "independent": ("disagreement of two independent networks (% of test)", None, "accuracy of a fully trained network (%)"),
+    "independent": (
+        "disagreement of two independent networks (% of test)",
+        None,
+        "accuracy of a fully trained network (%)",
+    ),
     "FGE": (
         "disagreement of two networks of one FGE run (% of test)",
         "Euclidean distance between consecutive FGE members",
@@ -55,7 +59,10 @@ def pair_ensemble(shop: Workshop, out: Path, seeds: int) -> Outcome:
     pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
     found.save(out / "polychain.json")
     voters(shop, "segment", shop.scale.members).save(out / "segment.json")
-    rows = [{"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p} for t, e, p in zip(found.t, alone, pair, strict=True)]
+    rows = [
+        {"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p}
+        for t, e, p in zip(found.t, alone, pair, strict=True)
+    ]
     falls = next((t for t, value in zip(found.t, pair, strict=True) if value < alone[0] - 0.1), 1.0)
     late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
@@ -84,7 +91,11 @@ def _rows_of_points(shop: Workshop, found: CurveEnsemble, ends: float, three: fl
     paper = {"none": "error of the 50-point polychain ensemble (%)", **scaled}
     points = f"{len(found.t)} points of the chain, scaled by"
     rows = [
-        {"ensemble": f"{points} {name}", **quoted("error (%)", 100 * own["error"], paper.get(name), same), "nll": own["nll"]}
+        {
+            "ensemble": f"{points} {name}",
+            **quoted("error (%)", 100 * own["error"], paper.get(name), same),
+            "nll": own["nll"],
+        }
         for name, own in found.scores.items()
     ]
     others = (
@@ -105,7 +116,9 @@ def ensembles(shop: Workshop, out: Path, seeds: int) -> Outcome:
         row |= beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where)
         row |= beside("+-", statistics.stdev(alone) if seeds > 1 else None, "ensembles", "error_1B_std", **where)
         for k in range(2, min(seeds, 3) + 1):
-            row |= beside(f"{k}B (%)", 100 * pool.growth[k * len(runs[0]) - 1]["error"], "ensembles", f"error_{k}B", **where)
+            row |= beside(
+                f"{k}B (%)", 100 * pool.growth[k * len(runs[0]) - 1]["error"], "ensembles", f"error_{k}B", **where
+            )
         rows.append(row)
     return rows, claims.on_budgets(rows, seeds)
 
@@ -122,7 +135,9 @@ def _spent(shop: Workshop, method: str, walk: Walk, earlier: int) -> list[float]
     """FGE starts after the last of its branching points, and walks from one after another."""
     before = max(shop.recipe.walk.starts) if method == "FGE" and shop.recipe.walk else 0
     return [
-        earlier + (before + (k * len(part.lr) + i) / part.steps) for k, part in enumerate(walk.traces) for i in part.collected
+        earlier + (before + (k * len(part.lr) + i) / part.steps)
+        for k, part in enumerate(walk.traces)
+        for i in part.collected
     ]
 
 
@@ -144,8 +159,13 @@ def fge_trace(shop: Workshop, out: Path, seeds: int) -> Outcome:
     growth = {method: pooled(shop, method, seeds, out) for method in ("SSE", "FGE")}
     rows = []
     for name, found in growth.items():
-        for k, (epoch, all_so_far, last) in enumerate(zip(found.epochs or [], found.growth, found.members, strict=True), start=1):
-            errors = {"error of the ensemble (%)": 100 * all_so_far["error"], "its last network (%)": 100 * last["error"]}
+        for k, (epoch, all_so_far, last) in enumerate(
+            zip(found.epochs or [], found.growth, found.members, strict=True), start=1
+        ):
+            errors = {
+                "error of the ensemble (%)": 100 * all_so_far["error"],
+                "its last network (%)": 100 * last["error"],
+            }
             rows.append({"method": name, "networks": k, "epochs": epoch, **errors})
     return rows, claims.on_trace(trace, rows, seeds)
 
@@ -181,13 +201,20 @@ def fge_path(shop: Workshop, out: Path, seeds: int) -> Outcome:
 def between_members(scan: Scan, knots: int) -> Outcome:
     """The best point of each piece of a chain against its two ends; the loss with and without weight decay."""
     train, test = scan.values["train"], scan.values["test"]
-    measured = {"train loss": train["loss"], "train cross-entropy": train["data_loss"], "test error (%)": 100 * test["error"]}
+    measured = {
+        "train loss": train["loss"],
+        "train cross-entropy": train["data_loss"],
+        "test error (%)": 100 * test["error"],
+    }
     per = (len(test["error"]) - 1) // knots
     rows: list[dict[str, Any]] = []
     for k in range(knots):
         row: dict[str, Any] = {"between members": f"{k + 1} and {k + 2}"}
         for name, values in measured.items():
             piece = values[per * k : per * (k + 1) + 1]
-            row |= {f"{name}, better member": float(min(piece[0], piece[-1])), f"{name}, best between": float(piece[1:-1].min())}
+            row |= {
+                f"{name}, better member": float(min(piece[0], piece[-1])),
+                f"{name}, best between": float(piece[1:-1].min()),
+            }
         rows.append(row)
     return rows, [claims.on_pieces(rows, name) for name in measured]

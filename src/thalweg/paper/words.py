@@ -54,7 +54,14 @@ SIZES = {
     "lstm-large": Words("large", 55, 14, 1.15, 10.0, {"train": 37.9, "valid": 82.6, "test": 78.3}),
     "lstm-medium": Words("medium", 39, 6, 1.25, 5.0, {"train": 48.5, "valid": 86.2, "test": 82.1}),
 }
-ALL: dict[str, Any] = {"weight_decay": 0.0, "lr": STEPS, "curve_lr": FASTER * STEPS, "batch": 20, "crop": 0, "flip": False}
+ALL: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "lr": STEPS,
+    "curve_lr": FASTER * STEPS,
+    "batch": 20,
+    "crop": 0,
+    "flip": False,
+}
 RECIPES = {
     name: Recipe("ptb", name, "PTB", f"{words.size} LSTM", epochs=words.epochs, curve_epochs=words.epochs, **ALL)
     for name, words in SIZES.items()
@@ -114,9 +121,15 @@ class WordShop(Workshop):
         return math.exp(Run(self.folder / need.name).lines(LOG)[-1]["loss"])
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
-        common: dict[str, Any] = {"run": self.folder / f"scan-{name}", "compute": self.compute, "progress": self.progress}
+        common: dict[str, Any] = {
+            "run": self.folder / f"scan-{name}",
+            "compute": self.compute,
+            "progress": self.progress,
+        }
         points = min(self.scale.points, 31)  # the paper does not say how many; each is slow
-        return scan(self.form, target, self.task, self.data, points=points if isinstance(target, Curve) else None, **common)
+        return scan(
+            self.form, target, self.task, self.data, points=points if isinstance(target, Curve) else None, **common
+        )
 
 
 def perplexity(shop: Workshop, out: Path, seeds: int) -> Outcome:
@@ -158,6 +171,10 @@ def judged(found: dict[str, dict[str, Any]], in_training: float, reported: dict[
             f"{near}, with dropout",
         ),
         Claim("the straight line does not keep it", min(wall.values()) > 2, f"{line['test_max']:.1f} on the test set"),
-        Claim(f"the curve does, nearly: at most {paper:.2f} times on valid and test", max(rise[d] for d in sets) <= paper, text),
+        Claim(
+            f"the curve does, nearly: at most {paper:.2f} times on valid and test",
+            max(rise[d] for d in sets) <= paper,
+            text,
+        ),
         Claim("and on the training set wholly, within a twentieth", rise["train"] <= 1 + TWENTIETH, text),
     ]

@@ -91,7 +91,9 @@ class Workshop:
     def _drawn(self, count: int | None) -> tuple[Tensor, Tensor]:
         shape = (1, 28, 28) if self.recipe.data == "mnist" else (3, 32, 32)
         with seeded(0):
-            return torch.randint(256, (count or 1, *shape), dtype=torch.uint8), torch.randint(self.recipe.classes, (count or 1,))
+            return torch.randint(256, (count or 1, *shape), dtype=torch.uint8), torch.randint(
+                self.recipe.classes, (count or 1,)
+            )
 
     def _batches(self, pair: tuple[Tensor, Tensor], **settings: Any) -> DeviceBatches:
         mean, std = self.recipe.colours
@@ -141,7 +143,12 @@ class Workshop:
     def _fit(self, seed: int) -> Weights:
         """A network trained for the whole budget, keeping the epochs at which FGE branches off."""
         keep = self.recipe.walk.starts if self.recipe.walk else ()
-        own: dict[str, Any] = {"epochs": self.recipe.epochs, "keep": keep, "seed": seed, "run": self.folder / f"network-{seed}"}
+        own: dict[str, Any] = {
+            "epochs": self.recipe.epochs,
+            "keep": keep,
+            "seed": seed,
+            "run": self.folder / f"network-{seed}",
+        }
         return fit(self.model(seed), self.task, self.train, **own, **self.rates(self.recipe.lr), **self.settings)
 
     def networks(self, count: int) -> list[Weights]:
@@ -151,7 +158,9 @@ class Workshop:
         """Between the first two networks; `seed` determines the draws of t and of the data."""
         fresh = KINDS[kind](self.network(0), self.network(1))
         own: dict[str, Any] = {"epochs": self.recipe.curve_epochs, "seed": seed, "run": self.folder / f"{kind}-{seed}"}
-        return connect(self.form, fresh, self.task, self.train, **own, **self.rates(self.recipe.curve_lr), **self.settings)
+        return connect(
+            self.form, fresh, self.task, self.train, **own, **self.rates(self.recipe.curve_lr), **self.settings
+        )
 
     def _walk(self, seed: int) -> Walk:
         """FGE from the kept epochs of a network."""
@@ -160,15 +169,25 @@ class Workshop:
             raise ThalwegError(f"the paper does not use FGE with {self.recipe.title} on {self.recipe.dataset}")
         kept = self.network(seed).kept
         method = FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
-        own: dict[str, Any] = {"epochs": way.epochs, "start": [kept[epoch] for epoch in way.starts], "seed": seed + 1000}
+        own: dict[str, Any] = {
+            "epochs": way.epochs,
+            "start": [kept[epoch] for epoch in way.starts],
+            "seed": seed + 1000,
+        }
         run, watch = self.folder / f"fge-{seed}", {"test": self.test}
         return walk(self.form, self.task, self.train, method, run=run, watch=watch, **own, **self.settings)
 
     def _cycle(self, seed: int) -> Walk:
         """Snapshot ensembles over the whole budget, from newly initialised weights."""
         method = Snapshot(cycles=self.recipe.cycles, lr_max=self.recipe.sse_lr)
-        own: dict[str, Any] = {"epochs": self.recipe.epochs, "seed": seed + 2000, "run": self.folder / f"snapshot-{seed}"}
-        return walk(self.model(seed + 2000), self.task, self.train, method, watch={"test": self.test}, **own, **self.settings)
+        own: dict[str, Any] = {
+            "epochs": self.recipe.epochs,
+            "seed": seed + 2000,
+            "run": self.folder / f"snapshot-{seed}",
+        }
+        return walk(
+            self.model(seed + 2000), self.task, self.train, method, watch={"test": self.test}, **own, **self.settings
+        )
 
     def scan(self, name: str, target: Any, **settings: Any) -> Scan:
         """Train and test set at every point; stored under `name`."""

@@ -9,8 +9,19 @@ from ..results import SHARES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))  # colour, dash
-KNOWN = {"Segment": 0, "Bezier": 1, "PolyChain": 2, "Ind": 0, "Independent": 0, "SSE": 1, "Snapshot": 1, "FGE": 2, "SWA": 3}
+# colour, dash
+STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
+KNOWN = {
+    "Segment": 0,
+    "Bezier": 1,
+    "PolyChain": 2,
+    "Ind": 0,
+    "Independent": 0,
+    "SSE": 1,
+    "Snapshot": 1,
+    "FGE": 2,
+    "SWA": 3,
+}
 
 
 def places(names: Iterable[str]) -> list[int]:
@@ -31,7 +42,9 @@ def one(ax: "Axes | None") -> "Axes":
     return ax if ax is not None else several(None, 1, 1)[0]
 
 
-def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any) -> Any:
+def several(
+    axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any
+) -> Any:
     """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
     if axes is not None:
         return axes
@@ -41,7 +54,9 @@ def several(axes: Any, rows: int, columns: int, layout: Any = "constrained", hei
     return plt.subplots(rows, columns, figsize=size, layout=layout, squeeze=False, **settings)[1].ravel()
 
 
-def finish(ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True, above: int = 0) -> "Axes":
+def finish(
+    ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True, above: int = 0
+) -> "Axes":
     """Labels, limits and legend; `above` is the number of columns of a legend above the axes, where there is no free
     space.
     """

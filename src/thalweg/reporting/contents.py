@@ -100,7 +100,8 @@ def _scales(scan: Scan) -> dict[str, dict[str, tuple[float, float]]]:
     if scan.kind != "plane":
         return {}
     maps = {
-        data: {name: factor(name, scan.units) * values for name, values in entry.items()} for data, entry in scan.values.items()
+        data: {name: factor(name, scan.units) * values for name, values in entry.items()}
+        for data, entry in scan.values.items()
     }
     return {
         data: {name: astuple(Scale.of([(scan, values)])) for name, values in entry.items() if np.isfinite(values).any()}
@@ -141,9 +142,20 @@ def _comparison(item: ResultFile) -> dict[str, Any]:
     for method, entry in result.entries.items():
         for name in entry["runs"][0]:
             scores = {f"{k}B": result.score(method, k, name)[0] for k in result.multiples}
-            own = {"label": item.full_label, "method": method, "quantity": name, "spread": result.score(method, 1, name)[1]}
+            own = {
+                "label": item.full_label,
+                "method": method,
+                "quantity": name,
+                "spread": result.score(method, 1, name)[1],
+            }
             rows.append(
-                {**own, "settings": result.described(method), "epochs": entry["epochs"], "members": entry["members"], **scores}
+                {
+                    **own,
+                    "settings": result.described(method),
+                    "epochs": entry["epochs"],
+                    "members": entry["members"],
+                    **scores,
+                }
             )
     return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
 
@@ -153,13 +165,26 @@ def _trace(item: ResultFile) -> dict[str, Any]:
     pace = 1 + len(trace.lr) // STEPS
     shown = sorted({*range(1, len(trace.lr) + 1, pace), *trace.collected, len(trace.lr)} - {0})
     watched = [
-        {"data": data, "quantity": quantity, "at": trace.watched_at, "values": values, "unit": trace.units.get(quantity, "")}
+        {
+            "data": data,
+            "quantity": quantity,
+            "at": trace.watched_at,
+            "values": values,
+            "unit": trace.units.get(quantity, ""),
+        }
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
     named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
     own: list[dict[str, Any]] = [
-        {"data": "", "quantity": name, "at": shown, "values": [float(values[k - 1]) for k in shown], "every": pace, "unit": ""}
+        {
+            "data": "",
+            "quantity": name,
+            "at": shown,
+            "values": [float(values[k - 1]) for k in shown],
+            "every": pace,
+            "unit": "",
+        }
         for name, values in named
     ]
     series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # the most informative first
@@ -191,7 +216,11 @@ def _run(item: ResultFile) -> dict[str, Any]:
     times = " to ".join(_time(record[key]) for key in ("started", "finished") if key in record)
     facts = {"command": record["command"], "time": times, "arguments": " ".join(record["argv"])}
     facts |= _flat(record["versions"]) | _flat(record["code"] or {}, "code ") | _flat(record["settings"])
-    return {"label": item.full_label, "title": f"{record['command']}, {_time(record['started'])}", "facts": list(facts.items())}
+    return {
+        "label": item.full_label,
+        "title": f"{record['command']}, {_time(record['started'])}",
+        "facts": list(facts.items()),
+    }
 
 
 def _time(stamp: str) -> str:

@@ -13,8 +13,10 @@ from .axes import STYLES, factor, finish, one, places, several, styled
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))  # for single networks and ensembles, distinguishable in grey
-SCALED = {"none": "before rescaling", "per point": "after rescaling"}  # a curve ensemble's scalings, and their names in figures
+# for single networks and ensembles, distinguishable in grey
+MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
+# a curve ensemble's scalings, and their names in figures
+SCALED = {"none": "before rescaling", "per point": "after rescaling"}
 
 
 def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
@@ -50,7 +52,9 @@ def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
     return left, right
 
 
-def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None) -> "Axes":
+def reliability(
+    found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None
+) -> "Axes":
     """Plot accuracy against confidence; a calibrated prediction lies on the diagonal.
 
     Args:
@@ -66,14 +70,19 @@ def reliability(found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[f
     ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
     for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
         share, accuracy, confidence = 100 * np.array(bins).T
-        ax.plot(confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name)
+        ax.plot(
+            confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name
+        )
         ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
     ax.set_aspect("equal")
     return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
 
 
 def growth(
-    reports: Report | Mapping[str, Report], score: str | None = None, budget: float | None = None, ax: "Axes | None" = None
+    reports: Report | Mapping[str, Report],
+    score: str | None = None,
+    budget: float | None = None,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """Plot a score against the epochs spent: crosses are single networks, diamonds the ensemble so far.
 
@@ -90,7 +99,9 @@ def growth(
     for (name, report), place in zip(reports.items(), places(reports), strict=True):
         (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
-        alone, pooled = ([factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth))
+        alone, pooled = (
+            [factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth)
+        )
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
         drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
         ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
@@ -124,7 +135,9 @@ def trace(trace: Trace, data: str | None = None, quantity: str | None = None, ax
     for ax, (label, at, values) in zip(axes, panels, strict=True):
         marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
         ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)
-        ax.plot(collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected")
+        ax.plot(
+            collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected"
+        )
         ax.set_ylabel(label)
         ax.grid(alpha=0.3)
     axes[-1].legend()  # distances leave a corner free
@@ -156,7 +169,14 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
         at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
         ax.errorbar(
-            at, pairs[:, 0], pairs[:, 1], color=colour, linestyle=style, marker=marker, capsize=3, label=comparison.titled(name)
+            at,
+            pairs[:, 0],
+            pairs[:, 1],
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            capsize=3,
+            label=comparison.titled(name),
         )
     ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
     return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))

@@ -49,7 +49,10 @@ def profile(
 
 
 def chain(
-    scan: Scan, members: int, quantities: Sequence[tuple[str, str]] = (("train", "loss"), ("test", "error")), axes: Any = None
+    scan: Scan,
+    members: int,
+    quantities: Sequence[tuple[str, str]] = (("train", "loss"), ("test", "error")),
+    axes: Any = None,
 ) -> Any:
     """Plot quantities along a chain through networks, which are marked.
 
@@ -127,7 +130,8 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
         ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
-    if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):  # room for maps of one height
+    # room for maps of one height
+    if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
     axes[0].set_ylabel(DISTANCE)
     axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(_label(scan, data, quantity))
@@ -203,7 +207,9 @@ def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
     if isinstance(scans, Scan):
         return {scans.name: scans}
     if not isinstance(scans, Mapping) or not scans or not all(isinstance(scan, Scan) for scan in scans.values()):
-        raise ThalwegError(f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load")
+        raise ThalwegError(
+            f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load"
+        )
     return dict(scans)
 
 

@@ -44,7 +44,9 @@ def find(folders: Sequence[str | Path]) -> list[ResultFile]:
     """Every JSON file of ours in the folders and their subfolders; a damaged one is an error that names it."""
     for folder in folders:
         if not Path(folder).is_dir():
-            raise ThalwegError(f"a page is made from folders that thalweg commands have written; {folder} is not a folder")
+            raise ThalwegError(
+                f"a page is made from folders that thalweg commands have written; {folder} is not a folder"
+            )
     roots = [Path(folder).resolve() for folder in folders]
     bases = roots if len(roots) == 1 else [root.parent for root in roots]
     common = Path(os.path.commonpath(bases))

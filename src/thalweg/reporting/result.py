@@ -78,7 +78,9 @@ class Result(Saved):
 def _with_others(row: Mapping[str, Any], key: str) -> str:
     theirs, code = row.get(key + PAPER), row.get(key + CODE)
     ours = _shown(row.get(key), percent=key == "+-" or "(%)" in key or "(%)" in str(next(iter(row.values()), "")))
-    return ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code is not None else "")
+    return (
+        ours + (f" ({_shown(theirs)})" if theirs is not None else "") + (f" [{code:.4g}]" if code is not None else "")
+    )
 
 
 def _shown(value: Any, percent: bool = False) -> str:

@@ -31,7 +31,9 @@ class Scale:
         """
         finite = np.concatenate([values[np.isfinite(values)] for _, values in planes])
         if finite.size == 0:
-            raise ThalwegError("there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN")
+            raise ThalwegError(
+                "there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN"
+            )
         low, near, high = np.quantile(finite, (0, NEAR, 1))
         barrier = max(_barrier(scan, values, low) for scan, values in planes)
         flat = max(1e-6, 1e-6 * abs(low))

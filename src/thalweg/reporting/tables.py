@@ -28,7 +28,9 @@ def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test"))
     rows = []
     for label, scan in scans.items():
         summary = scan.summary()
-        numbers = [shown(quantity, summary[name][quantity].get(key, nan), scan.units) for name, quantity, key in columns]
+        numbers = [
+            shown(quantity, summary[name][quantity].get(key, nan), scan.units) for name, quantity, key in columns
+        ]
         none = "same ends" if scan.kind == "curve" else "-"
         rows.append([label, none if scan.length_ratio is None else f"{scan.length_ratio:.2f}", *numbers])
     return f"{_headline(groups, header, rows)}\n{text.grid(header, rows)}"

@@ -116,10 +116,14 @@ def kernels() -> Any:
     try:
         from . import kernels as found
 
-        found.combine(torch.ones(1, 64, device="cuda"), torch.ones(1, device="cuda").double(), torch.empty(64, device="cuda"))
+        found.combine(
+            torch.ones(1, 64, device="cuda"), torch.ones(1, device="cuda").double(), torch.empty(64, device="cuda")
+        )
     except ImportError:
         return None
     except Exception as error:  # Triton needs a C compiler, and says so in many ways
-        say_slower("curves and updates need more passes over memory", f"our kernels cannot be built ({first_line(error)})")
+        say_slower(
+            "curves and updates need more passes over memory", f"our kernels cannot be built ({first_line(error)})"
+        )
         return None
     return found

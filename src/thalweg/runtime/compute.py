@@ -61,7 +61,9 @@ class Compute:
             raise ThalwegError(f"precision must be 'fp32' or 'bf16'; got {self.precision!r}")
         for name in ("compile", "graph"):
             if getattr(self, name) not in (True, False, None):
-                raise ThalwegError(f"{name} must be True, False, or None to let thalweg decide; got {getattr(self, name)!r}")
+                raise ThalwegError(
+                    f"{name} must be True, False, or None to let thalweg decide; got {getattr(self, name)!r}"
+                )
         if self.stream not in (True, False):
             raise ThalwegError(f"stream must be True or False; got {self.stream!r}")
 
@@ -178,7 +180,9 @@ class StoredResult(Generic[T]):
     @staticmethod
     def of(file: str, kind: Any) -> "StoredResult[Any]":
         """One file, which the class of the result reads and writes itself."""
-        return StoredResult[Any](file, lambda folder: kind.load(folder / file), lambda made, folder: made.save(folder / file))
+        return StoredResult[Any](
+            file, lambda folder: kind.load(folder / file), lambda made, folder: made.save(folder / file)
+        )
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,9 @@ class Call:
 
         return running(step, self, batches, seed, total, label, run)
 
-    def source(self, batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
+    def source(
+        self, batches: Batches, device: torch.device
+    ) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
         """How to iterate over the batches once, and how to make a batch on the device from each item."""
         from .transfer import source
 

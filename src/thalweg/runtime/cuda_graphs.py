@@ -62,7 +62,9 @@ class Replay:
         form = self.forms.get(key := form_of(batch))
         if form is None:
             if len(self.forms) >= FORMS:
-                self.refuse(f"batches come in more than {FORMS} shapes and dtypes, or hold something that is always new")
+                self.refuse(
+                    f"batches come in more than {FORMS} shapes and dtypes, or hold something that is always new"
+                )
             return self._first(key, batch)
         if form.graph is not None:
             return form.replay(batch)
@@ -162,7 +164,8 @@ class _Form:
         self.inputs = tensors_in(self.batch)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # not possible during capture
-        torch.clear_autocast_cache()  # weights cast before would be read for ever, and those cast now only during capture
+        # weights cast before would be read for ever, and those cast now only during capture
+        torch.clear_autocast_cache()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -224,7 +227,9 @@ def form_of(batch: Any) -> str:
         if not isinstance(item, Tensor):
             return f"{type(item)} {id(item)}"
         plain = item.layout == torch.strided and not item.is_nested
-        return f"{item.dtype} {tuple(item.shape)} {item.stride()}" if plain else f"{item.dtype} {item.layout} {id(item)}"
+        return (
+            f"{item.dtype} {tuple(item.shape)} {item.stride()}" if plain else f"{item.dtype} {item.layout} {id(item)}"
+        )
 
     return repr(mapped(batch, described))
 
@@ -247,12 +252,15 @@ def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, part in module.named_modules():
-        yield from ((f"{name}.{key}".removeprefix("."), value) for key, value in {**vars(part), **part._buffers}.items())
+        yield from (
+            (f"{name}.{key}".removeprefix("."), value) for key, value in {**vars(part), **part._buffers}.items()
+        )
 
 
 def _parts(other: Any) -> Iterator[tuple[str, Any]]:
-    """The settings and state of an optimizer, the attributes of a loss that is an object, or the closure of a function, and one
-    level into that."""
+    """The settings and state of an optimizer, the attributes of a loss that is an object, or the closure of a function,
+    and one level into that.
+    """
     if isinstance(other, torch.optim.Optimizer):
         for group in other.param_groups:
             yield from ((key, value) for key, value in group.items() if key not in ("lr", "params"))
@@ -307,4 +315,8 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
         if before.pop(name) != after.pop(name):
             return "it draws random numbers on the CPU in every step, and a captured step would always use the same"
     changed = next((name for name in after if name not in before or before[name] != after[name]), None)
-    return None if changed is None else f"its attribute '{changed}' changes in every step, and a captured step would not see it"
+    return (
+        None
+        if changed is None
+        else f"its attribute '{changed}' changes in every step, and a captured step would not see it"
+    )

@@ -47,8 +47,8 @@ class Ranks:
         length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
         if not length:
             raise ThalwegError(
-                "a batch is divided along the first dimension of its tensors, and this one has none: batches that carry state "
-                "from one to the next, such as TokenBatches, need one process"
+                "a batch is divided along the first dimension of its tensors, and this one has none: batches that "
+                "carry state from one to the next, such as TokenBatches, need one process"
             )
         _check_divisible(batch)
         low, high = (length * rank // self.size for rank in (self.rank, self.rank + 1))
@@ -82,7 +82,8 @@ class Ranks:
                 odd = f"{name} is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
                 odd = f"{name} in process 0 and in process {rank} differ" if is_fact(first[name]) else odd
                 raise ThalwegError(
-                    f"the processes of a run must agree, but {odd}: start all with the same arguments, and seed everything random"
+                    f"the processes of a run must agree, but {odd}: start all with the same arguments, and seed "
+                    "everything random"
                 )
 
     def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
@@ -145,7 +146,9 @@ def _own_gpu(environment: Mapping[str, str], gpus: int) -> dict[str, str]:
     listed = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     number, names = int(environment.get("LOCAL_RANK", "0")), listed.split(",")
     if number >= len(names):
-        raise ThalwegError(f"each process needs its own GPU; there are {len(names)}, and this is process {number} on its machine")
+        raise ThalwegError(
+            f"each process needs its own GPU; there are {len(names)}, and this is process {number} on its machine"
+        )
     return {"CUDA_VISIBLE_DEVICES": names[number]}
 
 
@@ -158,11 +161,13 @@ def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 def _cut(item: Any, length: int, some: slice) -> Any:
     if not isinstance(item, Tensor):
-        raise ThalwegError(f"a batch is divided along the first dimension of its tensors; a {type(item).__name__} cannot be")
+        raise ThalwegError(
+            f"a batch is divided along the first dimension of its tensors; a {type(item).__name__} cannot be"
+        )
     if item.ndim and len(item) != length:
         raise ThalwegError(
-            f"a batch is divided along the first dimension of its tensors, here {length}; one of shape {tuple(item.shape)} does "
-            "not fit"
+            f"a batch is divided along the first dimension of its tensors, here {length}; one of shape "
+            f"{tuple(item.shape)} does not fit"
         )
     return item[some] if item.ndim else item
 
@@ -176,9 +181,13 @@ def _check_divisible(item: Any) -> None:
             _check_divisible(part)
         plain = [part for part in item if isinstance(part, int | float | str)]
         if len(plain) > 1 and len(plain) == len(item):
-            raise ThalwegError(f"a batch is divided along the first dimension of its tensors; the list {item!r:.60} is none")
+            raise ThalwegError(
+                f"a batch is divided along the first dimension of its tensors; the list {item!r:.60} is none"
+            )
     elif isinstance(item, np.ndarray):
-        raise ThalwegError("a batch is divided along the first dimension of its tensors; make tensors of its numpy arrays")
+        raise ThalwegError(
+            "a batch is divided along the first dimension of its tensors; make tensors of its numpy arrays"
+        )
 
 
 def _meeting(exchange: Callable[[], object]) -> None:

@@ -118,8 +118,8 @@ class DistributedStep:
     def _check(self, part: Any) -> None:
         if self.normalised and max(len(tensor) for tensor in tensors_in(part) if tensor.ndim) == 1:
             raise ThalwegError(
-                f"batch norm cannot learn from the single example that rank {self.ranks.rank} has of a batch: use larger "
-                "batches, and leave out a short last one (drop_last=True)"
+                f"batch norm cannot learn from the single example that rank {self.ranks.rank} has of a batch: use "
+                "larger batches, and leave out a short last one (drop_last=True)"
             )
 
     def check_buffers(self) -> None:

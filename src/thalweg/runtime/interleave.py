@@ -91,7 +91,8 @@ class Interleaved:
         self.place = nullcontext() if chosen.type == "cpu" else chosen
 
     def run(self) -> list[Any]:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None  # asking creates the GPUs' generators
+        # asking creates the GPUs' generators
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
         own, shared = World(), dict[int, tuple[Any, Any]]()
         seeds = torch.randint(2**31, (len(self.jobs),), device="cpu").tolist()  # each starts elsewhere
         slots = [Job(self, number, World(seed, shared)) for number, seed in zip(self.jobs, seeds, strict=True)]

@@ -107,10 +107,22 @@ class Update:
         self.rows = list(self._where(gradients))
         count, stride = len(self.vectors), self.vectors.stride(0)
         aligned = all(address % 16 == 0 and offset % 4 == 0 for address, offset, _ in self.rows)
-        bent, momenta = self.vectors.data_ptr() != point.data_ptr(), self.vectors if self.momenta is None else self.momenta
+        bent, momenta = (
+            self.vectors.data_ptr() != point.data_ptr(),
+            self.vectors if self.momenta is None else self.momenta,
+        )
         flags = (count, bent, self.momenta is not None, aligned, UPDATED)
         _update[(len(self.rows),)](
-            self.table, self.controls, point, self.vectors, momenta, stride, self.momentum, self.decay, *flags, num_warps=8
+            self.table,
+            self.controls,
+            point,
+            self.vectors,
+            momenta,
+            stride,
+            self.momentum,
+            self.decay,
+            *flags,
+            num_warps=8,
         )
 
     def settle(self) -> None:

@@ -180,7 +180,9 @@ class Live:
 
 
 @contextmanager
-def running(step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None) -> Iterator[Live]:
+def running(
+    step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None
+) -> Iterator[Live]:
     """Everything that surrounds a loop of `total` steps."""
     context, slot, device = call.context, call.context.slot, step.probe.device
     call.compute.check(device)

@@ -14,11 +14,15 @@ from .compute import say_slower
 
 def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
     """The copy with the backend and options of the original: of `torch.compile(module)`, whose wrapper that is, or of
-    `module.compile()`. As a part, the latter keeps its class; as a whole it gets a wrapper, outside of which hooks can run."""
+    `module.compile()`. As a part, the latter keeps its class; as a whole it gets a wrapper, outside of which hooks can
+    run.
+    """
     context = getattr(original, "dynamo_ctx", None) or _context(getattr(original, "_compiled_call_impl", None))
     if context is None:
         name = type(original).__name__
-        say_slower(f"{name} is computed without the compiler", "how it was compiled cannot be read from it; use torch.compile")
+        say_slower(
+            f"{name} is computed without the compiler", "how it was compiled cannot be read from it; use torch.compile"
+        )
         return copy
     if part and not hasattr(original, "dynamo_ctx"):
         copy._compiled_call_impl = context(copy._call_impl)

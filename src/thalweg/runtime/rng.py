@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from ..errors import ThalwegError
-from ..hidden import ABSENT, generator_state, generators, numbered, put_back, seed_generator, set_generator, values, walk
+from ..hidden import (
+    ABSENT,
+    generator_state,
+    generators,
+    numbered,
+    put_back,
+    seed_generator,
+    set_generator,
+    values,
+    walk,
+)
 
 Snapshot = dict[str, Any]
 
@@ -111,7 +121,11 @@ class World:
 
 def capture(*sources: Any) -> Snapshot:
     """The state of every source of randomness, and the counters and orders of `sources`, by name."""
-    now: Snapshot = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    now: Snapshot = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+    }
     now |= {f"cuda{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
     return now | values(walk(numbered(sources)))
 

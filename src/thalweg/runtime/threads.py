@@ -1,8 +1,9 @@
 """The number of CPU threads for a small network.
 
-Threads that wait for each other after every small operation are up to a hundred times slower than one as soon as anything else
-runs on the machine, and gain little where nothing does. Results depend on the number of threads in their last bits, so it is
-chosen by the size of the work, never by timing: a run that is resumed, here or on another machine, computes the same.
+Threads that wait for each other after every small operation are up to a hundred times slower than one as soon as
+anything else runs on the machine, and gain little where nothing does. Results depend on the number of threads in their
+last bits, so it is chosen by the size of the work, never by timing: a run that is resumed, here or on another machine,
+computes the same.
 """
 
 import os
@@ -42,7 +43,9 @@ def few_threads(device: torch.device, module: nn.Module, batch: Any) -> Iterator
 def _chosen(threads: int) -> bool:
     """Whether the user set the number, in the environment or by another value than torch's own defaults."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads not in (cores, cores // 2) or any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    return threads not in (cores, cores // 2) or any(
+        name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    )
 
 
 def _small(module: nn.Module, batch: Any) -> bool:

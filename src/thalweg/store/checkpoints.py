@@ -19,13 +19,11 @@ COUNTER = "n_averaged"  # the counter of torch's AveragedModel
 CURVE = "coeff_layer."  # the part of a curve of the paper's public code that no network has
 KEYS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
 CONVERT = (  # 'xb': an existing file is not overwritten
-    "import sys, torch; from safetensors.torch import save; "
-    "found = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
-    "held = found if isinstance(found, dict) else {{}}; "
-    "inner = [held[key] for key in {keys} if key in held] + [v for v in held.values() if isinstance(v, torch.nn.Module)]; "
-    "found = (inner + [found])[0]; "
-    "state = found.state_dict() if hasattr(found, 'state_dict') else found; "
-    "tensors = {{name: t.detach().clone().contiguous() for name, t in state.items() if isinstance(t, torch.Tensor)}}; "
+    "import sys, torch; from safetensors.torch import save; found = torch.load(sys.argv[1], map_location='cpu', "
+    "weights_only=False); held = found if isinstance(found, dict) else {{}}; inner = [held[key] for key in "
+    "{keys} if key in held] + [v for v in held.values() if isinstance(v, torch.nn.Module)]; found = (inner + "
+    "[found])[0]; state = found.state_dict() if hasattr(found, 'state_dict') else found; tensors = {{name: "
+    "t.detach().clone().contiguous() for name, t in state.items() if isinstance(t, torch.Tensor)}}; "
     "open(sys.argv[2], 'xb').write(save(tensors))"
 )
 
@@ -109,7 +107,9 @@ def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict
             found += 1
             yield label, tensors
     if not found:
-        raise ThalwegError(f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)")
+        raise ThalwegError(
+            f"{path} must hold a state dict, tensors by name; save it with torch.save(model.state_dict(), ...)"
+        )
 
 
 def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Candidate]:
@@ -141,13 +141,16 @@ def _unpickled(path: Path, key: str | None) -> Any:
         why = str(error.__cause__ or error)
         if any(word in why for word in ("GLOBAL", "Unsupported global", "Unsupported class", "TorchScript")):
             raise ThalwegError(
-                f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not read; "
+                f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
+                "read; "
                 f"where you trust it, convert it:\n{conversion(path, key)}"
             ) from error
         if isinstance(error.__cause__, OSError):
             raise
         said = (why.partition("WeightsUnpickler error: ")[2] or why).strip() or "it is empty"
-        raise ThalwegError(f"{path} is not a whole checkpoint ({said.splitlines()[0][:200]}): it may be truncated") from error
+        raise ThalwegError(
+            f"{path} is not a whole checkpoint ({said.splitlines()[0][:200]}): it may be truncated"
+        ) from error
 
 
 def _check_archive(path: Path) -> None:

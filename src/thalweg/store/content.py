@@ -82,7 +82,9 @@ class Content:
 
     def _tensor(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
-        self._raw("tensor", f"{tensor.dtype} {tensor.layout} {tuple(tensor.shape) if not tensor.is_nested else ''}".encode())
+        self._raw(
+            "tensor", f"{tensor.dtype} {tensor.layout} {tuple(tensor.shape) if not tensor.is_nested else ''}".encode()
+        )
         if tensor.is_nested:
             self._all(tensor, tensor.unbind())
         elif tensor.layout != torch.strided:
@@ -92,14 +94,18 @@ class Content:
             self._all(tensor, [tensor.int_repr(), tensor.dequantize()])
         elif tensor.device.type != "meta":
             flat = tensor.resolve_conj().resolve_neg().reshape(-1)
-            self._values(lambda piece: piece.cpu().contiguous().view(torch.uint8).numpy().data, flat, tensor.element_size())
+            self._values(
+                lambda piece: piece.cpu().contiguous().view(torch.uint8).numpy().data, flat, tensor.element_size()
+            )
 
     def _array(self, array: np.ndarray) -> None:
         self._raw("array", f"{array.dtype.str} {array.shape}".encode())
         if array.dtype.hasobject:
             self._all(array, array.reshape(-1).tolist())
         else:
-            self._values(lambda piece: np.ascontiguousarray(piece).view(np.uint8).data, array.reshape(-1), array.itemsize)
+            self._values(
+                lambda piece: np.ascontiguousarray(piece).view(np.uint8).data, array.reshape(-1), array.itemsize
+            )
 
     def _values(self, content: Any, flat: Any, width: int) -> None:
         """All of it, or for a large one the first, the last and evenly spaced blocks."""

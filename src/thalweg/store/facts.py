@@ -17,7 +17,14 @@ def content(digest: str | None) -> Fact:
 
 def sequence(digests: Sequence[str], owner: str, part: str, names: Sequence[str], fixed: int = 0) -> Fact:
     """Several items in order, such as the points of a curve, of which `fixed` are not counted as parts."""
-    return {KIND: "sequence", "sha256": list(digests), "owner": owner, "part": part, "names": list(names), "fixed": fixed}
+    return {
+        KIND: "sequence",
+        "sha256": list(digests),
+        "owner": owner,
+        "part": part,
+        "names": list(names),
+        "fixed": fixed,
+    }
 
 
 def table(rows: Mapping[str, Any]) -> Fact:
@@ -33,7 +40,12 @@ def numbers(values: Mapping[str, Sequence[float]], within: float, on: str = "") 
         within: How far they may differ, relative to the scale.
         on: The kind of device, if results of two kinds cannot be compared.
     """
-    return {KIND: "numbers", "values": {name: list(value) for name, value in values.items()}, "within": within, "on": on}
+    return {
+        KIND: "numbers",
+        "values": {name: list(value) for name, value in values.items()},
+        "within": within,
+        "on": on,
+    }
 
 
 def rates(values: Mapping[int, float]) -> Fact:
@@ -65,7 +77,9 @@ def _compared(name: str, old: Any, new: Any) -> Iterator[str]:
         yield from _COMPARE[new[KIND]](name, old, new)
     elif is_fact(old) or is_fact(new):
         named = name.removesuffix("'s")
-        yield f"it did not depend on {named} and does now" if old is None else f"it depended on {named} and does not now"
+        yield (
+            f"it did not depend on {named} and does now" if old is None else f"it depended on {named} and does not now"
+        )
     elif old != new:
         yield f"{name} was {old!r} and is {new!r}"
 
@@ -73,7 +87,13 @@ def _compared(name: str, old: Any, new: Any) -> Iterator[str]:
 def _contents(name: str, old: Fact, new: Fact) -> Iterator[str]:
     before, now = old["sha256"], new["sha256"]
     if before != now:
-        absent = "was not given and is now" if before is None else "was given and is not now" if now is None else "has changed"
+        absent = (
+            "was not given and is now"
+            if before is None
+            else "was given and is not now"
+            if now is None
+            else "has changed"
+        )
         yield f"{name} {absent}"
 
 
@@ -91,7 +111,11 @@ def _tables(name: str, old: Fact, new: Fact) -> Iterator[str]:
     for key in [*now, *(key for key in before if key not in now)]:
         (was, one), (shows, two) = before.get(key, ["absent", ""]), now.get(key, ["absent", ""])
         if one != two:
-            yield f"{name} {key} was {was} and is {shows}" if was and shows and was != shows else f"{name} {key} has changed"
+            yield (
+                f"{name} {key} was {was} and is {shows}"
+                if was and shows and was != shows
+                else f"{name} {key} has changed"
+            )
 
 
 def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
@@ -105,7 +129,9 @@ def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
         elif not near(before[key], now[key], within):
             was, shows = (f"{values[key][0]:.6g}" for values in (before, now))
             yield f"the {key} of {name} " + (
-                f"was {was} when this run began and is {shows} now" if was != shows else "has changed, though not in the mean"
+                f"was {was} when this run began and is {shows} now"
+                if was != shows
+                else "has changed, though not in the mean"
             )
 
 
@@ -113,7 +139,9 @@ def near(old: Sequence[float], new: Sequence[float], within: float) -> bool:
     """Whether two values and projections are equal up to rounding."""
     scale = max(abs(old[-1]), abs(new[-1]))
     allowed = within * scale if isfinite(scale) else 0.0
-    return all(abs(a - b) <= allowed if isfinite(a - b) else str(a) == str(b) for a, b in zip(old[:-1], new[:-1], strict=True))
+    return all(
+        abs(a - b) <= allowed if isfinite(a - b) else str(a) == str(b) for a, b in zip(old[:-1], new[:-1], strict=True)
+    )
 
 
 def _rates(name: str, old: Fact, new: Fact) -> Iterator[str]:
@@ -129,7 +157,9 @@ def _data(name: str, old: Fact, new: Fact) -> Iterator[str]:
         yield f"the number of batches in {name} was {old['batches']} and is {new['batches']}"
         return
     before, now = old["parts"], new["parts"]
-    yield from (f"{part} of {name} has changed" for part in sorted({*before, *now}) if before.get(part) != now.get(part))
+    yield from (
+        f"{part} of {name} has changed" for part in sorted({*before, *now}) if before.get(part) != now.get(part)
+    )
 
 
 _COMPARE: dict[str, Callable[[str, Fact, Fact], Iterator[str]]] = {

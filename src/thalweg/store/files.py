@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 FORMAT = 1
 PART = ".thalweg-part"  # of a folder in which a file is being written
 # a run folder that holds its result is finished
-WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = "weights.safetensors", "curve.safetensors", "trace.json", "scan.json", "comparison.json"
+WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = (
+    "weights.safetensors",
+    "curve.safetensors",
+    "trace.json",
+    "scan.json",
+    "comparison.json",
+)
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
@@ -67,7 +73,9 @@ def reading(path: Path) -> Iterator[None]:
             raise
         raise ThalwegError(f"{path} cannot be used: {error}") from error
     except OSError as error:
-        raise ThalwegError(f"{path} cannot be read ({error.strerror or error}): check its name and permissions") from error
+        raise ThalwegError(
+            f"{path} cannot be read ({error.strerror or error}): check its name and permissions"
+        ) from error
     except Exception as error:
         what = f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {first_line(error)[:200]})"
         raise ThalwegError(f"{what}: restore it from a copy, or make it again") from error
@@ -92,7 +100,9 @@ def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str,
         save_file(tensors, path, metadata=metadata)
     except KeyError as error:
         name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "")
-        raise ThalwegError(f"'{name}' cannot be saved, since a safetensors file holds no {error.args[0]}: convert it") from None
+        raise ThalwegError(
+            f"'{name}' cannot be saved, since a safetensors file holds no {error.args[0]}: convert it"
+        ) from None
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -130,7 +140,8 @@ def no_link(path: Path) -> Path:
     """A part of a folder of ours, which anybody may have made: links in it are neither read nor written through."""
     if path.is_symlink():
         raise ThalwegError(
-            f"{path} is a link, and links inside a folder of a run or an ensemble are not followed: put there what it leads to"
+            f"{path} is a link, and links inside a folder of a run or an ensemble are not followed: put there what it "
+            "leads to"
         )
     return path
 
@@ -199,7 +210,9 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
         raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
     check_format(path, record.get("format"))
     with reading(path):
-        whole = record["sha256"] == text_digest(kind, json.dumps(record["content"])) and isinstance(record["content"], dict)
+        whole = record["sha256"] == text_digest(kind, json.dumps(record["content"])) and isinstance(
+            record["content"], dict
+        )
     if not whole:
         raise _damaged(path)
     return record["content"]
@@ -208,13 +221,17 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
 def json_kind(path: Path, record: Any = None) -> str | None:
     """Which kind of JSON file of ours this is, or None if it is not ours."""
     record = _parse(path) if record is None else record
-    ours = isinstance(record, dict) and ("thalweg" in record or ("sha256" in record and {"content", "format"} & record.keys()))
+    ours = isinstance(record, dict) and (
+        "thalweg" in record or ("sha256" in record and {"content", "format"} & record.keys())
+    )
     return _own_kind(path, record) if ours else None
 
 
 def check_format(path: Path, found: Any) -> None:
     if str(found) != str(FORMAT):
-        raise ThalwegError(f"{path} has format {found}; this thalweg reads format {FORMAT}: use the version that wrote it")
+        raise ThalwegError(
+            f"{path} has format {found}; this thalweg reads format {FORMAT}: use the version that wrote it"
+        )
 
 
 def inside(path: str | Path, *names: str) -> Path:

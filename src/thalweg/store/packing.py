@@ -31,8 +31,15 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, np.ndarray | np.generic):
-        tensors[name] = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.empty(0)
-        return {"array": name, "dtype": value.dtype.str, "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
+        tensors[name] = (
+            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.empty(0)
+        )
+        return {
+            "array": name,
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "scalar": isinstance(value, np.generic),
+        }
     if isinstance(value, GeneratorState):
         return {"generator": _pack(value.state, tensors, name)}
     if isinstance(value, list | tuple):

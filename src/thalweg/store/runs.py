@@ -26,7 +26,8 @@ from . import files
 from .facts import differences, is_fact
 from .record import check_record
 
-ONE_WISH = 1.0  # seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
+# seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
+ONE_WISH = 1.0
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 MEMBERS = "members"
 NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
@@ -52,7 +53,9 @@ class Run:
 
     @staticmethod
     def of(run: "Run | str | Path | None", child: str = "") -> "Run | None":
-        """The run that a call was given, or a part of it; the same in all processes, of which the first alone holds it open."""
+        """The run that a call was given, or a part of it; the same in all processes, of which the first alone holds it
+        open.
+        """
         whole = run if isinstance(run, Run | None) else Run(run)
         return whole.child(child) if whole is not None and child else whole
 
@@ -91,7 +94,9 @@ class Run:
         if found and found[-1] is None and not content.endswith("\n"):
             found.pop()
         if None in found:
-            raise ThalwegError(f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run")
+            raise ThalwegError(
+                f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run"
+            )
         entries = [entry for entry in found if entry is not None]
         cut = len(raw) != len(found) or not content.endswith("\n")  # the next line must not be appended to half of one
         self.rewrite(name, entries, changed=bool(content) and cut)
@@ -167,11 +172,13 @@ class Run:
 
     def _compare(self, before: Mapping[str, Any], command: str, settings: Mapping[str, Any]) -> None:
         if before["command"] != command:
-            raise ThalwegError(f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder")
+            raise ThalwegError(
+                f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder"
+            )
         if "facts" not in before:
             raise ThalwegError(
-                f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so it cannot "
-                "be known whether this is the same: use another folder"
+                f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so "
+                "it cannot be known whether this is the same: use another folder"
             )
         with files.reading(self.folder / RECORD):
             known = {**before["settings"], **before["facts"]}
@@ -179,9 +186,14 @@ class Run:
                 *({key: value for key, value in each.items() if key not in NAMES} for each in (known, settings))
             )
         if changed:
-            why = ": the task, the model or the data has changed" if any("first batch" in clause for clause in changed) else ""
+            why = (
+                ": the task, the model or the data has changed"
+                if any("first batch" in clause for clause in changed)
+                else ""
+            )
             raise ThalwegError(
-                f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore what it was"
+                f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore "
+                "what it was"
             )
 
 
@@ -251,7 +263,9 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
     """
     record = folder / RECORD
     if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
-        raise ThalwegError(f"{folder} is already there, and nothing is written over: choose another --out, or remove it")
+        raise ThalwegError(
+            f"{folder} is already there, and nothing is written over: choose another --out, or remove it"
+        )
     files.sweep(folder)
     _record(folder, command, settings)
 
@@ -290,7 +304,8 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             raise ThalwegError(
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
-        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))  # otherwise workers would hold it after us
+        # otherwise workers would hold it after us
+        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
@@ -336,7 +351,9 @@ def _code() -> dict[str, Any] | None:
     """The git state of the user's code in the current folder, if it is in git."""
     try:
         commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
-        commit, changes = (subprocess.run(c, capture_output=True, text=True, timeout=5, check=True).stdout for c in commands)
+        commit, changes = (
+            subprocess.run(c, capture_output=True, text=True, timeout=5, check=True).stdout for c in commands
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit.strip(), "changed": bool(changes.strip())}

@@ -28,7 +28,9 @@ class ArclengthBends(Bends):
         super().__init__(probe, curve, seed)
         self.controls = 1
         self.grid = torch.tensor(grid, dtype=torch.float64).to(probe.device)
-        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(probe.device)
+        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(
+            probe.device
+        )
         self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
         self.place_on_grid = torch.zeros_like(self.grid[0])
         self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet

@@ -86,7 +86,13 @@ class Course:
         ended = self.epoch
         if self.run is not None:
             seconds = round(time.monotonic() - self.clock, 3)
-            entry = {"epoch": ended, "iteration": self.done, "lr": lr, "loss": self._total() / self.within, "seconds": seconds}
+            entry = {
+                "epoch": ended,
+                "iteration": self.done,
+                "lr": lr,
+                "loss": self._total() / self.within,
+                "seconds": seconds,
+            }
             number = self.slot.running() if self.slot is not None else 1
             self.run.append(LOG, entry | ({"at_once": number} if number > 1 else {}))
         self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
@@ -158,8 +164,8 @@ def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
     kind = type(step.optimizer).__name__
     if start.kind != kind:
         raise ThalwegError(
-            f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same optimizer, or "
-            "start from its .weights alone"
+            f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same "
+            "optimizer, or start from its .weights alone"
         )
     _remember(step, step.motion.vectors[0], start.optimizer)
     extra.set_state(start.extra)

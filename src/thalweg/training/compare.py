@@ -96,7 +96,9 @@ def compare(
     contenders = [_settled(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
     hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
-    runner = _Runner(task, train, bn_batches, budget, lr, {**hardness, "compute": compute or Compute(), "progress": progress})
+    runner = _Runner(
+        task, train, bn_batches, budget, lr, {**hardness, "compute": compute or Compute(), "progress": progress}
+    )
     module = runner.fresh(make, seeds[0])
     runner.check(contenders, module)
 
@@ -115,7 +117,10 @@ def compare(
         for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
             spent = {"epochs": runner.cost(contender), "members": len(pool[0])}
             cost = {"title": contender.title, "settings": str(contender), **spent}
-            scores = {"runs": [score([run]) for run in pool], "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1}}
+            scores = {
+                "runs": [score([run]) for run in pool],
+                "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1},
+            }
             name = type(contender).__name__
             entries[str(contender) if name in entries else name] = {**cost, **scores}
         return Comparison(budget, multiples, seeds, entries)
@@ -135,7 +140,9 @@ def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Seq
 class _Runner:
     """Runs every method once per seed; shared epochs are trained once."""
 
-    def __init__(self, task: Task, train: Batches, bn_batches: Batches | None, budget: int, lr: float, common: dict[str, Any]):
+    def __init__(
+        self, task: Task, train: Batches, bn_batches: Batches | None, budget: int, lr: float, common: dict[str, Any]
+    ):
         self.task, self.train, self.bn_batches, self.budget, self.common = task, train, bn_batches, budget, common
         self.lr, self.steps, self.compute = lr, count(train), common["compute"]
 
@@ -223,7 +230,11 @@ class _Runner:
             assert trained is not None
             return [trained.to("cpu")]
         start = [trained.kept[epoch] for epoch in self.starts(contender)] if trained else []
-        own: dict[str, Any] = {"epochs": self.walk_epochs(contender), "start": start or None, "seed": seed + OTHER_ORDER}
+        own: dict[str, Any] = {
+            "epochs": self.walk_epochs(contender),
+            "start": start or None,
+            "seed": seed + OTHER_ORDER,
+        }
         members = list(walk(module, self.task, self.train, contender, run=run, **own, **self.common).members)
         if not isinstance(contender, SWA):
             return members

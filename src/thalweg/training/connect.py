@@ -96,7 +96,9 @@ def connect(
 
     arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "curve": curve}
     arguments |= {"loss": loss, "same_t": same_t, "compute": call.compute}
-    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(curve.start.vector.device)
+    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(
+        curve.start.vector.device
+    )
 
 
 def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
@@ -104,7 +106,9 @@ def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bend
     if loss == "uniform":
         return call.streamed(probe, curve, seed) if call.compute.stream or half else UniformBends(probe, curve, seed)
     if call.compute.stream:
-        raise ThalwegError("the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream")
+        raise ThalwegError(
+            "the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream"
+        )
     if half:
         raise ThalwegError(
             f"the arc-length loss would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"

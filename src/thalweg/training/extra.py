@@ -12,7 +12,21 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..batches import Batches
-from ..hidden import ABSENT, ITEMS, SCALARS, Found, copied, dotted, modules_in, moved, numbered, put_back, same, values, walk
+from ..hidden import (
+    ABSENT,
+    ITEMS,
+    SCALARS,
+    Found,
+    copied,
+    dotted,
+    modules_in,
+    moved,
+    numbered,
+    put_back,
+    same,
+    values,
+    walk,
+)
 from ..store.packing import packed, unpacked
 from ..tasks import Task
 
@@ -71,11 +85,15 @@ class Extra:
         now = values(found)
         self.moved |= moved(self.first, now)
         own = {name: now.get(name, ABSENT) for name in sorted(self.moved - found.others)}
-        return packed(own | {f"frozen {name}": tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]})
+        return packed(
+            own | {f"frozen {name}": tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]}
+        )
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         state = unpacked(tensors, about)
-        frozen = {name: (place, state.pop(f"frozen {name}")) for name, place in self._frozen() if f"frozen {name}" in state}
+        frozen = {
+            name: (place, state.pop(f"frozen {name}")) for name, place in self._frozen() if f"frozen {name}" in state
+        }
         self.moved = set(state)
         put_back(state, walk(self.sources, whole=True))
         with torch.no_grad():
@@ -97,8 +115,8 @@ class Extra:
         if lost:
             told = "', '".join(lost[:5])
             warnings.warn(
-                f"'{told}' may change in training and cannot be saved, so a run that is stopped and resumed may differ from "
-                "one that was not: keep numbers, strings, tensors or random generators there instead",
+                f"'{told}' may change in training and cannot be saved, so a run that is stopped and resumed may differ "
+                "from one that was not: keep numbers, strings, tensors or random generators there instead",
                 NotExact,
                 stacklevel=2,
             )
@@ -122,7 +140,9 @@ class Extra:
 
     def _frozen(self) -> Iterator[tuple[str, Tensor]]:
         """Frozen parameters of the network, and all tensors of other modules that a loss uses, such as a teacher."""
-        yield from ((name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad)
+        yield from (
+            (name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad
+        )
         for path, part in self.outside.items():
             named = {**part._parameters, **part._buffers}
             yield from ((f"{path}/{key}", tensor.detach()) for key, tensor in named.items() if tensor is not None)
@@ -145,10 +165,16 @@ def _is_direct(name: str, value: Any) -> bool:
 def _mark(value: Any) -> Any:
     """Differs once an object is replaced, or changes its size or content as far as that is cheap to check."""
     if isinstance(value, list | tuple):
-        return len(value), [item for item in value[:ITEMS] if isinstance(item, SCALARS)] if isinstance(value, tuple) else None
+        return len(value), [item for item in value[:ITEMS] if isinstance(item, SCALARS)] if isinstance(
+            value, tuple
+        ) else None
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return id(value), zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
-    return id(value), len(value) if hasattr(type(value), "__len__") else None, repr(value) if _is_iterator(value) else None
+    return (
+        id(value),
+        len(value) if hasattr(type(value), "__len__") else None,
+        repr(value) if _is_iterator(value) else None,
+    )
 
 
 def _is_iterator(value: Any) -> bool:

@@ -93,7 +93,14 @@ def fit(
         kept = {epoch: Checkpoint.load(_kept_file(folder, epoch)) for epoch in sorted(keep)}
         return replace(Weights.load(folder / WEIGHTS), kept=kept)
 
-    arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "keep": keep, "compute": call.compute}
+    arguments = {
+        "settings": settings,
+        "module": module,
+        "task": task,
+        "batches": batches,
+        "keep": keep,
+        "compute": call.compute,
+    }
     file = StoredResult(WEIGHTS, load, lambda made, folder: replace(made, kept={}).save(folder / WEIGHTS))
     return call.resumed(run, "fit", arguments, file, trained).to(next(module.parameters()).device)
 
@@ -119,7 +126,9 @@ class _Keeper(Observer):
 
     def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         folder = self.run.folder if self.run is not None else Path()
-        self.kept = self.processes.once(lambda: {e: Checkpoint.load(_kept_file(folder, e)) for e in sorted(about["kept"])})
+        self.kept = self.processes.once(
+            lambda: {e: Checkpoint.load(_kept_file(folder, e)) for e in sorted(about["kept"])}
+        )
 
 
 def _kept_file(folder: Path, epoch: int) -> Path:

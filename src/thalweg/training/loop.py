@@ -146,7 +146,9 @@ class _Watch:
             step, place, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
             t = None if place is None else float(place)
             where = "" if t is None else f" at t = {t:.4f}"
-            self._stop(f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr, batch)
+            self._stop(
+                f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr, batch
+            )
 
     def end(self, step: int, lr: float) -> None:
         """After an epoch: its last update may have broken weights whose losses were all finite so far."""

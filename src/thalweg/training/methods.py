@@ -100,10 +100,12 @@ class FGE(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps)
         if length % 2:
-            even = f"Iterations({length + 1})" + ("" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs")
+            even = f"Iterations({length + 1})" + (
+                "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
+            )
             raise ThalwegError(
-                f"a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; {self.cycle} "
-                f"{_unit(self.cycle)} are {length}: give {even}, or another batch size"
+                "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
+                f"{self.cycle} {_unit(self.cycle)} are {length}: give {even}, or another batch size"
             )
         _check_fits(length, steps * epochs)
         half = length // 2
@@ -140,8 +142,8 @@ class Snapshot(Method):
         last = total - length * (self.cycles - 1)
         if last < 0.75 * length:
             raise ThalwegError(
-                f"{self.cycles} cycles of {length} iterations leave {max(last, 0)} of {total} for the last one, too few for a "
-                "network worth collecting: choose another number of cycles or epochs"
+                f"{self.cycles} cycles of {length} iterations leave {max(last, 0)} of {total} for the last one, too "
+                "few for a network worth collecting: choose another number of cycles or epochs"
             )
         return Plan(cosine(self.lr_max, length), lambda i: i % length == 0 or i == total, total)
 
@@ -198,4 +200,6 @@ def _check_shares(starts: tuple[float, ...]) -> None:
 
 def _check_fits(length: int, total: int) -> None:
     if length > total:
-        raise ThalwegError(f"a cycle must not be longer than the run; it is {length} iterations, and the run is {total}")
+        raise ThalwegError(
+            f"a cycle must not be longer than the run; it is {length} iterations, and the run is {total}"
+        )

@@ -96,7 +96,9 @@ class Bends(Motion):
 
     def load_points(self) -> None:
         size = self.probe.layout.size
-        aligned = torch.zeros(self.controls, -(-size // 64) * 64, dtype=self.probe.point.dtype, device=self.probe.device)
+        aligned = torch.zeros(
+            self.controls, -(-size // 64) * 64, dtype=self.probe.point.dtype, device=self.probe.device
+        )
         self.points = aligned[:, :size]  # rows that start at multiples of 64 are read faster
         for row, point in zip(self.points, self.curve.points, strict=True):
             row.copy_(self.probe.native(point.vector))
@@ -135,7 +137,9 @@ class Bends(Motion):
         self.generator.set_state(state["generator"])
 
     def snapshot(self) -> Curve:
-        return self.curve.with_bends([self.probe.canonical(vector).to(self.curve.start.vector) for vector in self.vectors])
+        return self.curve.with_bends(
+            [self.probe.canonical(vector).to(self.curve.start.vector) for vector in self.vectors]
+        )
 
 
 class UniformBends(Bends):

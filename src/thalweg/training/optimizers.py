@@ -68,18 +68,22 @@ def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: Optimize
     with during("making the optimizer"):
         optimizer = factory(vectors)
     if not isinstance(optimizer, Optimizer):
-        raise ThalwegError(f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}")
+        raise ThalwegError(
+            f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}"
+        )
     try:
         signature(optimizer.step).bind()
     except TypeError:
         kind = type(optimizer).__name__
-        raise ThalwegError(f"the optimizer must take steps without a closure, and {kind} needs one: use another") from None
+        raise ThalwegError(
+            f"the optimizer must take steps without a closure, and {kind} needs one: use another"
+        ) from None
     moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if sorted(moved) != sorted(map(id, vectors)):
         raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")
     if any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ThalwegError(
-            "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= to the "
-            "call and weight_decay=0 to the optimizer"
+            "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= "
+            "to the call and weight_decay=0 to the optimizer"
         )
     return optimizer

@@ -61,7 +61,9 @@ def rates(first: float, given: Sequence[Any]) -> list[float]:
     """
     bases = [float(rate) for rate in given]
     if bases[0] == 0 and any(bases):
-        raise ThalwegError(f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}")
+        raise ThalwegError(
+            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}"
+        )
     return [first if rate == bases[0] else first * (rate / bases[0]) for rate in bases]
 
 
@@ -95,7 +97,9 @@ class Collector:
         layout = Layout.of(self.module)
         copies = [{name: t.clone() for name, t in entry["tensors"].items()} for entry in state["members"]]
         notes = [dict(entry["made"]) for entry in state["members"]]
-        self.members = [Weights.from_tensors(layout, tensors, made) for tensors, made in zip(copies, notes, strict=True)]
+        self.members = [
+            Weights.from_tensors(layout, tensors, made) for tensors, made in zip(copies, notes, strict=True)
+        ]
 
 
 def collect(module: nn.Module, i: int) -> Weights:

@@ -101,7 +101,9 @@ def method_table(method: Method, plan: Plan) -> facts.Fact:
 
 
 def _state(start: Any) -> facts.Fact:
-    return facts.content(digest_of([start.optimizer, start.kind, start.extra]) if isinstance(start, Checkpoint) else None)
+    return facts.content(
+        digest_of([start.optimizer, start.kind, start.extra]) if isinstance(start, Checkpoint) else None
+    )
 
 
 def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
@@ -111,8 +113,8 @@ def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
     if odd:
         was, shows = (f"{rates[odd[0]]:.6g}" for rates in both)
         raise ThalwegError(
-            "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; it gave "
-            f"{was} and then {shows} for iteration {odd[0]}: let it depend on nothing else"
+            "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; it "
+            f"gave {was} and then {shows} for iteration {odd[0]}: let it depend on nothing else"
         )
     return both[0]
 

@@ -53,7 +53,9 @@ class Step:
         return torch.tensor(self.motion.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
     def forward(self, batch: Any, controls: Tensor) -> Tensor:
-        """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the curve."""
+        """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the
+        curve.
+        """
         self.motion.place(controls)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
         if self.number == 0 and not self.partial:

@@ -159,7 +159,9 @@ def _check(starts: Sequence[Start | None], method: Method) -> None:
 class WalkObserver(Observer):
     """Collects the networks of the plan, and records every iteration."""
 
-    def __init__(self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None, call: Call):
+    def __init__(
+        self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None, call: Call
+    ):
         self.plan, self.task, self.watch, self.made, self.run, self.call = plan, task, watch, made, run, call
         self.members: list[Weights] = []
         self.collected: list[int] = []
@@ -206,7 +208,11 @@ class WalkObserver(Observer):
 
     def trace(self) -> Trace:
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
-        story = {"watched_at": self.watched_at, "watched": self.watched, "units": dict(self.task.units)} if self.watch else {}
+        story = (
+            {"watched_at": self.watched_at, "watched": self.watched, "units": dict(self.task.units)}
+            if self.watch
+            else {}
+        )
         return Trace(np.array(self.lr), loss, distance, self.collected, self.steps, **story)  # type: ignore[arg-type]
 
     def _look(self, i: int) -> None:

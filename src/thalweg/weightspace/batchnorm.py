@@ -85,10 +85,14 @@ class Statistics:
         self.pieces = [self.last[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.counts: dict[tuple[int, ...], Tensor] = {}
-        self.strange = {k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")}
+        self.strange = {
+            k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")
+        }
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool, settle=self._hold)
+        self.replay = Replay(
+            self._see, probe.module, probe.device, compute.captures(probe.device), pool, settle=self._hold
+        )
         self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
 
     def __call__(self) -> None:
@@ -138,8 +142,8 @@ class Statistics:
         for k in (k for k, passed in enumerate(seen) if not passed):
             if bool(self.pieces[k][0].any()):
                 raise ThalwegError(
-                    f"the batch-norm layer '{self.names[k]}' is not called but has its buffers used, so its inputs cannot be "
-                    "seen: call the layer itself in forward, instead of F.batch_norm with its parts"
+                    f"the batch-norm layer '{self.names[k]}' is not called but has its buffers used, so its inputs "
+                    "cannot be seen: call the layer itself in forward, instead of F.batch_norm with its parts"
                 )
         for name, found in zip(STATISTICS, values, strict=False):
             pairs = zip(self.layers, found.to(self.last.dtype).split(widths), seen, strict=True)
@@ -172,9 +176,13 @@ class Statistics:
 
     def _no_count(self, layer: nn.Module) -> Tensor | None:
         """SyncBatchNorm needs a counter."""
-        return torch.zeros((), dtype=torch.long, device=self.probe.device) if isinstance(layer, nn.SyncBatchNorm) else None
+        return (
+            torch.zeros((), dtype=torch.long, device=self.probe.device) if isinstance(layer, nn.SyncBatchNorm) else None
+        )
 
-    def _note(self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+    def _note(
+        self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
+    ) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))
         self.waiting[k] = values.numel() // values.shape[1]
         if k in self.strange:  # only the first time, which is never captured
@@ -189,9 +197,9 @@ class Statistics:
         (far, wide), close = self.pieces[k].double(), 1e-2
         if bool(((far - mean).abs() > close * scale.sqrt()).any() or ((wide - variance).abs() > close * scale).any()):
             raise ThalwegError(
-                f"the batch-norm layer '{self.names[k]}' ({type(self.layers[k]).__name__}) has its own forward, which keeps "
-                "something else than the mean and variance of each batch, so its statistics cannot be recomputed: write them "
-                "with its momentum, as torch does, or use torch's own layer"
+                f"the batch-norm layer '{self.names[k]}' ({type(self.layers[k]).__name__}) has its own forward, which "
+                "keeps something else than the mean and variance of each batch, so its statistics cannot be "
+                "recomputed: write them with its momentum, as torch does, or use torch's own layer"
             )
 
 

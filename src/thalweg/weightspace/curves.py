@@ -189,7 +189,9 @@ class Curve(ABC):
         named = [(CONTROL.fullmatch(name), tensor) for name, tensor in state.items()]
         count = 1 + max((int(match["index"]) for match, _ in named if match), default=-1)
         if count < 2:
-            raise ThalwegError("a curve of the paper's public code has tensors named net.*_0, net.*_1, ...; this one has none")
+            raise ThalwegError(
+                "a curve of the paper's public code has tensors named net.*_0, net.*_1, ...; this one has none"
+            )
         buffers = Weights.of(module).buffers
         points = []
         for i in range(count):
@@ -201,7 +203,9 @@ class Curve(ABC):
         """Write one safetensors file with every control point; what they share is stored once."""
         tensors: dict[str, Tensor] = {}
         for i, point in enumerate(self.points):
-            tensors |= {f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying}
+            tensors |= {
+                f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying
+            }
         own = {key: value for key, value in vars(self).items() if key != "points" and _is_attribute(type(self), key)}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
         files.save_tensors(Path(path), "curve", tensors, about)
@@ -229,7 +233,9 @@ class Curve(ABC):
             raise ValueError(f"its tensors are not those of {about['points']} points")
         each = [{**common, **files.below(tensors, f"{i}/")} for i in range(about["points"])]
         curve = kind.through([Weights.from_tensors(layout, own) for own in each])
-        curve.__dict__.update({key: value for key, value in about["own"].items() if key != "points" and _is_attribute(kind, key)})
+        curve.__dict__.update(
+            {key: value for key, value in about["own"].items() if key != "points" and _is_attribute(kind, key)}
+        )
         return curve
 
     def checked_coefficients(self, t: float) -> Tensor:

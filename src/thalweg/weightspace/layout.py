@@ -177,14 +177,17 @@ def _check_complete(network: nn.Module) -> None:
     for name, parameter in nn.Module.named_parameters(network):
         if id(parameter) not in known:
             raise ThalwegError(
-                f"the network's own parameters() leaves out '{name}', so it cannot be known whether that should move: freeze "
-                "what should stay with requires_grad_(False), and leave parameters() and named_parameters() to torch"
+                f"the network's own parameters() leaves out '{name}', so it cannot be known whether that should move: "
+                "freeze what should stay with requires_grad_(False), and leave parameters() and named_parameters() to "
+                "torch"
             )
 
 
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
     if not moving:
-        raise ThalwegError("no parameter of the network requires grad, so nothing can move: call requires_grad_() on some")
+        raise ThalwegError(
+            "no parameter of the network requires grad, so nothing can move: call requires_grad_() on some"
+        )
     first = next(iter(moving))
     for name, parameter in moving.items():
         if isinstance(parameter, nn.UninitializedParameter):
@@ -210,7 +213,9 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
     }
     for name, parameter in parameters.items():
         if not parameter.is_meta and torch._debug_has_internal_overlap(parameter) == 1:
-            raise ThalwegError(f"several elements of '{name}' are one in memory, as after expand(), and cannot move: clone() it")
+            raise ThalwegError(
+                f"several elements of '{name}' are one in memory, as after expand(), and cannot move: clone() it"
+            )
     furthest = last_parameter = (0, 0, "")
     for here in sorted((*span(tensor), name) for name, tensor in placed.items()):
         moves = here[2] in parameters
@@ -218,8 +223,8 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
         if here[0] < other[1]:
             one, two = (f"{'parameter' if name in parameters else 'buffer'} '{name}'" for name in (other[2], here[2]))
             raise ThalwegError(
-                f"the {one} and the {two} share memory, and would come apart when they move: tie parameters by using one "
-                "parameter in both places, and give a buffer memory of its own with clone()"
+                f"the {one} and the {two} share memory, and would come apart when they move: tie parameters by using "
+                "one parameter in both places, and give a buffer memory of its own with clone()"
             )
         furthest = max(furthest, here, key=itemgetter(1))
         last_parameter = max(last_parameter, here, key=itemgetter(1)) if moves else last_parameter

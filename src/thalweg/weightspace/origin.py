@@ -43,8 +43,8 @@ class OriginPath:
         if odd is not None or start.layout.frozen:
             found = f"a {type(odd).__name__}" if odd is not None else f"'{start.layout.frozen[0]}', which is frozen"
             raise ThalwegError(
-                "the path through the origin is for nn.Sequential chains of linear and convolutional layers with ReLU and "
-                f"pooling, all of which move; this network has {found}"
+                "the path through the origin is for nn.Sequential chains of linear and convolutional layers with ReLU "
+                f"and pooling, all of which move; this network has {found}"
             )
         layers = [part for part in module.modules() if isinstance(part, LAYERS)]
         names = {id(parameter): name for name, parameter in named_parameters(module)[0].items()}

@@ -40,8 +40,8 @@ class Plane:
         self.height = max(ww - self.shift**2, 0.0) ** 0.5
         if self.height <= FLATTEST * max(ww, uu) ** 0.5:
             raise ThalwegError(
-                f"a plane needs three points that do not lie on one line, but the third is only {self.height:.3g} away from "
-                f"the line through the others, which are {self.width:.3g} apart: choose another third point"
+                f"a plane needs three points that do not lie on one line, but the third is only {self.height:.3g} away "
+                f"from the line through the others, which are {self.width:.3g} apart: choose another third point"
             )
 
     def __repr__(self) -> str:

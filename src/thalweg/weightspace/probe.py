@@ -35,10 +35,14 @@ class Probe:
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
         if originals[0].is_meta:
-            raise ThalwegError(f"'{self.layout.names[0]}' has no values, being on the meta device: load the network first")
+            raise ThalwegError(
+                f"'{self.layout.names[0]}' has no values, being on the meta device: load the network first"
+            )
         compute = compute or Compute()
         if compute.precision == "bf16" and self.layout.dtype != torch.float32:
-            raise ThalwegError(f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}")
+            raise ThalwegError(
+                f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}"
+            )
         channels_last = compute.channels_last(originals[0].device)
         self._shapes = [(p.shape, p.numel(), _strides(p, channels_last)) for p in originals]
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
@@ -50,11 +54,16 @@ class Probe:
         if not self.views:
             _flatten_recurrent(self.module)
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
-        self._watchers = {name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)}
+        self._watchers = {
+            name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)
+        }
         self.state = ModuleState(self.module)
         self._drops = _has_train(self.module)
         copied, _ = named_parameters(self.module)
-        self._own: dict[str, Tensor] = {**{name: copied[name] for name in self.layout.frozen}, **dict(named_buffers(self.module))}
+        self._own: dict[str, Tensor] = {
+            **{name: copied[name] for name in self.layout.frozen},
+            **dict(named_buffers(self.module)),
+        }
         if not self.views:
             self.stand_at_original()  # a copy made by the network's own __deepcopy__ may start elsewhere
             self.state = ModuleState(self.module)
@@ -161,7 +170,9 @@ class Probe:
     def backward(self, loss: Tensor) -> None:
         """Fill `grad` with the gradient of `loss` at `point`."""
         if not loss.requires_grad:
-            raise ThalwegError("the loss does not depend on any moving weight: check for detach() or no_grad() in the task")
+            raise ThalwegError(
+                "the loss does not depend on any moving weight: check for detach() or no_grad() in the task"
+            )
         if self.views:
             self.grad.zero_()
             loss.backward()
@@ -169,8 +180,8 @@ class Probe:
             self._backward_by_copy(loss)
         if len(self.unreached) == len(self.layout.names):
             raise ThalwegError(
-                "the loss depends on weights outside the network that was given: its forward pass uses another module's "
-                "(a replaced .forward that is bound to the original, say); make it use its own"
+                "the loss depends on weights outside the network that was given: its forward pass uses another "
+                "module's (a replaced .forward that is bound to the original, say); make it use its own"
             )
         if len(self.unreached) < len(self._watchers):
             self._forget_reached()
@@ -225,9 +236,9 @@ class Probe:
                 loose = not _shares(bound, place) or bound.grad is None or not _shares(bound.grad, grad)
             if loose:
                 raise ThalwegError(
-                    f"'{name}' no longer lies in the vector that moves the network: something in the network's own code "
-                    "replaced it (zero_grad, .to, .data =, .grad =, load_state_dict(assign=True), a new parametrization); "
-                    "remove that from its forward pass and hooks"
+                    f"'{name}' no longer lies in the vector that moves the network: something in the network's own "
+                    "code replaced it (zero_grad, .to, .data =, .grad =, load_state_dict(assign=True), a new "
+                    "parametrization); remove that from its forward pass and hooks"
                 )
 
     def _can_view(self, module: nn.Module) -> bool:
@@ -249,8 +260,8 @@ class Probe:
             if new is None or (new.shape, new.dtype) != (old.shape, old.dtype) or (old.numel() and _shares(new, old)):
                 how = "not in it" if new is None else "another" if new.shape != old.shape else "that of the original"
                 raise ThalwegError(
-                    f"a copy of the network must have parameters of its own, and '{name}' is {how}: correct the network's "
-                    "__deepcopy__, or leave it out"
+                    f"a copy of the network must have parameters of its own, and '{name}' is {how}: correct the "
+                    "network's __deepcopy__, or leave it out"
                 )
             if not self.views:
                 _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted module have a graph
@@ -302,8 +313,8 @@ def _has_train(module: nn.Module) -> bool:
 def _refuse_cached() -> None:
     if parametrize._cache_enabled:
         raise ThalwegError(
-            "torch.nn.utils.parametrize.cached() is active, and would keep the weights of one point at all others: make this "
-            "call outside of it"
+            "torch.nn.utils.parametrize.cached() is active, and would keep the weights of one point at all others: "
+            "make this call outside of it"
         )
 
 
@@ -330,8 +341,8 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         raise
     except Exception as error:  # any exception, since its own __deepcopy__ or __reduce__ may fail
         raise ThalwegError(
-            f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not ({first_line(error)}): take "
-            "what cannot be copied out of it, or give it a __deepcopy__"
+            f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not "
+            f"({first_line(error)}): take what cannot be copied out of it, or give it a __deepcopy__"
         ) from error
     for container, _ in Contents(copy).held:
         _turn(container, memo)
@@ -360,8 +371,8 @@ def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo:
     inside = span(parameter)[0] <= span(tensor)[0] and span(tensor)[1] <= span(parameter)[1]
     if not inside or tensor.dtype != parameter.dtype or twin.stride() != parameter.stride():
         raise ThalwegError(
-            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in every "
-            "forward pass, or clone() it"
+            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in "
+            "every forward pass, or clone() it"
         )
     base = twin.detach() if tensor.is_leaf else twin
     offset = twin.storage_offset() + tensor.storage_offset() - parameter.storage_offset()

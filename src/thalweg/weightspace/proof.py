@@ -23,7 +23,8 @@ from .layout import named_parameters, span
 from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value, on the CPU; elsewhere precision is low
+# relative to the largest value, on the CPU; elsewhere precision is low
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
 MASKED = 1e6  # times the median: values beyond it, such as logits set to -1e9, are no measure for the others
 Result = TypeVar("Result")
@@ -113,10 +114,13 @@ class Watch(TorchDispatchMode):
             here = name.rpartition(".")[0]
             for path in self.seen if name not in used else ():
                 beside = path.rpartition(".")[0] == here or parameter.ndim > 1
-                if beside and tensors[path].shape in (parameter.shape, parameter.T.shape if parameter.ndim == 2 else None):
+                if beside and tensors[path].shape in (
+                    parameter.shape,
+                    parameter.T.shape if parameter.ndim == 2 else None,
+                ):
                     raise ThalwegError(
-                        f"'{name}' takes no part in the forward pass, and the plain tensor '{path}' of its shape does: it looks "
-                        "like a cache of earlier weights; clear it before the call"
+                        f"'{name}' takes no part in the forward pass, and the plain tensor '{path}' of its shape does: "
+                        "it looks like a cache of earlier weights; clear it before the call"
                     )
 
 
@@ -165,8 +169,8 @@ class Proof:
         """
         if self.first is not None and not self.first.used:
             raise ThalwegError(
-                "no moving weight takes part when the network is measured: look for weights that are kept somewhere else, "
-                "or a task that does not use the network"
+                "no moving weight takes part when the network is measured: look for weights that are kept somewhere "
+                "else, or a task that does not use the network"
             )
         if self.first is None or self.first.strange:
             self._check_leaves()
@@ -192,9 +196,9 @@ class Proof:
             return
         for name, _ in self.first.uses - last.uses:
             raise ThalwegError(
-                f"'{name}' takes part less often in the last pass than in the first, over the same batch at the same weights: "
-                "something made of it is kept outside of the network (on its class, in a global, a closure, functools.cache) "
-                "and would be the same at all points; keep it in an attribute, or clear it in train()"
+                f"'{name}' takes part less often in the last pass than in the first, over the same batch at the same "
+                "weights: something made of it is kept outside of the network (on its class, in a global, a closure, "
+                "functools.cache) and would be the same at all points; keep it in an attribute, or clear it in train()"
             )
 
     def _watched(self) -> Watch | None:
@@ -277,8 +281,8 @@ def compare(probe: Probe, watch: Watch) -> None:
     ours = watch.answered
     if len(ours) != len(theirs) or not all(agree(probe, a, b) for a, b in zip(ours, theirs, strict=True)):
         raise ThalwegError(
-            "a copy of the network computes something else than the network itself at the same weights: it keeps something that "
-            "copy.deepcopy does not copy; correct its __deepcopy__, or keep that in an attribute"
+            "a copy of the network computes something else than the network itself at the same weights: it keeps "
+            "something that copy.deepcopy does not copy; correct its __deepcopy__, or keep that in an attribute"
         )
 
 
@@ -332,18 +336,18 @@ def check_leaves(probe: Probe, values: Any) -> None:
         if isinstance(leaf, nn.Parameter) or id(leaf) in known:
             name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"
             raise ThalwegError(
-                f"{name} takes part in the loss and does not move, since it is no parameter of the network that was given "
-                "(a plain list of layers, a layer made in the first forward pass, a closure): register it before the call, "
-                "or, if it should stay as it is, freeze it with requires_grad_(False)"
+                f"{name} takes part in the loss and does not move, since it is no parameter of the network that was "
+                "given (a plain list of layers, a layer made in the first forward pass, a closure): register it "
+                "before the call, or, if it should stay as it is, freeze it with requires_grad_(False)"
             )
 
 
 def _refuse_original(name: str) -> None:
     whose = f"'{name}' of the network" if name else "the network itself"
     raise ThalwegError(
-        f"{whose} that was given takes part in the pass of its private copy: a function bound to the original (a lambda over "
-        "self, a replaced .forward, a closure, a hook, a loss over the network itself) must use the network it is called "
-        "with, and a teacher must be a copy of its own"
+        f"{whose} that was given takes part in the pass of its private copy: a function bound to the original (a "
+        "lambda over self, a replaced .forward, a closure, a hook, a loss over the network itself) must use the "
+        "network it is called with, and a teacher must be a copy of its own"
     )
 
 

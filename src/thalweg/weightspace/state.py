@@ -19,7 +19,8 @@ PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtyp
 BUILTIN = (dict, list, tuple, set, deque)
 OPAQUE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
 REGISTRIES = ("_parameters", "_buffers", "_modules")
-BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})  # hooks, mostly; registries and modes are handled separately
+# hooks, mostly; registries and modes are handled separately
+BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})
 
 
 class Contents:
@@ -187,7 +188,13 @@ def plain(tensor: Tensor) -> bool:
     """Whether it is an ordinary tensor that can be copied into: not sparse, expanded, of inference mode and so on."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         return False
-    odd = tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_inference() or tensor.is_quantized
+    odd = (
+        tensor.layout != torch.strided
+        or tensor.is_nested
+        or tensor.is_meta
+        or tensor.is_inference()
+        or tensor.is_quantized
+    )
     return not odd and torch._debug_has_internal_overlap(tensor) != 1
 
 

@@ -56,7 +56,14 @@ class Weights:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Weights, (self.layout, self.vector, dict(self.buffers), dict(self.frozen), dict(self.made), dict(self.kept))
+        return Weights, (
+            self.layout,
+            self.vector,
+            dict(self.buffers),
+            dict(self.frozen),
+            dict(self.made),
+            dict(self.kept),
+        )
 
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
@@ -84,7 +91,9 @@ class Weights:
         own = cls.of(module)
         nested = [key for key, value in state.items() if isinstance(value, Mapping)]
         if nested:
-            raise ThalwegError(f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}")
+            raise ThalwegError(
+                f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}"
+            )
         ties = {(one, two) for alias, name in own.layout.aliases for one, two in ((alias, name), (name, alias))}
         state = {**{one: state[two] for one, two in ties if two in state}, **state}
         check_state(state, own.state_dict(), "the state dict", "the network")
@@ -127,8 +136,9 @@ class Weights:
         if not self.has_statistics:
             missing = next(name for name in self.layout.statistics if name not in self.buffers)
             raise ThalwegError(
-                f"weights of a network with batch norm can be used only with its statistics, and these have no '{missing}', as "
-                "points of curves and averages have none: write update_bn(module, weights, batches).load_into(module)"
+                "weights of a network with batch norm can be used only with its statistics, and these have no "
+                f"'{missing}', as points of curves and averages have none: write update_bn(module, weights, "
+                "batches).load_into(module)"
             )
         mine = self.state_dict()
         theirs: dict[str, Tensor] = {**named_parameters(module)[0], **dict(named_buffers(module))}
@@ -146,7 +156,10 @@ class Weights:
 
     def to(self, device: torch.device | str) -> "Weights":
         """The same point on another device; itself if it is already there."""
-        if all(tensor.device == torch.device(device) for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())):
+        if all(
+            tensor.device == torch.device(device)
+            for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())
+        ):
             return self
         return replace(
             self,
@@ -157,7 +170,9 @@ class Weights:
 
     def bare(self) -> "Weights":
         """The same point without batch-norm statistics."""
-        return replace(self, buffers={name: b for name, b in self.buffers.items() if name not in self.layout.statistics})
+        return replace(
+            self, buffers={name: b for name, b in self.buffers.items() if name not in self.layout.statistics}
+        )
 
     def save(self, path: str | Path, apart: bool = False) -> None:
         """Write one safetensors file with one tensor per parameter, which other tools can read too.
@@ -168,8 +183,8 @@ class Weights:
         """
         if self.kept:
             warnings.warn(
-                f"{path} holds the weights alone, without the kept epochs {', '.join(map(str, self.kept))}: fit with run=, whose "
-                "folder holds them too, or save each with weights.kept[epoch].save(path)",
+                f"{path} holds the weights alone, without the kept epochs {', '.join(map(str, self.kept))}: fit with "
+                "run=, whose folder holds them too, or save each with weights.kept[epoch].save(path)",
                 stacklevel=2,
             )
         files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
@@ -206,7 +221,9 @@ class Weights:
         return {**self.layout.split(self.vector), **self.frozen, **self.buffers}
 
     @classmethod
-    def from_tensors(cls, layout: Layout, tensors: Mapping[str, Tensor], made: Mapping[str, Any] | None = None) -> "Weights":
+    def from_tensors(
+        cls, layout: Layout, tensors: Mapping[str, Tensor], made: Mapping[str, Any] | None = None
+    ) -> "Weights":
         """The inverse of `tensors`."""
         frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
@@ -331,7 +348,9 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
         if state[name].is_floating_point() != tensor.is_floating_point():
             raise ThalwegError(f"{start}: '{name}' is {state[name].dtype} in {here} and {tensor.dtype} in {there}")
         if state[name].shape != tensor.shape:
-            raise ThalwegError(f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}")
+            raise ThalwegError(
+                f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}"
+            )
     odd = sorted(set(state) - set(expected))
     if odd:
         raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
@@ -340,5 +359,8 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
 def _equal(one: Tensor, two: Tensor) -> bool:
     return one is two or (
         (one.shape, one.dtype) == (two.shape, two.dtype)
-        and (torch.equal(one, two) or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)))
+        and (
+            torch.equal(one, two)
+            or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+        )
     )
