@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.data import DeviceBatches, mnist
+from thalweg.paper.data import DeviceBatches, mnist
 
 
 def network(seed: int) -> nn.Module:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from thalweg import bench
-from thalweg.inputs import load_inputs
+from thalweg.loading import load_inputs
 from thalweg.runtime.compute import Compute
 from thalweg.runtime.cuda_graphs import aside
 from thalweg.weightspace.weights import Weights

@@ -17,7 +17,7 @@ from torch import nn
 import thalweg as tw
 from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
-from thalweg.models import preresnet164
+from thalweg.paper.models import preresnet164
 from thalweg.runtime import live
 from thalweg.weightspace.proof import Proof
 from thalweg.weightspace.state import ModuleState

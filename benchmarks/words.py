@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import thalweg as tw
-from thalweg.data import TokenBatches
+from thalweg.paper.data import TokenBatches
+from thalweg.paper.penn_treebank import RECIPES, STEPS, TextExperiment
 from thalweg.paper.recipes import SCALES
-from thalweg.paper.words import RECIPES, STEPS, WordShop
 
 USUAL = ["lstm-medium:fp32", "lstm-large:fp32", "lstm-large:bf16"]
 
@@ -34,22 +34,24 @@ def time_all(name: str, precision: str, data: Path, steps: int) -> dict[str, flo
     """Milliseconds, from the difference of a longer and a shorter run, after one that warms up."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compute = tw.Compute(precision, False)  # type: ignore[arg-type]
-    shop = WordShop(Path(), RECIPES[name], SCALES["full"], data, device=device, compute=compute, progress=False)
-    few = TokenBatches(shop.tokens["train"][: 20 * (STEPS * steps + 1)], 20, STEPS, device=device)
-    networks, common = [shop.model(seed) for seed in range(2)], {**shop.rates(STEPS), **shop.settings}
+    experiment = TextExperiment(
+        Path(), RECIPES[name], SCALES["full"], data, device=device, compute=compute, progress=False
+    )
+    few = TokenBatches(experiment.tokens["train"][: 20 * (STEPS * steps + 1)], 20, STEPS, device=device)
+    networks, common = [experiment.model(seed) for seed in range(2)], {**experiment.rates(STEPS), **experiment.settings}
     ends = [tw.Weights.of(network) for network in networks]
 
     def fit(epochs: int, k: int) -> tw.Weights:
-        return tw.fit(networks[k], shop.task, few, epochs=epochs, seed=k, **common)
+        return tw.fit(networks[k], experiment.task, few, epochs=epochs, seed=k, **common)
 
     def both(epochs: int) -> list[tw.Weights]:
         return tw.together(partial(fit, epochs, 0), partial(fit, epochs, 1))
 
     def curve(epochs: int) -> tw.Curve:
-        return tw.connect(networks[0], tw.Bezier(*ends), shop.task, few, epochs=epochs, **common)
+        return tw.connect(networks[0], tw.Bezier(*ends), experiment.task, few, epochs=epochs, **common)
 
     def scan(times: int) -> tw.Scan:
-        return tw.scan(networks[0], ends[:1] * times, shop.task, {"train": few}, compute=compute, progress=False)
+        return tw.scan(networks[0], ends[:1] * times, experiment.task, {"train": few}, compute=compute, progress=False)
 
     jobs = {"plain step": partial(fit, k=0), "step of each of two": both, "curve step": curve, "scanned batch": scan}
     found = {}

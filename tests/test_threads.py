@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.data import DeviceBatches
+from thalweg.paper.data import DeviceBatches
 from thalweg.runtime import threads
 
 

@@ -14,11 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, models
     from .errors import Diverged, ThalwegError
     from .evaluation.curve_ensemble import curve_ensemble
     from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
+    from .paper import data, models
     from .reporting import figures, page
     from .results import Comparison, CurveEnsemble, Report, Scan, Trace, Walk
     from .runtime.compute import Compute, SlowPathWarning
@@ -59,7 +59,7 @@ _HOMES = {
     "weightspace.planes": ("Plane",),
     "weightspace.weights": ("Weights", "average"),
 }
-_MODULES = {"data": "data", "figures": "reporting.figures", "models": "models", "page": "reporting.page"}
+_MODULES = {"data": "paper.data", "figures": "reporting.figures", "models": "paper.models", "page": "reporting.page"}
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [

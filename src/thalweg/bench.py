@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import models, text
+import thalweg as tw
+
+from . import text_tables
 from .batches import count
-from .data import DeviceBatches
 from .evaluation.scan import Measurer
-from .inputs import Inputs
+from .loading import Inputs
 from .runtime.compute import LONG, Call, Compute, Context, present
 from .runtime.cuda_graphs import Replay, aside
 from .runtime.interleave import together
@@ -283,7 +284,7 @@ def table(timings: dict[str, Timing]) -> str:
         rate = f"{timing.images / timing.median:,.0f}" if timing.images else "-"
         memory = "-" if timing.memory is None else f"{timing.memory / 1e6:,.0f}"
         rows.append([name, f"{1e3 * timing.median:.2f}", f"{low} to {high}", rate, memory])
-    return text.grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
+    return text_tables.grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
 
 
 def ratios(timings: dict[str, Timing]) -> dict[str, float]:
@@ -313,9 +314,9 @@ def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     share = 1 if device == "cuda" else 50
 
-    def batches(images: int, **settings: Any) -> DeviceBatches:
+    def batches(images: int, **settings: Any) -> tw.data.DeviceBatches:
         pixels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
-        return DeviceBatches(
+        return tw.data.DeviceBatches(
             pixels, torch.randint(10, (images,)), 128, mean=(0.5,) * 3, std=(0.25,) * 3, device=device, **settings
         )
 
@@ -326,14 +327,14 @@ def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
 
 def vgg16(seed: int) -> dict[str, Any]:
     """A task factory for `thalweg bench`."""
-    return _images(models.vgg16)
+    return _images(tw.models.vgg16)
 
 
 def preresnet164(seed: int) -> dict[str, Any]:
     """A task factory for `thalweg bench`."""
-    return _images(models.preresnet)
+    return _images(tw.models.preresnet)
 
 
 def wrn28_10(seed: int) -> dict[str, Any]:
     """A task factory for `thalweg bench`."""
-    return _images(models.wrn28_10)
+    return _images(tw.models.wrn28_10)

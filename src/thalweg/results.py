@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from . import text
+from . import text_tables
 from .store import files
 from .store.files import check_fields
 
@@ -126,7 +126,7 @@ class Scan(Saved):
                 cells = [shown(quantity, numbers[key], self.units) for key in keys]
                 rows.append([f"{name} {quantity}{unit(quantity, self.units)}", *cells])
         title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio_text(self)}"
-        return "\n".join([title, text.grid(["", *keys], rows), *self._gaps()])
+        return "\n".join([title, text_tables.grid(["", *keys], rows), *self._gaps()])
 
     def off_plane(self) -> dict[str, tuple[float, float]]:
         """Curves and points drawn in a plane that lie outside it.
@@ -314,7 +314,7 @@ class Comparison(Saved):
             cells = [self._cell(method, k, name) for k in self.multiples]
             rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
         told = [f"{method}: {self.described(method)}" for method in self.entries]
-        return "\n".join([text.grid([*header, *(f"{k}B" for k in self.multiples)], rows), *told])
+        return "\n".join([text_tables.grid([*header, *(f"{k}B" for k in self.multiples)], rows), *told])
 
     def titled(self, method: str) -> str:
         """The full name, such as Fast Geometric Ensembling; with the settings where the key has them too."""
@@ -372,7 +372,7 @@ class Report(Saved):
             [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
-        return text.grid(header, rows)
+        return text_tables.grid(header, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,7 +425,7 @@ def unit(quantity: str, units: Mapping[str, str] = SHARES) -> str:
 
 
 def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str:
-    return text.number(value, percent=units.get(quantity) == "%")
+    return text_tables.number(value, percent=units.get(quantity) == "%")
 
 
 def array(values: Any) -> np.ndarray:

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import claims, drawing, paths, voting, words
+from thalweg.paper import claims, curve_entries, drawing, ensemble_entries, penn_treebank
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES, find_entry, open_shop, perform
+from thalweg.paper.entries import ENTRIES, find_entry, open_experiment, perform
+from thalweg.paper.experiment import Need, prepare
 from thalweg.paper.pricing import price
 from thalweg.paper.published import published, row_of
 from thalweg.paper.recipes import RECIPES, SCALES, find_recipe
-from thalweg.paper.workshop import Need, prepare
 from thalweg.reporting.result import Claim, Result
 from thalweg.store.runs import LOG, Run
 
@@ -38,7 +38,7 @@ def small(classes):
 
 
 def shop_of(folder, name):
-    return open_shop(folder, *ENTRIES[name].pairs[0], "smoke", progress=False)
+    return open_experiment(folder, *ENTRIES[name].pairs[0], "smoke", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -48,40 +48,40 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_runs_and_is_kept(name, folder):
-    shop = shop_of(folder, name)
-    result = perform(shop, ENTRIES[name], 2)
+    experiment = shop_of(folder, name)
+    result = perform(experiment, ENTRIES[name], 2)
     assert result.rows
     assert result.claims
-    again = Result.load(shop.folder / name / "result.json")
+    again = Result.load(experiment.folder / name / "result.json")
     assert again.rows == json.loads(json.dumps(result.rows))
     assert str(again) == str(result)
     numbers = [value for row in result.rows for value in row.values() if isinstance(value, float)]
     assert all(np.isfinite(numbers))
-    drawn = {path.name: path.read_bytes() for path in (shop.folder / name).glob("*.png")}
+    drawn = {path.name: path.read_bytes() for path in (experiment.folder / name).glob("*.png")}
     assert bool(drawn) == (name not in ("two-bends", "diversity", "cost", "imagenet"))
     for path in drawn:
-        (shop.folder / name / path).unlink()
-    draw(shop.folder / name)
-    assert {path.name: path.read_bytes() for path in (shop.folder / name).glob("*.png")} == drawn
+        (experiment.folder / name / path).unlink()
+    draw(experiment.folder / name)
+    assert {path.name: path.read_bytes() for path in (experiment.folder / name).glob("*.png")} == drawn
 
 
 def test_what_entries_share_is_trained_once(folder):
-    shop = shop_of(folder, "curves")
-    perform(shop, ENTRIES["curves"], 2)
-    times = {path: path.stat().st_mtime_ns for path in shop.folder.glob("*/*.safetensors")}
-    twin = open_shop(folder, *ENTRIES["curves"].pairs[0], "smoke", progress=False)
+    experiment = shop_of(folder, "curves")
+    perform(experiment, ENTRIES["curves"], 2)
+    times = {path: path.stat().st_mtime_ns for path in experiment.folder.glob("*/*.safetensors")}
+    twin = open_experiment(folder, *ENTRIES["curves"].pairs[0], "smoke", progress=False)
     assert price([(ENTRIES["profile"], twin)], 2) == "nothing to train; 4 trained before; to measure: 17 points"
     perform(twin, ENTRIES["profile"], 2)
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
 def test_what_a_killed_entry_half_wrote_is_swept(tmp_path):
-    shop = shop_of(tmp_path, "trivial")
-    left = shop.folder / "trivial" / ".trivial.png.abc.thalweg-part"
+    experiment = shop_of(tmp_path, "trivial")
+    left = experiment.folder / "trivial" / ".trivial.png.abc.thalweg-part"
     left.mkdir(parents=True)
     (left / "trivial.png").write_text("half")
-    perform(shop, ENTRIES["trivial"], 2)
-    assert not [path.name for path in shop.folder.rglob("*.thalweg-part")]
+    perform(experiment, ENTRIES["trivial"], 2)
+    assert not [path.name for path in experiment.folder.rglob("*.thalweg-part")]
 
 
 def test_the_price_is_said_before(tmp_path):
@@ -94,15 +94,15 @@ def test_the_price_is_said_before(tmp_path):
 
 
 def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
-    entry, shop = ENTRIES["curves"], shop_of(tmp_path, "curves")
-    assert shop.train is not None
-    shop.scale = SCALES["full"]
+    entry, experiment = ENTRIES["curves"], shop_of(tmp_path, "curves")
+    assert experiment.train is not None
+    experiment.scale = SCALES["full"]
     told = r"; about \d+ (seconds|minutes) of training and \d+ (seconds|minutes) of measuring here$"
-    assert re.search(told, price([(entry, shop)], 2))
-    assert shop.batches_per_point() == len(shop.train) + len(shop.test)
+    assert re.search(told, price([(entry, experiment)], 2))
+    assert experiment.batches_per_point() == len(experiment.train) + len(experiment.test)
     normal = shop_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
-    wide = open_shop(
+    wide = open_experiment(
         tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10)
     )
     assert wide.size_on_disk(Need("network", 0)) == 4 * 36_489_290 * 5
@@ -173,7 +173,7 @@ def scan_of(loss, error, t=None):
 
 @pytest.mark.parametrize(("worst", "holds"), [(0.295, (True, True)), (0.3, (False, True)), (0.312, (False, False))])
 def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
-    shop = open_shop(tmp_path, "cifar100", "vgg16", "smoke", progress=False)
+    experiment = open_experiment(tmp_path, "cifar100", "vgg16", "smoke", progress=False)
     t = np.linspace(0, 1, 3)
     scans = {
         "single": scan_of([0.9, 0.9], [0.27, 0.28]),
@@ -181,7 +181,7 @@ def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
         "bezier": scan_of([0.9, 0.5, 0.9], [0.27, worst, 0.28], t),
         "polychain": scan_of([0.9, 1.0, 0.9], [0.27, 0.31, 0.28], t),
     }
-    barrier, chance, *bezier, paper, code = paths._low_all_along(shop, scans)
+    barrier, chance, *bezier, paper, code = curve_entries._low_all_along(experiment, scans)
     assert (barrier.holds, chance.holds, paper.holds, code.holds) == (True, True, False, True)
     assert tuple(claim.holds for claim in bezier) == holds  # within 1.79 points by the paper, 3.1 by its public code
 
@@ -204,7 +204,7 @@ def test_means_over_length_and_over_t_are_compared(last, holds):
     """Where most of t belongs to a short piece, they differ: 1.9 and 1.2 with a last loss of 3."""
     t = np.array([0.0, 0.8, 1.0])
     scan = replace(scan_of([1.0, 1.0, last], [0.1] * 3, t), length=np.array([0.0, 0.1, 1.0]))
-    [claim] = paths._losses_agree({"bezier": scan, "polychain": scan})
+    [claim] = curve_entries._losses_agree({"bezier": scan, "polychain": scan})
     assert claim.holds == holds
 
 
@@ -213,7 +213,7 @@ def test_the_three_optima_are_compared_with_halfway_between_them():
     loss = np.arange(25.0).reshape(5, 5)
     corners = [(0.0, 0.0), (1.0, 0.0), (0.5, 1.0)]
     scan = tw.Scan("Plane", "plane", {"train": {"loss": loss}}, x=x, y=y, corners=corners)
-    assert paths._halfway(scan) == [loss[0, 2], loss[2, 1], loss[2, 3]]
+    assert curve_entries._halfway(scan) == [loss[0, 2], loss[2, 1], loss[2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -231,11 +231,13 @@ def test_claims_on_words_hold_on_the_papers_numbers_and_fail_on_others(changed, 
     for name in ("single", "segment", "bezier"):
         paper = {key: value for key, value in row_of("ptb", curve=name).items() if key not in ("model", "curve")}
         found[name] = {**paper, **{f"{key} (paper)": value for key, value in paper.items()}, **changed.get(name, {})}
-    assert [claim.holds for claim in words.judged(found, 39.2, words.SIZES["lstm-large"].reported)] == holds
+    assert [
+        claim.holds for claim in penn_treebank.judged(found, 39.2, penn_treebank.SIZES["lstm-large"].reported)
+    ] == holds
 
 
 def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
-    recipe, rate = words.RECIPES["lstm-large"], words.SIZES["lstm-large"].schedule(35.0, steps=10)
+    recipe, rate = penn_treebank.RECIPES["lstm-large"], penn_treebank.SIZES["lstm-large"].schedule(35.0, steps=10)
     assert (rate(1), rate(140), rate(141), rate(550)) == pytest.approx((35, 35, 35 / 1.15, 35 / 1.15**41))
     ends = [tw.Weights.of(nn.Linear(1, 1)) for _ in range(2)]
     assert recipe.curve_lr * tw.Bezier(*ends).coefficients(0.5)[1] ** 2 == recipe.lr
@@ -251,9 +253,11 @@ def test_an_ensemble_is_held_against_the_papers_error():
 
 def test_full_scale_needs_real_data(tmp_path):
     with pytest.raises(tw.ThalwegError, match="THALWEG_DATA"):
-        perform(open_shop(tmp_path, "cifar100", "vgg16", "full", progress=False), ENTRIES["curves"], 1)
+        perform(open_experiment(tmp_path, "cifar100", "vgg16", "full", progress=False), ENTRIES["curves"], 1)
     with pytest.raises(tw.ThalwegError, match=r"CIFAR-100|cifar-100"):
-        perform(open_shop(tmp_path, "cifar100", "vgg16", "full", given=tmp_path, progress=False), ENTRIES["curves"], 1)
+        perform(
+            open_experiment(tmp_path, "cifar100", "vgg16", "full", given=tmp_path, progress=False), ENTRIES["curves"], 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -261,8 +265,8 @@ def test_full_scale_needs_real_data(tmp_path):
     [
         (lambda: find_entry("table"), "entries are curves"),
         (lambda: find_recipe("mnist", "vgg16"), "got vgg16 on mnist"),
-        (lambda: open_shop(Path(), "ptb", "vgg16", "smoke"), "on ptb the networks are lstm-large"),
-        (lambda: open_shop(Path(), "mnist", "fc", "half"), "scales are full, smoke"),
+        (lambda: open_experiment(Path(), "ptb", "vgg16", "smoke"), "on ptb the networks are lstm-large"),
+        (lambda: open_experiment(Path(), "mnist", "fc", "half"), "scales are full, smoke"),
     ],
 )
 def test_names_that_do_not_exist(call, message):
@@ -278,37 +282,39 @@ def test_imagenet_from_a_folder_of_images(tmp_path):
             for k in range(6):
                 pixels = g.integers(0, 256, (40, 48, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / part / name / f"{k}.png")
-    shop = open_shop(
+    experiment = open_experiment(
         tmp_path / "out", "imagenet", "resnet50", "smoke", given=tmp_path, progress=False, make=partial(small, 2)
     )
-    shop.size, shop.workers = 32, 0
-    shop.recipe = type(shop.recipe)(**{**vars(shop.recipe), "batch": 3})
-    result = perform(shop, ENTRIES["imagenet"], 1)
+    experiment.size, experiment.workers = 32, 0
+    experiment.recipe = type(experiment.recipe)(**{**vars(experiment.recipe), "batch": 3})
+    result = perform(experiment, ENTRIES["imagenet"], 1)
     assert [row["error (%) (paper)"] for row in result.rows] == [23.87, 23.31, 23.33]
     assert "4 with the start" in result.rows[1]["networks"]
 
 
 def test_imagenet_says_what_it_needs(tmp_path):
-    shop = open_shop(tmp_path, "imagenet", "resnet50", "full", given=tmp_path, progress=False, make=partial(small, 2))
+    experiment = open_experiment(
+        tmp_path, "imagenet", "resnet50", "full", given=tmp_path, progress=False, make=partial(small, 2)
+    )
     with pytest.raises(tw.ThalwegError, match=r"not for download.*--data"):
-        perform(shop, ENTRIES["imagenet"], 1)
+        perform(experiment, ENTRIES["imagenet"], 1)
 
 
 def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path):
-    shop = shop_of(tmp_path, "curves")
-    shop._connect = lambda kind, seed: (_ for _ in ()).throw(KeyboardInterrupt)
+    experiment = shop_of(tmp_path, "curves")
+    experiment._connect = lambda kind, seed: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        prepare(ENTRIES["curves"].wanted(shop, 2))
-    assert [shop.finished(need) for need in paths.CURVES] == [True, True, False, False]
+        prepare(ENTRIES["curves"].wanted(experiment, 2))
+    assert [experiment.finished(need) for need in curve_entries.CURVES] == [True, True, False, False]
     assert price([(ENTRIES["curves"], shop_of(tmp_path, "curves"))], 2).startswith(
         "to train: 1 x bezier, 1 x polychain"
     )
 
 
 def test_finished_networks_can_be_read_by_many_at_once(tmp_path):
-    shop = shop_of(tmp_path, "curves")
-    shop.network(0)
-    with open(shop.folder / "network-0" / ".lock", "a+") as file:
+    experiment = shop_of(tmp_path, "curves")
+    experiment.network(0)
+    with open(experiment.folder / "network-0" / ".lock", "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert shop_of(tmp_path, "curves").network(0).has_statistics
 
@@ -376,7 +382,7 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
     values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
     values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}
     scan = tw.Scan("chain", "curve", values, t=np.linspace(0, 1, 5))
-    rows, found = voting.between_members(scan, 2)
+    rows, found = ensemble_entries.between_members(scan, 2)
     assert [row["train loss, better member"] for row in rows] == [1.0, 1.0]
     assert [row["train cross-entropy, best between"] for row in rows] == [1.0, 2.5]
     assert [row["test error (%), best between"] for row in rows] == [pytest.approx(10), pytest.approx(40)]
@@ -386,7 +392,9 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
 
 def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_codes(tmp_path):
     def bars(data, model, curve):
-        return {whose: rest for whose, *rest in paths._bars(open_shop(tmp_path, data, model, "smoke"), curve)}
+        return {
+            whose: rest for whose, *rest in curve_entries._bars(open_experiment(tmp_path, data, model, "smoke"), curve)
+        }
 
     code = [pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.05)]
     assert bars("cifar10", "vgg16", "bezier") == {
@@ -402,12 +410,12 @@ def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_cod
 
 
 def test_the_time_of_runs_that_took_turns_is_divided(tmp_path):
-    shop = open_shop(tmp_path, "mnist", "fc", "smoke")
-    (folder := shop.folder / "network-0").mkdir(parents=True)
+    experiment = open_experiment(tmp_path, "mnist", "fc", "smoke")
+    (folder := experiment.folder / "network-0").mkdir(parents=True)
     run = Run(folder)
     for entry in ({"seconds": 6.0, "at_once": 3}, {"seconds": 1.0}):
         run.append(LOG, entry)
-    assert shop.seconds(Need("network", 0)) == 3.0
+    assert experiment.seconds(Need("network", 0)) == 3.0
 
 
 def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path):

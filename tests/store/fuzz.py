@@ -32,9 +32,9 @@ from safetensors.torch import save_file
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.data import cifar, fetch, idx
-from thalweg.data.pickles import read_pickle
-from thalweg.data.sources import SETS
+from thalweg.paper.data import cifar, fetch, idx
+from thalweg.paper.data.pickles import read_pickle
+from thalweg.paper.data.sources import SETS
 from thalweg.reporting import page
 from thalweg.reporting.result import Claim, Result
 from thalweg.results import CurveEnsemble, Report

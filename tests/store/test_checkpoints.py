@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import thalweg as tw
-from thalweg.inputs import load_weights
+from thalweg.loading import load_weights
 
 
 def network(seed=0):

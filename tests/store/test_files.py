@@ -142,7 +142,7 @@ def reference_checkpoint(module, points, bezier):
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
 def test_curves_of_the_papers_public_code(kind, tmp_path):
-    from thalweg.inputs import is_curve, load_curve
+    from thalweg.loading import is_curve, load_curve
 
     animal = ZOO["conv_bn"]
     points = [tw.Weights.of(animal.module(seed)) for seed in range(3)]

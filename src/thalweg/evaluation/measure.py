@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, not_finite
+from ..error_notes import explained
 from ..errors import ThalwegError
-from ..explaining import explained
 from ..runtime.compute import Compute
 from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded, undisturbed

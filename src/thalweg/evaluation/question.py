@@ -51,7 +51,8 @@ def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
     length = count(batches, name)
     with undisturbed(batches), seeded(0, batches), _quiet():
         if all(
-            home(batches, method).__module__.startswith("thalweg.data.") for method in ("__iter__", "draws", "make")
+            home(batches, method).__module__.startswith("thalweg.paper.data.")
+            for method in ("__iter__", "draws", "make")
         ):
             parts, first = _on_device(batches)
         elif isinstance(batches, list | tuple) and type(batches).__iter__ in (list.__iter__, tuple.__iter__):

@@ -12,12 +12,12 @@ from ..errors import ThalwegError
 from ..reporting.result import FILE, Result
 from ..store import files
 from ..store.runs import versions
-from . import imagenet, paths, voting, words
+from . import curve_entries, ensemble_entries, imagenet, penn_treebank
+from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
-from .paths import CURVES, NETWORKS, Outcome
+from .ensemble_entries import CHAIN
+from .experiment import Experiment, Need, prepare
 from .recipes import RECIPES, SCALES, Preset, find_recipe
-from .voting import CHAIN
-from .workshop import Need, Workshop, prepare
 
 Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
@@ -54,17 +54,17 @@ class Entry:
     """
 
     name: str
-    run: Callable[[Workshop, Path, int], Outcome]
+    run: Callable[[Experiment, Path, int], Outcome]
     pairs: tuple[Pair, ...]
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
-    parts: Callable[[Workshop], list[tuple[Workshop, Need]]] = lambda shop: []
+    parts: Callable[[Experiment], list[tuple[Experiment, Need]]] = lambda experiment: []
     points: Callable[[Preset], int] = lambda scale: 0
     more: str = ""
 
-    def wanted(self, shop: Workshop, seeds: int) -> list[tuple[Workshop, Need]]:
+    def wanted(self, experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
         every = [Need(kind, seed) for kind in self.each for seed in range(seeds)]
-        return [(shop, need) for need in (*self.needs, *every)] + self.parts(shop)
+        return [(experiment, need) for need in (*self.needs, *every)] + self.parts(experiment)
 
     def fits(self, pair: Pair) -> bool:
         """Whether it can be run with that network on that data set."""
@@ -113,50 +113,60 @@ FROM_PRETRAINED = "five epochs of ResNet-50 on ImageNet, and four passes over it
 ENTRIES = {
     entry.name: entry
     for entry in [
-        Entry("curves", paths.curves, OF_CURVES, CURVES, points=lambda scale: 3 * scale.points + 2),
-        Entry("planes", paths.planes, (*RESNET, *VGG[1:]), [*CURVES, THIRD], points=lambda scale: 3 * scale.grid**2),
-        Entry("profile", paths.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
-        Entry("pair-ensemble", voting.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
+        Entry("curves", curve_entries.curves, OF_CURVES, CURVES, points=lambda scale: 3 * scale.points + 2),
         Entry(
-            "two-bends", paths.two_bends, VGG[1:], [*CHAIN, Need("polychain", 1)], points=lambda scale: 2 * scale.points
+            "planes",
+            curve_entries.planes,
+            (*RESNET, *VGG[1:]),
+            [*CURVES, THIRD],
+            points=lambda scale: 3 * scale.grid**2,
+        ),
+        Entry("profile", curve_entries.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
+        Entry("pair-ensemble", ensemble_entries.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
+        Entry(
+            "two-bends",
+            curve_entries.two_bends,
+            VGG[1:],
+            [*CHAIN, Need("polychain", 1)],
+            points=lambda scale: 2 * scale.points,
         ),
         Entry(
             "curve-ensemble",
-            voting.curve_ensemble,
+            ensemble_entries.curve_ensemble,
             RESNET,
             VOTERS,
             points=lambda scale: 2 * scale.points + scale.members,
         ),
         Entry(
             "width",
-            paths.width,
+            curve_entries.width,
             PLAIN,
-            parts=paths.of_all_widths,
+            parts=curve_entries.of_all_widths,
             points=lambda scale: len(scale.widths) * scale.points,
         ),
-        Entry("trivial", paths.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
-        Entry("ensembles", voting.ensembles, OF_ENSEMBLES, each=RUNS),
-        Entry("fge-trace", voting.fge_trace, PRERESNET, each=RUNS),
-        Entry("diversity", voting.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
-        Entry("fge-path", voting.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda scale: 81),
-        Entry("ptb", words.perplexity, (("ptb", "lstm-large"),), words.NEEDS, points=lambda scale: 64),
+        Entry("trivial", curve_entries.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
+        Entry("ensembles", ensemble_entries.ensembles, OF_ENSEMBLES, each=RUNS),
+        Entry("fge-trace", ensemble_entries.fge_trace, PRERESNET, each=RUNS),
+        Entry("diversity", ensemble_entries.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
+        Entry("fge-path", ensemble_entries.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda scale: 81),
+        Entry("ptb", penn_treebank.perplexity, (("ptb", "lstm-large"),), penn_treebank.NEEDS, points=lambda scale: 64),
         Entry("imagenet", imagenet.fge_from_pretrained, (("imagenet", "resnet50"),), more=FROM_PRETRAINED),
-        Entry("cost", paths.cost, VGG[:1], more="half a minute of steps"),
+        Entry("cost", curve_entries.cost, VGG[:1], more="half a minute of steps"),
     ]
 }
 
 
-def open_shop(folder: Path, data: str, model: str, scale: str, **settings: Any) -> Workshop:
-    """The workshop for a network on a data set."""
+def open_experiment(folder: Path, data: str, model: str, scale: str, **settings: Any) -> Experiment:
+    """The experiment for a network on a data set."""
     if scale not in SCALES:
         raise ThalwegError(f"the scales are {', '.join(SCALES)}; got '{scale}'")
     if data == "ptb":
-        if model not in words.RECIPES:
-            raise ThalwegError(f"on ptb the networks are {', '.join(words.RECIPES)}; got '{model}'")
-        return words.WordShop(folder, words.RECIPES[model], SCALES[scale], **settings)
+        if model not in penn_treebank.RECIPES:
+            raise ThalwegError(f"on ptb the networks are {', '.join(penn_treebank.RECIPES)}; got '{model}'")
+        return penn_treebank.TextExperiment(folder, penn_treebank.RECIPES[model], SCALES[scale], **settings)
     if data == "imagenet":
-        return imagenet.ImageShop(folder, imagenet.RECIPE, SCALES[scale], **settings)
-    return Workshop(folder, find_recipe(data, model), SCALES[scale], **settings)
+        return imagenet.ImageExperiment(folder, imagenet.RECIPE, SCALES[scale], **settings)
+    return Experiment(folder, find_recipe(data, model), SCALES[scale], **settings)
 
 
 def find_entry(name: str) -> Entry:
@@ -165,29 +175,29 @@ def find_entry(name: str) -> Entry:
     return ENTRIES[name]
 
 
-def perform(shop: Workshop, entry: Entry, seeds: int) -> Result:
+def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
     """Run one entry; what it needs is trained first if it is missing."""
     began = time.perf_counter()
-    prepare(entry.wanted(shop, seeds))
-    out = shop.folder / entry.name
+    prepare(entry.wanted(experiment, seeds))
+    out = experiment.folder / entry.name
     out.mkdir(parents=True, exist_ok=True)
     files.sweep(out)
-    rows, claims = entry.run(shop, out, seeds)
-    machine = torch.cuda.get_device_name(shop.device) if shop.device.type == "cuda" else "CPU"
+    rows, claims = entry.run(experiment, out, seeds)
+    machine = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "CPU"
     about = {
-        "scale": shop.scale.name,
+        "scale": experiment.scale.name,
         "seeds": seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "machine": machine,
     }
-    about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(shop, seeds)), 1)
+    about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(experiment, seeds)), 1)
     about |= {
-        "recipe": shop.described(),
+        "recipe": experiment.described(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
-        "precision": shop.compute.precision,
+        "precision": experiment.compute.precision,
     }
-    result = Result(entry.name, f"{shop.recipe.title} on {shop.recipe.dataset}", rows, claims, about)
+    result = Result(entry.name, f"{experiment.recipe.title} on {experiment.recipe.dataset}", rows, claims, about)
     result.save(out / FILE)
     draw(out)
     return result

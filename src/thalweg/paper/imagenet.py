@@ -6,25 +6,25 @@ from typing import Any
 
 from torch import nn
 
-from .. import data as sets
-from ..data import images_in
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
-from ..models import resnet50
 from ..reporting.result import Claim
 from ..training.methods import FGE
 from ..training.walk import walk
 from ..weightspace.weights import Weights
-from .paths import Outcome
+from . import data as sets
+from .curve_entries import Outcome
+from .data import images_in
+from .experiment import Experiment
+from .models import resnet50
 from .published import figure, quoted
 from .recipes import Preset, Recipe
-from .workshop import Workshop
 
 RECIPE = Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)
 
 
-class ImageShop(Workshop):
-    """A workshop on a folder of images, `train/<class>/...` and `val/<class>/...`, as its makers publish ImageNet."""
+class ImageExperiment(Experiment):
+    """A experiment on a folder of images, `train/<class>/...` and `val/<class>/...`, as its makers publish ImageNet."""
 
     size, workers = 224, 8
 
@@ -59,12 +59,12 @@ class ImageShop(Workshop):
         return super().test if self.drawn else self._read("val")
 
 
-def fge_from_pretrained(shop: Workshop, out: Path, seeds: int) -> Outcome:
+def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     method = FGE(cycle=2, lr_max=1e-3, lr_min=1e-5)
-    start = Weights.of(shop.form)
-    own: dict[str, Any] = {"epochs": 5, "start": start, "run": shop.folder / "fge-0", **shop.settings}
-    members = [start, *walk(shop.form, shop.task, shop.train, method, **own).members]
-    found = Ensemble(shop.form, members).report(shop.task, shop.test, progress=shop.progress)
+    start = Weights.of(experiment.form)
+    own: dict[str, Any] = {"epochs": 5, "start": start, "run": experiment.folder / "fge-0", **experiment.settings}
+    members = [start, *walk(experiment.form, experiment.task, experiment.train, method, **own).members]
+    found = Ensemble(experiment.form, members).report(experiment.task, experiment.test, progress=experiment.progress)
     before, after = 100 * found.members[0]["error"], 100 * found.scores["error"]
     together, told = f"FGE, {len(members)} with the start", "FGE top-1 error after 5 epochs with 4 members (%)"
     rows = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from .. import text
+from .. import text_tables
 from ..results import Saved
 
 FILE = "result.json"
@@ -58,7 +58,7 @@ class Result(Saved):
         return keys, [[_with_others(row, key) for key in keys] for row in self.rows]
 
     def table(self) -> str:
-        return text.grid(*self.cells())
+        return text_tables.grid(*self.cells())
 
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])

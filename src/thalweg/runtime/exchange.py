@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..batches import tensors_in
+from ..error_notes import explained
 from ..errors import ThalwegError
-from ..explaining import explained
 from ..store.files import digest
 from ..training.motion import Bends
 from ..training.step import Step

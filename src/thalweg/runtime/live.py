@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches
-from ..explaining import explained
+from ..error_notes import explained
 from ..store.runs import Interrupts, Run
 from ..training.checkpoint import Course, checkpoint, restore
 from ..training.extra import OptimizerExtra

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
+from ..error_notes import explained
 from ..errors import ThalwegError, during
-from ..explaining import explained
 from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import Replay, aside
 from ..runtime.recompiled import interpreted

@@ -13,8 +13,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batches import Batches, mapped, tensors_in
+from ..error_notes import explained
 from ..errors import ThalwegError, during
-from ..explaining import explained
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seed_all, seeded
 from ..runtime.threads import few_threads

@@ -1,0 +1,180 @@
+"""Options that several commands share, and how a command starts and ends."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from inspect import signature
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import thalweg as tw
+
+from ..errors import ThalwegError
+
+if TYPE_CHECKING:
+    from ..training.methods import Method
+
+MANY = 30  # with more files, only those at the top level are listed
+CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
+    "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision",
+    "compile", "graph",
+)  # fmt: skip
+Task = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        metavar="FILE.py:FACTORY",
+        help="Your network and data: `factory(seed)` returns a dict: `model`, `task`, `train`, maybe `bn_batches` "
+        "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
+        "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
+    ),
+]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FOLDER", help="A new folder for everything this command writes.")
+]
+Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
+Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
+Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
+Decay = Annotated[
+    float,
+    typer.Option(
+        "--weight-decay", help="Weight decay: half of it times the squared norm of the weights is part of the loss."
+    ),
+]
+Clip = Annotated[
+    float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)
+]
+Seed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout and t.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="The device to compute on, such as cpu or cuda:1. [default: cuda if there is one]", show_default=False
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, neither a bar on a terminal nor a line a minute elsewhere.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder from where it stopped.")]
+Every = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-every", help="How often to save a checkpoint: a number of epochs (5), or of minutes (10m)."
+    ),
+]
+Precision = Annotated[
+    Literal["fp32", "bf16"],
+    typer.Option(
+        help="Compute in the network's own precision, or in bfloat16 with weights kept in float32.",
+        case_sensitive=False,
+    ),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile", help="Use torch.compile. [default: for long trainings on a GPU]", show_default=False
+    ),
+]
+Graph = Annotated[
+    bool | None,
+    typer.Option(
+        "--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False
+    ),
+]
+Networks = Annotated[
+    list[Path],
+    typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        help="Which weights to take from a checkpoint that holds several, such as ema or state_dict.",
+        show_default=False,
+    ),
+]
+
+
+MethodName = Literal["fge", "snapshot", "swa"]
+Cycle = Annotated[
+    float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")
+]
+Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
+Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
+Data = Annotated[
+    str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+]
+Lowest = Annotated[float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")]
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a command as JSON, without where it writes and how much it says."""
+    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line")
+    return json.loads(json.dumps({key: value for key, value in settings.items() if key not in own}, default=str))
+
+
+def bar(quiet: bool) -> bool | None:
+    return False if quiet else None
+
+
+def following(command: Callable[..., None], given: Mapping[str, Any], *words: str | Path, out: str) -> str:
+    """The suggested next command, with the options of this one that it accepts and that are not its defaults."""
+    known = {name: parameter.default for name, parameter in signature(command).parameters.items() if name in CARRIED}
+    flags = [_flag(name, given[name]) for name in known if name in given and given[name] != known[name]]
+    return shlex.join([*program(), command.__name__, *map(str, words), *chain(*flags), "--out", _free(out)])
+
+
+def program() -> list[str]:
+    """How this program was started, as the shell would find it again."""
+    path = Path(sys.argv[0])
+    if path.name == "__main__.py":
+        return [sys.executable, "-m", "thalweg"]
+    return ["thalweg" if path.name != "thalweg" or shutil.which("thalweg") == str(path) else str(path)]
+
+
+def done(out: Path, following: str | None) -> None:
+    """Print what was written, and the suggested next command."""
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name[0] != "."]
+    top = [path for path in files if len(path.relative_to(out).parts) == 1] if len(files) > MANY else files
+    below = f"\n      and {len(files) - len(top)} files in folders below" if len(files) > len(top) else ""
+    typer.echo("wrote " + "\n      ".join(map(str, top)) + below)
+    if following:
+        typer.echo(f"next: {following}")
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """
+    >>> _flag("weight_decay", 1e-4), _flag("graph", False), _flag("keep", [2, 3])
+    (['--weight-decay', '0.0001'], ['--no-graph'], ['--keep', '2', '--keep', '3'])
+    """
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{dashed}" if value else f"--no-{dashed}"]
+    return [word for each in (value if isinstance(value, list) else [value]) for word in (f"--{dashed}", str(each))]
+
+
+def _free(name: str) -> str:
+    """A file or folder of that name, or with a number where there is one already."""
+    path = Path(name)
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return str(next(free for free in chain([path], numbered) if not os.path.lexists(free)))
+
+
+def walking_method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":
+    """What `--method` and the options of its rate ask for."""
+    if name == "fge":
+        return tw.FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
+    return tw.Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else tw.SWA(lr=lr_max, cycle=cycle)
+
+
+def chosen_data(data: Mapping[str, Any], name: str | None) -> str:
+    """The name of the data to score on: the one given, or the last."""
+    if name is None:
+        return list(data)[-1]
+    if name not in data:
+        raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
+    return name

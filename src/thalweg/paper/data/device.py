@@ -1,0 +1,132 @@
+"""Batches without worker processes: the whole set as uint8 on the device, augmented there."""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import ThalwegError
+
+
+class DeviceBatches:
+    """Batches of images and labels from a data set that is on the device as uint8.
+
+    Examples:
+        >>> images, labels = torch.zeros(10, 1, 8, 8, dtype=torch.uint8), torch.arange(10)
+        >>> batches = DeviceBatches(images, labels, 4, shuffle=True, crop=1, flip=True)
+        >>> len(batches), [len(y) for _, y in batches], [y.tolist() for _, y in batches.clean()][0]
+        (3, [4, 4, 2], [0, 1, 2, 3])
+
+    Args:
+        images: uint8, (count, channels, height, width).
+        labels: One per image.
+        batch_size: Images per batch.
+        shuffle: Use a new order in each epoch.
+        crop: Pad by this many pixels and take a random crop.
+        flip: Flip images horizontally with probability 1/2.
+        mean: Per channel, for pixels between 0 and 1, for normalisation.
+        std: Per channel, for pixels between 0 and 1, for normalisation.
+        generator: The random generator, on the same device; torch's global one by default.
+        drop_last: Leave out a short last batch.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        crop: int = 0,
+        flip: bool = False,
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ):
+        if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise ThalwegError(
+                "images must be uint8 of shape (count, channels, height, width), with one label each; got "
+                f"{images.dtype} {tuple(images.shape)} and {len(labels)} labels"
+            )
+        if batch_size < 1 or len(images) == 0:
+            raise ThalwegError(
+                f"batches need at least one image and a size of at least 1; got {len(images)} and {batch_size}"
+            )
+        self.images, self.labels = images.to(device), labels.to(device)
+        self.batch_size, self.shuffle, self.crop, self.flip = batch_size, shuffle, crop, flip
+        self.mean, self.std = (255 * torch.tensor(v, device=device).reshape(1, -1, 1, 1) for v in (mean, std))
+        self.generator, self.drop_last = generator, drop_last
+
+    def clean(self, batch_size: int | None = None) -> "DeviceBatches":
+        """The same data in order and without augmentation, for evaluation; nothing is copied."""
+        view = copy(self)
+        view.__dict__.pop("_padded", None)
+        view.shuffle, view.crop, view.flip, view.drop_last = False, 0, False, False
+        view.batch_size = batch_size or self.batch_size
+        return view
+
+    def widened(self, batch_size: int) -> "DeviceBatches":
+        """The same data in larger batches, for measurements that do not depend on their size; unchanged if batches are
+        random.
+        """
+        chance = self.shuffle or self.crop or self.flip or self.drop_last
+        return self if chance or batch_size <= self.batch_size else self.clean(batch_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """Everything that determines the batches but the state of the generator; a run folder compares it."""
+        return {key: value for key, value in vars(self).items() if key not in ("_padded", "generator")}
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.images), self.batch_size)
+        return whole if self.drop_last or rest == 0 else whole + 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return map(self.make, self.draws())
+
+    def draws(self) -> Iterator[Tensor]:
+        """For each batch of one epoch, what was drawn at random: a row per image with its index, and with augmentation
+        the position of its crop and whether it is flipped.
+        """
+        count, device = len(self.images), self.images.device
+
+        def draw(high: int) -> Tensor:
+            return torch.randint(high, (count,), device=device, generator=self.generator)
+
+        columns = [torch.arange(count, device=device)]
+        if self.shuffle:
+            columns = [torch.randperm(count, device=device, generator=self.generator)]
+        if self.crop or self.flip:
+            columns += [draw(2 * self.crop + 1), draw(2 * self.crop + 1)]
+            columns += [draw(2) if self.flip else torch.zeros_like(columns[0])]
+        rows = torch.stack(columns, dim=1)
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            yield rows[start : start + self.batch_size]
+
+    def make(self, draw: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch for one of the `draws`; only tensors are read, so that it can be captured in a CUDA graph."""
+        chosen = draw[:, 0]
+        pixels = self.images[chosen] if draw.shape[1] == 1 else self._window(*draw.T)
+        return (pixels.float() - self.mean) / self.std, self.labels[chosen]
+
+    def _window(self, chosen: Tensor, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
+        device, (channels, height, width) = chosen.device, self.images.shape[1:]
+        rows = top[:, None] + torch.arange(height, device=device)
+        along = torch.arange(width, device=device)
+        columns = left[:, None] + torch.where(mirrored[:, None] == 1, width - 1 - along, along)
+        channel = torch.arange(channels, device=device)[:, None, None]
+        return self._padded[chosen[:, None, None, None], channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        return F.pad(self.images, [self.crop] * 4) if self.crop else self.images

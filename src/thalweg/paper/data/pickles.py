@@ -1,0 +1,81 @@
+"""Pickles of byte arrays, read without running anything that they name."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ThalwegError
+
+
+class Kind:
+    """Stands in for the types named in a pickled array."""
+
+    def __init__(self, *arguments: object):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class Array(Kind):
+    """Stands in for numpy's array: it keeps what the pickle says about one."""
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
+        _, self.shape, _, self.by_columns, self.content = state
+
+    def tensor(self) -> Tensor:
+        values = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
+        return values.reshape(self.shape[::-1]).T if self.by_columns else values.reshape(self.shape)
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    return text.encode("latin1")
+
+
+STAND_INS = {
+    "numpy.core.multiarray._reconstruct": Array,
+    "numpy._core.multiarray._reconstruct": Array,
+    "numpy.ndarray": Kind,
+    "numpy.dtype": Kind,
+    "_codecs.encode": _encode,  # how Python 3 writes bytes for Python 2
+}
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, content: bytes, path: Path):
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in STAND_INS:
+            raise ThalwegError(
+                f"{self.path} must be a pickle of plain arrays, and it asks for {module}.{name}, which could run "
+                "anything: do not use it, and fetch it again from its makers"
+            )
+        return STAND_INS[f"{module}.{name}"]
+
+
+def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
+    """A dict of lists, strings and `Array`s.
+
+    Examples:
+        >>> read_pickle(pickle.dumps({b"labels": [3, 8]}), Path("train"))
+        {'labels': [3, 8]}
+
+    Args:
+        content: The pickle.
+        path: Its path, for the error message.
+    """
+    try:
+        entries = _Reader(content, path).load()
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
+    except ThalwegError:
+        raise
+    except Exception as error:  # a damaged pickle may end in any of them
+        raise ThalwegError(
+            f"{path} is not a whole pickle of arrays ({type(error).__name__}): fetch it again"
+        ) from error

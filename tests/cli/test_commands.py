@@ -1,0 +1,705 @@
+"""The command line as a user meets it, with a task of the user's own in the current folder."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import thalweg as tw
+from thalweg.cli import app, options, scan
+
+TASK = """
+import torch
+from torch import nn
+import thalweg as tw
+
+def points(count, seed, norm=True):
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    y = (x.norm(dim=1) > 1.1).long()
+    batches = [(x[i:i + 40], y[i:i + 40]) for i in range(0, 120, 40)]
+    torch.manual_seed(seed)
+    middle = [nn.BatchNorm1d(count)] if norm else []
+    model = nn.Sequential(nn.Linear(2, count), *middle, nn.ReLU(), nn.Linear(count, 2))
+    return dict(model=model, task=tw.classification(), train=batches, bn_batches=batches, data={"train": batches})
+
+def circle(seed):
+    return points(16, seed)
+
+def wider(seed):
+    return points(17, seed)
+
+def no_refresh(seed):
+    return {key: value for key, value in circle(seed).items() if key != "bn_batches"}
+
+def empty(seed):
+    return {**circle(seed), "train": []}
+
+def not_a_dict(seed):
+    return circle(seed)["model"]
+
+def no_model(seed):
+    return {**circle(seed), "model": 3}
+
+def extra(seed):
+    return {**circle(seed), "surprise": 3}
+
+def seedless():
+    return circle(0)
+
+def raises(seed):
+    return {}["missing"]
+
+def bad_json(seed):
+    import json
+    return json.loads("")
+
+def scalar_loss(seed):
+    return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.mean())}
+
+def bad_labels(seed):
+    return {**circle(seed), "train": [(torch.randn(4, 2), torch.tensor([0, 1, 2, 7]))]}
+
+def other_names(seed):
+    return {**circle(seed), "train": [dict(image=torch.randn(4, 2), labels=torch.tensor([0, 1, 0, 1]))]}
+
+def doubled(seed):
+    return {**circle(seed), "model": circle(seed)["model"].double()}
+
+def float_labels(seed):
+    return {**circle(seed), "task": tw.Task(own_loss)}
+
+def own_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets.short(), reduction="none")
+
+def explodes(seed):
+    return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.sum(1) * float("nan"))}
+
+def stopping(seed):
+    import os, signal
+    def loss(outputs, targets):
+        if "STOP" in os.environ:
+            with open("steps", "a") as file:
+                file.write(".")
+            if os.path.getsize("steps") == int(os.environ["STOP"]):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return tw.classification().loss(outputs, targets)
+    return {**circle(seed), "task": tw.Task(loss, tw.classification().predict)}
+
+def slow(seed):
+    import time
+    def loss(outputs, targets):
+        open("training", "w").close()
+        time.sleep(0.05)
+        return tw.classification().loss(outputs, targets)
+    return {**circle(seed), "task": tw.Task(loss)}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a task and what the commands make of it: two ends, another network, and a curve."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "mine.py").write_text(TASK)
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        for seed, name in enumerate(("a", "b", "c")):
+            ok("fit", "--task", "mine:circle", "--out", name, "--seed", str(seed), "--epochs", "20", "--lr", "0.1")
+        ok("fit", "--task", "mine:wider", "--out", "wide", "--epochs", "2")
+        ok("connect", "a", "b", "--task", "mine:circle", "--out", "curve", "--epochs", "20", "--lr", "0.1")
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+def ok(*args):
+    result = invoke(*args)
+    assert result.exit_code == 0, (args, result.output, result.exception)
+    return result.output
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_fit_and_connect_write_what_python_reads(here):
+    curve = tw.Curve.load("curve/curve.safetensors")
+    assert isinstance(curve, tw.Bezier)
+    assert torch.equal(curve.start.vector, tw.Weights.load("a/weights.safetensors").vector)
+    assert tw.store.files.load_json(here / "a" / "run.json", "run")["settings"]["epochs"] == 20
+
+
+def test_streaming_finds_the_same_curve(here):
+    ok("connect", "a", "b", "--task", "mine:circle", "--out", "streamed", "--epochs", "20", "--lr", "0.1", "--stream")
+    usual, streamed = (tw.Curve.load(f"{name}/curve.safetensors").bends[0].vector for name in ("curve", "streamed"))
+    assert torch.allclose(usual, streamed, rtol=1e-3, atol=1e-4)
+
+
+def test_several_networks_are_those_of_single_runs(here):
+    output = ok("fit", "--task", "mine:circle", "--out", "both", "--runs", "2", "--epochs", "20", "--lr", "0.1")
+    assert "next: thalweg connect both/seed-0 both/seed-1 --task mine:circle" in output
+    for number, name in enumerate(("a", "b")):
+        alone, found = (tw.Weights.load(f"{path}/weights.safetensors").vector for path in (name, f"both/seed-{number}"))
+        assert torch.equal(alone, found)
+
+
+def test_scan_prints_the_summary_and_says_what_is_next(here):
+    output = ok("scan", "curve", "--task", "mine:circle", "--out", "scan", "--points", "5", "--weight-decay", "0.01")
+    assert "Bezier, length ratio" in output
+    assert "Segment, length ratio 1.00" in output
+    assert output.count("train loss: ") == 1  # what the ends are with the statistics they came with
+    assert "next: thalweg plane curve --task mine:circle" in output
+    for name in ("scan.json", "scan.csv", "profile.png", "profile.pdf"):
+        assert (here / "scan" / name).stat().st_size > 0
+        assert f"scan/{name}" in output
+    scan, line = tw.Scan.load("scan/scan.json"), tw.Scan.load("scan/line/scan.json")
+    assert (scan.name, line.name) == ("Bezier", "Segment")
+    ends = tw.Segment(*(tw.Weights.load(f"{name}/weights.safetensors") for name in "ab"))
+    inputs = tw.loading.load_inputs("mine:circle", 0, None)
+    alone = tw.scan(
+        inputs.model, ends, inputs.task, inputs.data, points=5, weight_decay=0.01, bn_batches=inputs.bn_batches
+    )
+    assert (alone.values["train"]["loss"] == line.values["train"]["loss"]).all()
+    assert len((here / "scan" / "scan.csv").read_text().splitlines()) == 6
+    assert scan.weight_decay == 0.01
+
+
+def test_scan_without_the_line_and_the_line_later(here):
+    scan = ("scan", "curve", "--task", "mine:circle", "--out", "lineless", "--points", "3")
+    assert "Segment" not in ok(*scan, "--no-line")
+    assert not (here / "lineless" / "line").exists()
+    assert "Segment" in ok(*scan, "--resume")
+    assert tw.Scan.load("lineless/line/scan.json").length_ratio == 1.0
+
+
+def test_scan_killed_in_the_line_resumes_both(here):
+    scan = ("scan", "curve", "--task", "mine:circle", "--points", "5", "--out")
+    ok(*scan, "undisturbed")
+    ok(*scan, "killed")
+    lines = (here / "killed" / "line" / "points.jsonl").read_text().splitlines(keepends=True)
+    (here / "killed" / "line" / "points.jsonl").write_text("".join(lines[:2]))
+    for name in ("scan.json", "line/scan.json", "scan.csv", "line/scan.csv"):
+        (here / "killed" / name).unlink()
+    assert invoke(*scan, "killed").exit_code == 2
+    ok(*scan, "killed", "--resume")
+    for name in ("scan.json", "line/scan.json", "scan.csv", "line/scan.csv", "line/points.jsonl"):
+        assert (here / "killed" / name).read_bytes() == (here / "undisturbed" / name).read_bytes()
+
+
+def test_curve_and_line_are_one_group_on_the_page(here):
+    ok("scan", "curve", "--task", "mine:circle", "--out", "pair/scan", "--points", "3")
+    ok("plane", "curve", "--task", "mine:circle", "--out", "pair/plane", "--grid", "3")
+    for number, folders in enumerate((["pair"], ["pair/scan"], ["pair/scan", "pair/plane"])):
+        ok("page", *folders, "-o", f"pair-{number}.html")
+        text = (here / f"pair-{number}.html").read_text()
+        shown = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+        assert [(curve["group"], curve["label"]) for curve in shown["curves"]] == [("", "Segment"), ("", "Bezier")]
+        assert len(shown["runs"]) == len(folders) + (number == 0)
+        assert shown["notes"] == []
+
+
+def test_scan_of_two_networks_is_the_segment(here):
+    assert "Segment, length ratio 1.00" in ok(
+        "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
+    )
+
+
+def test_planes_of_a_curve_and_of_three_networks(here):
+    ok("plane", "curve", "--task", "mine:circle", "--out", "plane", "--grid", "4")
+    scan = tw.Scan.load("plane/scan.json")
+    assert scan.values["train"]["error"].shape == (4, 4)
+    assert list(scan.paths) == ["Bezier"]
+    ok("plane", "a", "b", "c", "--task", "mine:circle", "--out", "plane3", "--grid", "3", "--margin", "0.5")
+    assert (here / "plane3" / "surface.pdf").exists()
+
+
+def test_checkpoints_of_the_users_own(here):
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    torch.save(module.state_dict(), "own.pt")
+    assert "Segment" in ok(
+        "scan", "own.pt", "a/weights.safetensors", "--task", "mine:circle", "--out", "own", "--points", "3"
+    )
+
+
+def test_several_bends_the_chain_and_the_other_loss(here):
+    flags = ("--curve", "polychain", "--bends", "2", "--loss", "arclength", "--epochs", "2", "--clip", "1")
+    ok("connect", "a", "b", "--task", "mine:circle", "--out", "chain", *flags)
+    chain = tw.Curve.load("chain/curve.safetensors")
+    assert isinstance(chain, tw.PolyChain)
+    assert len(chain.bends) == 2
+
+
+CONNECT = ("connect", "a", "b", "--task", "mine:circle", "--out", "new")
+FIT = ("fit", "--out", "new", "--epochs", "2", "--task")
+BAD = {
+    "networks that do not agree": (
+        ("connect", "a", "wide", *CONNECT[3:]),
+        "is (16, 2) in the network and (17, 2) in wide/weights.safetensors",
+    ),
+    "another network than the task's": (
+        ("scan", "curve", "--task", "mine:wider", "--out", "new"),
+        "'0.weight' is (17, 2)",
+    ),
+    "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
+    "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve holds no weights.safetensors"),
+    "a truncated file": (
+        ("connect", "a", "short.safetensors", *CONNECT[3:]),
+        "short.safetensors is not a whole",
+    ),
+    "a pickle that would run code": (("connect", "a", "evil.pt", *CONNECT[3:]), "evil.pt holds more than tensors"),
+    "a state dict of another network": (
+        ("connect", "a", "other.pt", *CONNECT[3:]),
+        "other.pt holds none of the network's tensors; it holds 'weight', 'bias'",
+    ),
+    "the same network twice": (("connect", "a", "a", *CONNECT[3:]), "and a and a are the same: give another end"),
+    "a scan of one network": (
+        ("scan", "one.pt", *CONNECT[3:]),
+        "one.pt is not a curve: give a folder of `thalweg connect`, or two",
+    ),
+    "a curve that is not finished": (
+        ("scan", "begun", *CONNECT[3:]),
+        "its run has not finished; give its command again with --resume",
+    ),
+    "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
+    "a task without a colon": ((*FIT, "mine"), "file.py:factory or package.module:factory; got 'mine'"),
+    "a task in a folder": ((*FIT, "./mine:circle"), "file.py:factory or package.module:factory; got './mine:circle'"),
+    "a task file that is not there": ((*FIT, "./nowhere.py:task"), "there is no file"),
+    "a task file without the factory": ((*FIT, "./mine.py:nothing"), "./mine.py has no 'nothing'"),
+    "a task file that is broken": ((*FIT, "broken.py:task"), "cannot be imported: SyntaxError"),
+    "a task file that fails": ((*FIT, "failing.py:task"), "ZeroDivisionError: division by zero ("),
+    "a factory that fails inside a library": ((*FIT, "mine.py:bad_json"), "line 1 column 1 (char 0) ("),
+    "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
+    "a module that is not there": (
+        (*FIT, "nowhere:task"),
+        "and among what is installed; ModuleNotFoundError: No module named 'nowhere'",
+    ),
+    "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
+    "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
+    "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
+    "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
+    "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
+    "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
+    "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
+    "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),
+    "a plane of two networks": (("plane", "a", "b", *CONNECT[3:]), "give three networks, or one curve"),
+    "a scan of three networks": (("scan", "a", "b", "c", *CONNECT[3:]), "give one curve or two networks"),
+    "batch norm without refresh": (
+        ("scan", "curve", "--task", "mine:no_refresh", "--out", "new"),
+        "needs statistics",
+    ),
+    "a loss of the wrong shape": ((*FIT, "mine:scalar_loss"), "one value per example"),
+    "labels out of range": ((*FIT, "mine:bad_labels"), "labels must lie between 0 and 1"),
+    "too few points": (
+        ("scan", "curve", "--task", "mine:circle", "--out", "new", "--points", "1"),
+        "at least 2 points",
+    ),
+    "a folder that is there": (
+        ("fit", "--out", "a", "--task", "mine:circle"),
+        "a is already there, and nothing is",
+    ),
+    "no epochs": (
+        (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
+        "epochs must be a whole number, at least 1; got 0",
+    ),
+    "an unknown curve": ((*CONNECT, "--curve", "spline"), "'spline' is not one of"),
+    "no task": (("fit", "--out", "new"), "Missing option '--task'"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_files(place):
+    content = (place / "a" / "weights.safetensors").read_bytes()
+    (place / "short.safetensors").write_bytes(content[: len(content) // 2])
+    torch.save({"weight": Evil()}, place / "evil.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), place / "other.pt")
+    torch.save(tw.Weights.load(place / "a" / "weights.safetensors").state_dict(), place / "one.pt")
+    (place / "begun").mkdir()
+    (place / "begun" / "state.safetensors").write_bytes(content)
+    (place / "broken.py").write_text("def task(:\n")
+    (place / "failing.py").write_text("import json\n\nvalue = 1 / 0\n")
+    ends = [tw.Weights.load(place / name / "weights.safetensors") for name in ("a", "b")]
+    tw.average(ends).save(place / "middle.safetensors")
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch payload-ran",))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_code_2(case, here, bad_files):
+    args, message = BAD[case]
+    before = everything(here)
+    result = invoke(*args)
+    text = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert message in text
+    assert "Traceback" not in text
+    after = everything(here)
+    assert all(after.get(path) == content for path, content in before.items())
+    assert not (here / "payload-ran").exists()
+    left = here / "new"
+    if left.exists():
+        assert {path.name for path in left.iterdir()} <= {"run.json", ".lock"}
+        shutil.rmtree(left)
+
+
+@pytest.mark.parametrize(
+    ("task", "line"), [("failing.py:task", "failing.py, line 3)"), ("mine.py:bad_json", "mine.py, line ")]
+)
+def test_errors_in_a_task_file_name_the_users_line(task, line, here, bad_files):
+    assert line in invoke(*FIT, task).output.replace("\n", "")
+
+
+LOADED = """
+import torch, thalweg as tw
+from torch.utils.data import DataLoader, Dataset
+from sibling import SIZE
+
+class Points(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, k):
+        return torch.full((SIZE,), k / 8), k % 2
+
+def task(seed):
+    loader = DataLoader(Points(), batch_size=4, num_workers=1, multiprocessing_context="{context}")
+    return dict(model=torch.nn.Linear(SIZE, 2), task=tw.classification(), train=loader)
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("name", ["other.py", "with a space and-dashes.py"])
+def test_a_task_file_anywhere_with_siblings_and_workers(name, context, tmp_path):
+    """In a process of its own, as a user would."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / name).write_text(LOADED.format(context=context))
+    (folder / "sibling.py").write_text("SIZE = 3\n")
+    for number, path in enumerate((f"./a folder/{name}", str(folder / name))[: 1 if context == "spawn" else 2]):
+        fit = ("fit", "--task", f"{path}:task", "--epochs", "1", "--out", f"out-{number}")
+        done = subprocess.run([sys.executable, "-m", "thalweg", *fit], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_task_files_of_one_name_are_told_apart(tmp_path):
+    from thalweg.loading import load_inputs
+
+    for width in (3, 5):
+        (tmp_path / str(width)).mkdir()
+        text = (
+            f"def task(seed):\n    return dict(model=torch.nn.Linear({width}, 2), task=tw.classification(), "
+            "train=[0])\n"
+        )
+        (tmp_path / str(width) / "json.py").write_text(f"import torch, thalweg as tw\n\n{text}")
+    for width in (3, 5, 3):
+        assert load_inputs(f"{tmp_path}/{width}/json.py:task", 0, None).model.in_features == width
+    assert sys.modules["json"] is json
+
+
+def test_divergence_keeps_the_last_good_weights(here):
+    result = invoke("fit", "--task", "mine:explodes", "--out", "exploded")
+    assert result.exit_code == 1
+    assert "the loss became nan in step 1" in result.output
+    assert "look for bad values in the data, or try a smaller learning rate or clipping" in result.output
+    assert result.output.rstrip().endswith("before that epoch are in exploded/last-good.safetensors")
+    assert tw.Weights.load("exploded/last-good.safetensors").layout.size == 16 * 2 + 16 * 3 + 34
+
+
+def test_ctrl_c_is_one_sentence_and_code_130(here):
+    command = [sys.executable, "-m", "thalweg", "fit", "--task", "mine:slow", "--out", "stopped", "--epochs", "10000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (here / "stopped" / "log.jsonl").exists():  # an epoch has been trained
+        time.sleep(0.05)
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert re.fullmatch(
+        r"thalweg: stopped by SIGINT after step \d+, in epoch \d+; its state is saved in stopped: "
+        r"run the same command again with --resume to continue",
+        errors.strip(),
+    )
+
+
+@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"])
+def test_every_option_is_explained(command):
+    import typer.main
+
+    group = typer.main.get_command(app)
+    assert group.commands[command].help
+    for parameter in group.commands[command].params:
+        assert getattr(parameter, "help", None), f"{command} {parameter.name} has no help"
+
+
+def test_help_answers_at_once():
+    """Best of five, in CPU time, which other work on the machine does not change much; the bar is half a second."""
+    times = []
+    for _ in range(5):
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "thalweg", "--help"], check=True, capture_output=True)
+        after = os.times()
+        times.append(after.children_user - before.children_user + after.children_system - before.children_system)
+    assert min(times) < 0.5
+
+
+def test_walk_ensemble_and_compare(here):
+    flags = ("--task", "mine:circle", "--epochs", "6", "--lr-max", "0.1", "--lr-min", "0.01")
+    output = ok("walk", *flags, "--cycle", "2", "--start", "a", "--start", "b", "--out", "walk")
+    assert "collected 6 networks" in output
+    for name in ("members/ensemble.json", "trace-1.json", "trace-2.png", "trace-2.pdf"):
+        assert f"walk/{name}" in output
+    assert tw.Trace.load("walk/trace-1.json").collected == [3, 9, 15]
+    output = ok("ensemble", "walk", "c", "--task", "mine:circle", "--out", "pool")
+    assert "on 'train'" in output
+    assert len(output.split("members")[1].splitlines()) >= 8
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    assert len(tw.Ensemble.load("pool/members", module)) == 7
+    flags = ("--task", "mine:circle", "--budget", "20", "--seeds", "2", "--cycle", "2")
+    output = ok("compare", *flags, "--out", "budget")
+    for method in ("Independent", "Snapshot", "FGE", "SWA"):
+        assert method in output
+    assert (here / "budget" / "comparison.pdf").exists()
+    assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]
+
+
+def test_kept_epochs_start_a_walk_with_their_momentum(here):
+    common = ("--task", "mine:circle", "--lr", "0.1")
+    ok("fit", *common, "--epochs", "4", "--keep", "2", "--keep", "3", "--out", "keeping")
+    kept = here / "keeping" / "kept-2.safetensors"
+    ok("walk", "--task", "mine:circle", "--method", "swa", "--lr-max", "0.1", "--cycle", "1", "--epochs", "2",
+       "--start", str(kept), "--out", "warm")  # fmt: skip
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    warm = tw.Ensemble.load("warm/members", module).members
+    from thalweg.weightspace.checkpoint import Checkpoint
+
+    assert Checkpoint.load(kept).optimizer["momentum_buffer"].abs().sum() > 0
+    assert len(warm) == 2
+
+
+def test_snapshot_and_swa_on_the_command_line(here):
+    for method in ("snapshot", "swa"):
+        flags = ("--method", method, "--epochs", "4", "--cycles", "2", "--cycle", "2", "--lr-max", "0.1")
+        assert "collected 2 networks" in ok("walk", "--task", "mine:circle", "--out", method, *flags)
+
+
+BAD_ENSEMBLES = {
+    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "an even number of iterations"),
+    "a cycle longer than the run": (
+        ("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"),
+        "longer than the run",
+    ),
+    "rates the wrong way": (("walk", "--task", "mine:circle", "--out", "new", "--lr-min", "1"), "0 < lr_min <= lr_max"),
+    "members of other networks": (
+        ("ensemble", "a", "wide", "--task", "mine:circle", "--out", "new"),
+        "'0.weight' is (16, 2)",
+    ),
+    "a damaged member": (("ensemble", "short.safetensors", "--task", "mine:circle", "--out", "new"), "not a whole"),
+    "data that are not there": (
+        ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
+        "data are train; got 'x'",
+    ),
+    "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
+    "a budget too small": (
+        ("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"),
+        "5 cycles of 3 iterations",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENSEMBLES)
+def test_bad_ensembles_are_one_sentence_too(case, here, bad_files, monkeypatch):
+    monkeypatch.setitem(BAD, case, BAD_ENSEMBLES[case])
+    test_bad_input_is_one_sentence_and_code_2(case, here, bad_files)
+
+
+def content(path):
+    """The bytes of a JSON file; of a safetensors file its tensors, since the order of its header is left to chance."""
+    if path.suffix == ".json":
+        return path.read_bytes()
+    return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_safetensors(path)[0].items()}
+
+
+@pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "compare"])
+def test_a_command_that_was_terminated_goes_on(kind, here):
+    """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
+    flags = {
+        "fit": ("fit", "--epochs", "30"),
+        "connect": ("connect", "a", "b", "--epochs", "30"),
+        "walk": ("walk", "--epochs", "30", "--start", "a"),
+        "scan": ("scan", "curve", "--points", "31"),
+        "compare": ("compare", "--budget", "20", "--seeds", "1", "--cycle", "2"),
+    }[kind]
+    command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:stopping"]
+    (here / "steps").unlink(missing_ok=True)
+    stopped = [*command, "--out", f"{kind}-1"]
+    done = subprocess.run(stopped, env={**os.environ, "STOP": "40"}, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "stopped by SIGTERM after" in done.stderr
+    refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
+    assert refused.exit_code == 2
+    assert "resume it (--resume;" in refused.output
+    ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
+    ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
+    name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}
+    name["compare"] = "comparison.json"
+    one, two = (content(here / f"{kind}-{k}" / name[kind]) for k in (1, 2))
+    assert one == two
+    changed = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")
+    assert changed.exit_code == 2
+    assert "weight_decay was 0.0 and is 0.5" in changed.output
+
+
+def test_a_page_of_what_commands_wrote(here):
+    ok("scan", "curve", "--task", "mine:circle", "--out", "shown/scan", "--points", "3")
+    ok("plane", "curve", "--task", "mine:circle", "--out", "shown/plane", "--grid", "3")
+    output = ok("ensemble", "a", "b", "--task", "mine:circle", "--out", "shown/both")
+    assert "next: thalweg page shown/both" in output
+    assert "wrote shown.html" in ok("page", "shown", "-o", "shown.html")
+    text = (here / "shown.html").read_text()
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert shown["planes"][0]["paths"]["Bezier"][60] == list(tw.Scan.load("shown/plane/scan.json").paths["Bezier"][60])
+    assert shown["reports"][0]["data"] == "train"
+    assert [run["label"] for run in shown["runs"]] == ["both", "plane", "scan"]
+    assert shown["notes"] == []
+    refused = invoke("page", "shown", "-o", "shown.html")
+    assert (refused.exit_code, text) == (2, (here / "shown.html").read_text())
+    assert "shown.html is already there: choose another name, or ask to replace it (--replace" in refused.output
+    (here / "shown" / "scan" / "scan.json").unlink()
+    ok("page", "shown", "-o", "shown.html", "--replace")
+    assert "scan has no scan.json" in (here / "shown.html").read_text()
+
+
+def test_page_writes_nothing_when_there_is_nothing_to_show(here):
+    ok("scan", "curve", "--task", "mine:circle", "--out", "lost", "--points", "3", "--no-line")
+    (here / "lost" / "scan.json").unlink()
+    for folders, said in ((("a", "curve"), "make some with `thalweg scan`"), (("lost",), "lost has no scan.json")):
+        refused = invoke("page", *folders, "-o", "nothing.html")
+        assert refused.exit_code == 2
+        assert f"{', '.join(folders)} holds no results that a page could show: {said}" in refused.output
+        assert not (here / "nothing.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (
+            "other_names",
+            r"TypeError: .*'image'.*a batch of \{image: float32 4 x 2, labels: int64 4\}; the keys of a dict",
+        ),
+        ("doubled", r"RuntimeError: .* whose weights are float64 on cpu, a batch of \(float32 40 x 2, int64 40\)"),
+        ("float_labels", r"RuntimeError: .* \(.*mine\.py, line \d+\); thalweg gave the network"),
+    ],
+)
+def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, factory, said):
+    result = CliRunner().invoke(
+        app, ["fit", "--task", f"mine:{factory}", "--epochs", "1", "--out", f"out-{factory}", "--quiet"]
+    )
+    assert result.exit_code == 2
+    assert re.search(said, result.output), result.output
+    assert "Traceback" not in result.output
+
+
+def test_what_to_type_next_names_a_folder_that_is_free(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for expected in ("scan", "scan-2", "scan-3"):
+        options.done(tmp_path, options.following(scan, {"task": "mine:task"}, "curve", out="scan"))
+        assert capsys.readouterr().out.endswith(f"next: thalweg scan curve --task mine:task --out {expected}\n")
+        (tmp_path / expected).mkdir()
+
+
+def words_of(line):
+    """The arguments that a shell makes of a line which begins with thalweg."""
+    shell = subprocess.run(
+        ["sh", "-c", f"thalweg() {{ printf '%s\\0' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True
+    )
+    return shell.stdout.split("\0")[:-1]
+
+
+def test_every_next_line_runs_as_a_shell_reads_it(tmp_path, monkeypatch):
+    """A session of commands, each pasted from what the one before said, with names that need quoting."""
+    folder = tmp_path / "it's a folder; with $names"
+    folder.mkdir()
+    (folder / "my task.py").write_text(TASK)
+    monkeypatch.chdir(folder)
+    common = "--task './my task.py:circle' --weight-decay 0.0001 --seed 3 --precision bf16 --device cpu"
+    beginnings = [
+        f"thalweg fit {common} --epochs 2 --clip 5.0 --out 'first end'",
+        f"thalweg scan 'first end' 'first end-2' {common} --points 3 --out 'straight line'",
+        f"thalweg walk {common} --epochs 2 --lr-min 1e-4 --out 'my walk'",
+        f"thalweg compare {common.replace(' --seed 3', '')} --budget 20 --seeds 1 --out 'my comparison'",
+    ]
+    ran = []
+    for line in beginnings:
+        while line:
+            ran.append(line)
+            line = "".join(re.findall(r"^next: (.+)", ok(*words_of(line)), re.MULTILINE))
+    said = [words_of(line)[0] for line in ran]
+    assert said[:6] == ["fit", "fit", "connect", "scan", "plane", "page"]
+    assert said[6:11] == ["scan", "connect", "scan", "plane", "page"]
+    assert said[11:] == ["walk", "ensemble", "page", "compare", "page"]
+    for command, line in zip(said, ran, strict=True):
+        assert ("--task './my task.py:circle'" in line and "--device cpu" in line) or command == "page"
+        assert "--weight-decay 0.0001" in line or command in ("page", "ensemble")
+        assert "--precision bf16" in line or command in ("page", "ensemble")
+    assert all("--clip 5.0" in line for line in ran[:3])
+    assert "--seed 4" in ran[1]
+
+
+def test_next_lines_begin_as_the_program_was_started(monkeypatch, tmp_path):
+    for started, expected in (
+        ("/x/thalweg/__main__.py", [sys.executable, "-m", "thalweg"]),
+        (".venv/bin/thalweg", [".venv/bin/thalweg"]),
+        (str(tmp_path / "thalweg"), ["thalweg"]),
+        ("pytest", ["thalweg"]),
+    ):
+        (tmp_path / "thalweg").touch(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "argv", [started])
+        assert options.program() == expected
+
+
+def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
+    for number in range(40):
+        (tmp_path / f"member-{number}").mkdir()
+        (tmp_path / f"member-{number}" / "weights").touch()
+    (tmp_path / "report.json").touch()
+    options.done(tmp_path, "thalweg page")
+    assert (
+        capsys.readouterr().out
+        == f"wrote {tmp_path}/report.json\n      and 40 files in folders below\nnext: thalweg page\n"
+    )
+
+
+def test_a_reader_who_leaves_is_no_error(here):
+    """As `thalweg ... | head` does."""
+    command = [sys.executable, "-m", "thalweg", "scan", "curve", "--task", "mine:circle", "--out", "piped", "--quiet"]
+    read, write = os.pipe()
+    with subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, text=True) as process:
+        os.close(write)
+        os.close(read)
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+    assert (here / "piped" / "scan.json").is_file()
