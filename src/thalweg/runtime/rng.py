@@ -11,6 +11,7 @@ import torch
 from ..errors import ThalwegError
 from ..hidden import (
     ABSENT,
+    Found,
     generator_state,
     generators,
     numbered,
@@ -132,8 +133,12 @@ def capture(*sources: Any) -> Snapshot:
 
 def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
     """Restore everything named to what `capture` found."""
+    _restore(before, walk(numbered(sources)))
+
+
+def _restore(before: Mapping[str, Any], found: Found) -> None:
     own = {name: value for name, value in before.items() if "/" in name or name.isdigit()}
-    put_back(own, walk(numbered(sources)))
+    put_back(own, found)
     for name in before.keys() - own.keys():
         _set_global(name, before[name])
 
@@ -151,7 +156,8 @@ def undisturbed(*sources: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        reinstate(dict.fromkeys(capture(*sources), ABSENT) | before, *sources)
+        found = walk(numbered(sources))
+        _restore(dict.fromkeys(found.places, ABSENT) | before, found)
 
 
 def _set_global(name: str, state: Any) -> None:
