@@ -14,8 +14,8 @@ import time
 import torch
 
 import thalweg as tw
+from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
-from thalweg.runtime.live import Accelerated
 from thalweg.store.runs import Run
 from thalweg.training.checkpoint import Course
 from thalweg.training.loop import Observer

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import thalweg as tw
+from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
-from thalweg.runtime.live import Accelerated
 from thalweg.training.motion import Motion, Network, UniformBends
 from thalweg.training.optimizers import make_optimizer
 from thalweg.training.step import Step

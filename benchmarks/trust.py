@@ -18,7 +18,7 @@ import thalweg as tw
 from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
 from thalweg.paper.models import preresnet164
-from thalweg.runtime import live
+from thalweg.runtime import accelerated
 from thalweg.weightspace.proof import Proof
 from thalweg.weightspace.state import ModuleState
 
@@ -80,9 +80,9 @@ def trained(module, batches, steps, watched):
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(live.Accelerated, "__call__", note(live.Accelerated.__call__)))
+        stack.enter_context(patch.object(accelerated.Accelerated, "__call__", note(accelerated.Accelerated.__call__)))
         if not watched:
-            stack.enter_context(patch.object(live, "watched", lambda probe, work: (None, work())))
+            stack.enter_context(patch.object(accelerated, "watched", lambda probe, work: (None, work())))
         tw.fit(module, tw.classification(), batches, epochs=-(-steps // len(batches)), lr=1e-3)
     return times[1:]
 

@@ -10,9 +10,9 @@ from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.cuda_graphs import _Form, aside
-from thalweg.runtime.live import Accelerated
 from thalweg.training.arclength import ArclengthBends
 from thalweg.training.motion import Network, UniformBends
 from thalweg.training.optimizers import make_optimizer

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .training.compare import Independent, compare
     from .training.connect import connect
     from .training.fit import fit
-    from .training.methods import FGE, SWA, Iterations, Snapshot
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
+    from .training.walk_methods import FGE, SWA, Iterations, Snapshot
     from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.planes import Plane
@@ -51,7 +51,7 @@ _HOMES = {
     "training.compare": ("Independent", "compare"),
     "training.connect": ("connect",),
     "training.fit": ("fit",),
-    "training.methods": ("FGE", "SWA", "Iterations", "Snapshot"),
+    "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot"),
     "training.own_loop": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
     "weightspace.batchnorm": ("update_bn",),

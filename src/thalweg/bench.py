@@ -20,20 +20,20 @@ from . import text_tables
 from .batches import count
 from .evaluation.scan import Measurer
 from .loading import Inputs
+from .runtime.accelerated import Accelerated
 from .runtime.compute import LONG, Call, Compute, Context, present
 from .runtime.cuda_graphs import Replay, aside
 from .runtime.interleave import together
-from .runtime.live import Accelerated
 from .runtime.transfer import source
 from .store.runs import Run, versions
 from .tasks import Task, classification
 from .training.checkpoint import state_of
 from .training.loop import Observer, Settings, train
-from .training.methods import Plan
 from .training.motion import Motion, Network, UniformBends
 from .training.optimizers import make_optimizer
 from .training.step import Step
 from .training.walk import WalkObserver
+from .training.walk_methods import Plan
 from .weightspace.curves import Bezier
 from .weightspace.layout import batch_norms
 from .weightspace.probe import Probe

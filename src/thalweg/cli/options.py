@@ -18,7 +18,7 @@ import thalweg as tw
 from ..errors import ThalwegError
 
 if TYPE_CHECKING:
-    from ..training.methods import Method
+    from ..training.walk_methods import Method
 
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..tasks import IGNORED, Net, Task
-from ..training.methods import Method
 from ..training.own_loop import collect, rates
+from ..training.walk_methods import Method
 from ..weightspace.weights import Weights
 
 # of `loss_type`: labels are the tokens, shifted by the model itself

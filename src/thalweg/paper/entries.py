@@ -48,7 +48,7 @@ class Entry:
         pairs: The pairs of data set and network that it has in the paper.
         needs: What has to be trained first.
         each: What has to be trained for every seed.
-        parts: Needs in other workshops.
+        parts: Needs in other experiments.
         points: The number of measured points at a scale.
         more: Further costs.
     """

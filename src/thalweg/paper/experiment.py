@@ -20,8 +20,8 @@ from ..store.runs import LOG, Run
 from ..tasks import Task, classification
 from ..training.connect import connect
 from ..training.fit import fit
-from ..training.methods import FGE, Snapshot
 from ..training.walk import walk
+from ..training.walk_methods import FGE, Snapshot
 from ..weightspace.curves import Bezier, Curve, PolyChain
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights

@@ -9,8 +9,8 @@ from torch import nn
 from ..errors import ThalwegError
 from ..evaluation.ensemble import Ensemble
 from ..reporting.result import Claim
-from ..training.methods import FGE
 from ..training.walk import walk
+from ..training.walk_methods import FGE
 from ..weightspace.weights import Weights
 from . import data as sets
 from .curve_entries import Outcome

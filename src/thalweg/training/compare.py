@@ -26,10 +26,10 @@ from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights, average
 from .fit import fit
-from .methods import FGE, SWA, Method, Snapshot
 from .optimizers import decay
 from .question import method_table
 from .walk import walk
+from .walk_methods import FGE, SWA, Method, Snapshot
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from .motion import Network
 from .optimizers import OptimizerFactory, Schedule
 
 if TYPE_CHECKING:
+    from ..runtime.accelerated import Accelerated
     from ..runtime.compute import Processes
-    from ..runtime.live import Accelerated
     from ..store.runs import Run
 
 

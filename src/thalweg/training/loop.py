@@ -18,7 +18,7 @@ from .optimizers import OptimizerFactory, Schedule, decay, make_optimizer
 from .step import Step
 
 if TYPE_CHECKING:
-    from ..runtime.live import Accelerated
+    from ..runtime.accelerated import Accelerated
     from ..store.runs import Run
     from ..weightspace.checkpoint import Checkpoint
 

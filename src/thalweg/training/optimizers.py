@@ -1,4 +1,4 @@
-"""The optimizer of a run: SGD with momentum, or the user's own."""
+"""The optimizer of a run and its learning-rate schedule: SGD with momentum, or the user's own."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature

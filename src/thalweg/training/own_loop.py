@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..errors import ThalwegError, whole
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
-from .methods import Method
+from .walk_methods import Method
 
 
 class WalkScheduler(LRScheduler):

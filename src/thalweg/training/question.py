@@ -20,8 +20,8 @@ from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.curves import Curve
 from ..weightspace.weights import Weights
 from .loop import Settings
-from .methods import Method, Plan
 from .optimizers import make_optimizer
+from .walk_methods import Method, Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared

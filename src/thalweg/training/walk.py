@@ -15,8 +15,8 @@ from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
 from ..results import Trace, Walk
+from ..runtime.accelerated import Accelerated
 from ..runtime.compute import Call, Compute, StoredResult
-from ..runtime.live import Accelerated
 from ..runtime.rng import seeded
 from ..store import files
 from ..store.files import TRACE
@@ -26,10 +26,10 @@ from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .loop import Observer, Settings, train
-from .methods import Method, Plan
 from .motion import Network
 from .optimizers import OptimizerFactory
 from .question import walk_question
+from .walk_methods import Method, Plan
 
 Start = Weights | Checkpoint
 Story = tuple[list[Weights], Trace]  # the networks collected from one start, and what happened on the way

@@ -5,7 +5,7 @@ from math import ceil, cos, pi
 import pytest
 
 import thalweg as tw
-from thalweg.training.methods import Method
+from thalweg.training.walk_methods import Method
 
 
 def paper_fge(i, c, a1, a2):
@@ -75,7 +75,7 @@ def test_bad_methods(make, message):
 
 
 def test_a_method_of_the_users_own():
-    from thalweg.training.methods import Plan
+    from thalweg.training.walk_methods import Plan
 
     class Sparse(Method):
         def plan(self, steps, epochs):
