@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from thalweg import bench
 from thalweg.loading import load_inputs
+from thalweg.paper import models
 from thalweg.runtime.compute import Compute
 from thalweg.runtime.cuda_graphs import aside
 from thalweg.weightspace.weights import Weights
@@ -59,9 +60,7 @@ def by_hand(make, batch, compiled):
 def figures(name, compute, rounds):
     torch.cuda.empty_cache()
     inputs = load_inputs(f"thalweg.bench:{name}", 0, "cuda")
-    make = {"vgg16": bench.models.vgg16, "preresnet164": bench.models.preresnet, "wrn28_10": bench.models.wrn28_10}[
-        name
-    ]
+    make = {"vgg16": models.vgg16, "preresnet164": models.preresnet, "wrn28_10": models.wrn28_10}[name]
     timer = bench.Bench(inputs, compute, rounds, 20 if name == "vgg16" else 10)
     timings = {}
     with aside(timer.device):
