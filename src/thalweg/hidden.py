@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import ThalwegError
+from .generators import generator_state, is_generator, set_generator
 
 # how deep, how many, of each container, in one list or array
 LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000
@@ -192,45 +193,6 @@ def numbered(sources: Sequence[Any]) -> dict[str, Any]:
     return {str(number): source for number, source in enumerate(sources)}
 
 
-def is_generator(value: Any) -> bool:
-    kinds = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
-
-
-def generator_state(generator: Any) -> Any:
-    """A copy of its state, made of tensors, arrays, dicts, tuples and numbers."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return getattr(generator, "bit_generator", generator).state
-
-
-def set_generator(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        getattr(generator, "bit_generator", generator).state = state
-
-
-def seed_generator(generator: Any, seed: int) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, random.Random):
-        generator.seed(seed)
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(seed % 2**32)
-    else:
-        bits = getattr(generator, "bit_generator", generator)
-        bits.state = type(bits)(seed % 2**64).state
-
-
 def copied(value: Any) -> Any:
     """A copy of a value, or the state of a generator."""
     if is_generator(value):
@@ -250,7 +212,8 @@ def same(one: Any, two: Any) -> bool:
         return False
     if isinstance(one, Tensor):
         two = two.to(one.device)
-        return _kind(one) == _kind(two) and bool(((one == two) | ((one != one) & (two != two))).all())
+        alike = _kind(one) == _kind(two)
+        return alike and (torch.equal(one, two) or bool(((one == two) | ((one != one) & (two != two))).all()))
     if isinstance(one, np.ndarray):
         return _kind(one) == _kind(two) and one.tobytes() == two.tobytes()
     if isinstance(one, GeneratorState):

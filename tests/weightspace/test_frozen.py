@@ -91,7 +91,7 @@ def test_what_is_held_is_not_the_modules_own():
 
 
 def test_memory_is_given_back_with_the_last_point():
-    from thalweg.weightspace.frozen import _held
+    from thalweg.weightspace.weights import _held
 
     weights = tw.Weights.of(Adapted(base=9))
     shape = weights.frozen["layer.weight"].shape

@@ -19,11 +19,10 @@ from ..runtime.progress import Progress
 from ..runtime.rng import seeded
 from ..store import files
 from ..tasks import Task, check_task, identity
-from ..weightspace.frozen import base_name
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.proof import agree
-from ..weightspace.weights import Weights, check_list
+from ..weightspace.weights import Weights, base_name, check_list
 from . import metrics
 from .measure import First, Points, check_finite, predicted, prove_predicting
 

@@ -275,15 +275,8 @@ class Points:
         square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
-            with same_draws(self.bn_batches):
+            with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
                 self.statistics()
         yield square
         self.probe.check()
         self.probe.drop_caches()
-
-
-@contextmanager
-def same_draws(batches: Batches | None) -> Iterator[None]:
-    """Every point sees the same data, whatever they count or draw."""
-    with undisturbed(batches), seeded(0, batches):
-        yield

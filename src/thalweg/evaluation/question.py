@@ -49,7 +49,7 @@ def asked(run: object | None, describe: Callable[[], Facts], processes: Processe
 def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
     """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
-    with undisturbed(batches), seeded(0, batches), _quiet():
+    with undisturbed(batches, seed=0), _quiet():
         if all(
             home(batches, method).__module__.startswith("thalweg.paper.data.")
             for method in ("__iter__", "draws", "make")

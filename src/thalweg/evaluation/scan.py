@@ -20,7 +20,7 @@ from ..results import Scan, Values, array, plain
 from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
-from ..runtime.rng import seeded
+from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
@@ -31,7 +31,7 @@ from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree
 from ..weightspace.weights import Weights
-from .measure import Measurement, Points, prove_measuring, same_draws
+from .measure import Measurement, Points, prove_measuring
 from .question import Facts, bn_question, curve_question, measured_question, points_question
 
 Target = Curve | Plane | Sequence[Weights]
@@ -240,7 +240,7 @@ class Measurer:
         values = {}
         with self.points.at(weights, recomputed) as square:
             for name, measure in self.measures.items():
-                with same_draws(self.data[name]):
+                with undisturbed(self.data[name], seed=0):
                     found = measure(first)
                 values[name] = {"loss": found["data_loss"] + 0.5 * self.weight_decay * square, **found}
         self.last = (weights, {name: measure.early for name, measure in self.measures.items()})

@@ -9,18 +9,14 @@ import numpy as np
 import torch
 
 from ..errors import ThalwegError
-from ..hidden import (
-    ABSENT,
-    Found,
+from ..generators import (
     generator_state,
-    generators,
-    numbered,
-    put_back,
-    seed_generator,
+    global_randomness,
+    is_generator,
     set_generator,
-    values,
-    walk,
+    set_global_randomness,
 )
+from ..hidden import ABSENT, Found, generators, numbered, put_back, values, walk
 
 Snapshot = dict[str, Any]
 
@@ -47,20 +43,30 @@ def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[N
     kept = [generator_state(generator) if world is None else world.before(generator) for generator in own]
     if world is not None:
         world.generators += own
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        seed_all(seed)
-        for generator in own:
-            seed_generator(generator, seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            for generator, state in zip(own, kept, strict=True):
-                set_generator(generator, state)
-            if world is not None:
-                del world.generators[len(world.generators) - len(own) :]
+    before = global_randomness()
+    seed_all(seed)
+    for generator in own:
+        seed_generator(generator, seed)
+    try:
+        yield
+    finally:
+        set_global_randomness(before)
+        for generator, state in zip(own, kept, strict=True):
+            set_generator(generator, state)
+        if world is not None:
+            del world.generators[len(world.generators) - len(own) :]
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        bits = getattr(generator, "bit_generator", generator)
+        bits.state = type(bits)(seed % 2**64).state
 
 
 def seed_all(seed: int) -> None:
@@ -122,13 +128,7 @@ class World:
 
 def capture(*sources: Any) -> Snapshot:
     """The state of every source of randomness, and the counters and orders of `sources`, by name."""
-    now: Snapshot = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-    }
-    now |= {f"cuda{i}": torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-    return now | values(walk(numbered(sources)))
+    return global_randomness() | values(walk(numbered(sources)))
 
 
 def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
@@ -136,23 +136,26 @@ def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
     _restore(before, walk(numbered(sources)))
 
 
-def _restore(before: Mapping[str, Any], found: Found) -> None:
-    own = {name: value for name, value in before.items() if "/" in name or name.isdigit()}
-    put_back(own, found)
-    for name in before.keys() - own.keys():
-        _set_global(name, before[name])
-
-
 @contextmanager
-def undisturbed(*sources: Any) -> Iterator[None]:
+def undisturbed(*sources: Any, seed: int | None = None) -> Iterator[None]:
     """Undo whatever the block draws from the global generators or from `sources`, or counts in them.
 
     >>> with undisturbed():
     ...     first = torch.rand(2)
     >>> bool((torch.rand(2) == first).all())
     True
+
+    Args:
+        sources: Objects that may hold generators and counters.
+        seed: For all generators within the block; by default they go on from where they are.
     """
-    before = capture(*sources)
+    found = walk(numbered(sources))
+    before = global_randomness() | values(found)
+    if seed is not None:
+        seed_all(seed)
+        for place in found.places.values():
+            if is_generator(place.value):
+                seed_generator(place.value, seed)
     try:
         yield
     finally:
@@ -160,12 +163,9 @@ def undisturbed(*sources: Any) -> Iterator[None]:
         _restore(dict.fromkeys(found.places, ABSENT) | before, found)
 
 
-def _set_global(name: str, state: Any) -> None:
-    if name == "torch":
-        torch.set_rng_state(state)
-    elif name == "python":
-        random.setstate(state)
-    elif name == "numpy":
-        np.random.set_state(state)
-    elif int(name.removeprefix("cuda")) < torch.cuda.device_count():
-        torch.cuda.set_rng_state(state, int(name.removeprefix("cuda")))
+def _restore(before: Mapping[str, Any], found: Found) -> None:
+    """What belongs to a source has a path, which begins with its number."""
+    own = {name: value for name, value in before.items() if name[0].isdigit()}
+    put_back(own, found)
+    if len(own) < len(before):
+        set_global_randomness(before)

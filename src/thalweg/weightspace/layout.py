@@ -236,10 +236,6 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
 
-def overlap(one: Tensor, two: Tensor) -> bool:
-    return span(one)[0] < span(two)[1] and span(two)[0] < span(one)[1]
-
-
 def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
     for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
         for name in mine.names:

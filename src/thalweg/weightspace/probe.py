@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError, first_line
+from ..generators import same_randomness
 from ..runtime.compute import Compute, recompiled
-from .frozen import held_once
-from .layout import Layout, named_buffers, named_parameters, overlap, span, unwrapped, user_compiled, wrappers
-from .state import Contents, ModuleState, kept, plain, same_randomness
-from .weights import Weights, check_state
+from .layout import Layout, named_buffers, named_parameters, span, unwrapped, user_compiled, wrappers
+from .state import Contents, ModuleState, kept, plain
+from .weights import Weights, check_state, held_once
 
 
 class Probe:
@@ -48,15 +48,15 @@ class Probe:
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
         self.grad = torch.zeros_like(self.point)
         torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
-        self.views = self._can_view(module)
+        self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
         self.module, self._parameters = self._copied(module, originals)
+        self.moving = dict(zip(self.layout.names, self._parameters, strict=True))
         self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
-        if not self.views:
-            _flatten_recurrent(self.module)
+        for part in () if self.views else self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
-        self._watchers = {
-            name: self._watch(name, p) for name, p in zip(self.layout.names, self._parameters, strict=True)
-        }
+        self._watchers = {name: self._watch(name, parameter) for name, parameter in self.moving.items()}
         self.state = ModuleState(self.module)
         self._drops = _has_train(self.module)
         copied, _ = named_parameters(self.module)
@@ -117,10 +117,6 @@ class Probe:
             for name, value in given.items():
                 self._own[name].copy_(value)
 
-    @property
-    def moving(self) -> dict[str, nn.Parameter]:
-        return dict(zip(self.layout.names, self._parameters, strict=True))
-
     def stand_at_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
         parameters, _ = named_parameters(self.original)
@@ -175,9 +171,12 @@ class Probe:
             )
         if self.views:
             self.grad.zero_()
-            loss.backward()
         else:
-            self._backward_by_copy(loss)
+            for parameter in self._parameters:
+                parameter.grad = None
+        loss.backward()
+        if not self.views:
+            self.gather([parameter.grad for parameter in self._parameters])
         if len(self.unreached) == len(self.layout.names):
             raise ThalwegError(
                 "the loss depends on weights outside the network that was given: its forward pass uses another "
@@ -241,9 +240,6 @@ class Probe:
                     "parametrization); remove that from its forward pass and hooks"
                 )
 
-    def _can_view(self, module: nn.Module) -> bool:
-        return not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
-
     def _copied(self, module: nn.Module, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
         """The copy and its trainable parameters; a network that does not accept ours (scripted, or with a
         `__deepcopy__` that makes new ones) is written to tensor by tensor.
@@ -280,12 +276,6 @@ class Probe:
 
     def _write(self, flat: Tensor, vector: Tensor) -> None:
         torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(flat)).values()))
-
-    def _backward_by_copy(self, loss: Tensor) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        loss.backward()
-        self.gather([parameter.grad for parameter in self._parameters])
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         unreached = self.unreached  # a hook that held the probe would keep it alive, since its parameters hold the hook
@@ -359,7 +349,11 @@ def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
             homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
     for path, tensor in Contents(module).tensors.items():
         near = homes.get(tensor.untyped_storage().data_ptr(), []) if plain(tensor) and tensor.numel() else []
-        near = [(name, parameter) for name, parameter in near if overlap(parameter, tensor)]
+        near = [
+            (name, parameter)
+            for name, parameter in near
+            if span(parameter)[0] < span(tensor)[1] and span(tensor)[0] < span(parameter)[1]
+        ]
         if near:
             memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
         elif not tensor.is_leaf:
@@ -386,13 +380,6 @@ def _turn(container: Any, memo: dict[int, Any]) -> None:
     for key, item in [*container.items()] if isinstance(container, dict) else [*enumerate(container)]:
         if isinstance(item, weakref.ReferenceType) and id(item()) in memo:
             container[key] = weakref.ref(memo[id(item())])
-
-
-def _flatten_recurrent(module: nn.Module) -> None:
-    """A deep copy loses the memory layout that cuDNN needs."""
-    for part in module.modules():
-        if isinstance(part, nn.RNNBase):
-            part.flatten_parameters()
 
 
 def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:

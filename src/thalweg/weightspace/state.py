@@ -1,6 +1,5 @@
 """The state of a module other than the values of its parameters, found and restored."""
 
-import random
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from ..generators import generator_state, is_generator, set_generator
 
 DEPTH = 5  # levels of containers and plain objects below a part of the network
 LONG = 10_000  # containers with more items are taken for data
@@ -60,7 +61,7 @@ class Contents:
             self.tensors[path] = value
         elif isinstance(value, np.ndarray):
             self.arrays += [value] if value.flags.writeable and value.dtype != object else []
-        elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+        elif is_generator(value):
             self.generators.append(value)
         else:
             depth = DEPTH if isinstance(value, nn.Module) else depth - 1
@@ -104,7 +105,7 @@ class ModuleState:
         self.fixed = [tensor for tensor in self.contents.tensors.values() if plain(tensor)]
         self.values = [tensor.detach().clone() for tensor in self.fixed]
         self.numbers = [array.copy() for array in self.contents.arrays]
-        self.randomness = [_where(generator) for generator in self.contents.generators]
+        self.randomness = [generator_state(generator) for generator in self.contents.generators]
 
     def renewed(self) -> "ModuleState":
         """The state now, found faster if everything holds the same objects as before."""
@@ -116,7 +117,7 @@ class ModuleState:
         if self.fixed:
             torch._foreach_copy_(self.values, [tensor.detach() for tensor in self.fixed])
         self.numbers = [array.copy() for array in self.contents.arrays]
-        self.randomness = [_where(generator) for generator in self.contents.generators]
+        self.randomness = [generator_state(generator) for generator in self.contents.generators]
         return self
 
     def restore(self) -> None:
@@ -135,7 +136,7 @@ class ModuleState:
         for array, number in zip(self.contents.arrays, self.numbers, strict=True):
             array[...] = number
         for generator, state in zip(self.contents.generators, self.randomness, strict=True):
-            _go_to(generator, state)
+            set_generator(generator, state)
 
 
 @contextmanager
@@ -186,40 +187,9 @@ def _put_back(container: Any, before: Any) -> None:
 
 def plain(tensor: Tensor) -> bool:
     """Whether it is an ordinary tensor that can be copied into: not sparse, expanded, of inference mode and so on."""
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-        return False
-    odd = (
-        tensor.layout != torch.strided
-        or tensor.is_nested
-        or tensor.is_meta
-        or tensor.is_inference()
-        or tensor.is_quantized
+    return (
+        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+        and tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_inference() or tensor.is_quantized)
+        and torch._debug_has_internal_overlap(tensor) != 1
     )
-    return not odd and torch._debug_has_internal_overlap(tensor) != 1
-
-
-def _where(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        return generator.get_state()
-    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
-
-
-def _go_to(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.bit_generator.state = state
-
-
-@contextmanager
-def same_randomness() -> Iterator[None]:
-    """Undo whatever is drawn inside from the global generators, such as by a network's own `__deepcopy__`."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
