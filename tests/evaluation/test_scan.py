@@ -288,8 +288,9 @@ class TestOneForwardPassForLossAndMetrics:
         module, seen, batches = ZOO["mlp"].module(1).eval(), [], ZOO["mlp"].batches()
         module.register_forward_hook(lambda *_: seen.append(1))
         task = tw.Task(tw.classification().loss, metrics=metrics)
-        found = Measurement(module, task, batches, torch.device("cpu"), tw.Compute())()
-        assert set(found) == {"data_loss", *(metrics or ["error"])}
+        measure = Measurement(module, task, batches, torch.device("cpu"), tw.Compute())
+        measure()
+        assert set(measure.means()) == {"data_loss", *(metrics or ["error"])}
         assert len(seen) == len(batches)
 
     def test_a_loss_may_write_into_the_outputs(self):

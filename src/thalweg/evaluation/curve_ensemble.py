@@ -73,7 +73,8 @@ def curve_ensemble(
             where = f"the point at t = {t:.4g}"
             with points_of.at(curve.point(t)):
                 with seeded(0, bn_batches):
-                    losses.append(measure()["data_loss"])
+                    measure()
+                losses.append(measure.means()["data_loss"])
                 with seeded(0, test):
                     _keep(tested, _logits(probe, task, test, where), "test")
                 if held_out is not None:

@@ -32,7 +32,7 @@ WIDE = 8192  # batch size on a GPU to begin with
 class Measurement:
     """The means of loss and metrics over a data set, for a network that is measured at one point after another.
 
-    Each call gives `data_loss` and the task's metrics over all examples, however they are batched.
+    After a call, `means` gives `data_loss` and the task's metrics over all examples, however they are batched.
 
     Attributes:
         early: The sum of the loss over the first batches of the last call, and the number of examples in them.
@@ -56,15 +56,15 @@ class Measurement:
         self.ways = _narrower(batches, task, module, device)
         self._batched(next(self.ways))
 
-    def __call__(self, first: bool = False) -> dict[str, float]:
-        """Measure the network as it is.
+    def __call__(self, first: bool = False) -> None:
+        """Measure the network as it is; a GPU may still be computing afterwards.
 
         Args:
             first: Stop after the first batches.
         """
         while True:
             try:
-                return self._measured(first)
+                return self._measure(first)
             except torch.OutOfMemoryError:
                 if self.used is self.batches:
                     raise
@@ -80,10 +80,21 @@ class Measurement:
         self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
         self.sizes: dict[str, dict[str, int]] = {}
 
-    def _measured(self, first: bool) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
+        """What the last call measured."""
+        if self.counts.get("data_loss") == 0:
+            raise ThalwegError(
+                "nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors"
+            )
+        means = {name: float(self.totals[name]) / size if size else nan for name, size in self.counts.items()}
+        if self.task.metrics is None and isnan(means.get("error", 0.0)):
+            del means["error"]  # the built-in one, which is not defined for all targets
+        return means
+
+    def _measure(self, first: bool) -> None:
         for total in self.totals.values():
             total.zero_()
-        counts: dict[str, int] = {}
+        counts = self.counts = dict[str, int]()
         # such as the state that a recurrent network carries
         with torch.no_grad(), kept(self.module, self.state) as self.state:
             for number, drawn in enumerate(self.passes(), start=1):
@@ -93,19 +104,11 @@ class Measurement:
                 form = form_of(drawn) if self.replay.active else ""
                 # a replayed pass does not count: as one of its shapes before
                 self.sizes[form] = self.seen or self.sizes[form]
-                counts = {name: counts.get(name, 0) + size for name, size in self.sizes[form].items()}
+                counts.update({name: counts.get(name, 0) + size for name, size in self.sizes[form].items()})
                 if number == self.some:
                     self.early = self.totals["data_loss"].clone(), counts["data_loss"]
                     if first:
                         break
-        if counts.get("data_loss") == 0:
-            raise ThalwegError(
-                "nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors"
-            )
-        means = {name: float(self.totals[name]) / size if size else nan for name, size in counts.items()}
-        if self.task.metrics is None and isnan(means.get("error", 0.0)):
-            del means["error"]  # the built-in one, which is not defined for all targets
-        return means
 
     def _hold(self) -> None:
         self.alive.append(Contents(self.module))
@@ -269,14 +272,14 @@ class Points:
         )
 
     @contextmanager
-    def at(self, weights: Weights, recomputed: bool = True) -> Iterator[float]:
-        """Be at a point within a block; yields the squared norm of its weights, since `eval()` may merge weights."""
+    def at(self, weights: Weights, recomputed: bool = True) -> Iterator[Tensor]:
+        """Be at a point within a block; yields the norm of its weights, since `eval()` may merge weights."""
         self.probe.load(weights)
-        square = float(torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)) ** 2
+        norm = torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
             with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
                 self.statistics()
-        yield square
+        yield norm
         self.probe.check()
         self.probe.drop_caches()

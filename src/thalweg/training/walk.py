@@ -223,5 +223,6 @@ class WalkObserver(Observer):
             self.probe.drop_caches()
             self.probe.module.eval()
             for name, measure in self.measures.items():
-                for quantity, value in measure().items():
+                measure()
+                for quantity, value in measure.means().items():
                     self.watched[name].setdefault(quantity, []).append(value)

@@ -47,7 +47,8 @@ class Probe:
         self._shapes = [(p.shape, p.numel(), _strides(p, channels_last)) for p in originals]
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
         self.grad = torch.zeros_like(self.point)
-        torch._foreach_copy_(self.slots(self.point), [p.detach() for p in originals])
+        self._places, self._grads = self.slots(self.point), self.slots(self.grad)
+        torch._foreach_copy_(self._places, [p.detach() for p in originals])
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
         self.module, self._parameters = self._copied(module, originals)
         self.moving = dict(zip(self.layout.names, self._parameters, strict=True))
@@ -85,7 +86,7 @@ class Probe:
     def native(self, vector: Tensor) -> Tensor:
         """A copy of the vector of a `Weights`, in the order of this probe's memory."""
         flat = torch.empty_like(vector)
-        self._write(flat, vector)
+        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector).values()))
         return flat
 
     @property
@@ -107,7 +108,7 @@ class Probe:
         expected = {name: own for name, own in self._own.items() if name in given or name not in self.layout.statistics}
         check_state(given, expected, "the weights", "the network")
         self._forget()
-        self._write(self.point, weights.vector)
+        torch._foreach_copy_(self._places, list(self.layout.split(weights.vector.to(self.point)).values()))
         self.moved()
         self._fill(given)
 
@@ -122,7 +123,7 @@ class Probe:
         parameters, _ = named_parameters(self.original)
         theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(self.original))}
         self._forget()
-        torch._foreach_copy_(self.slots(self.point), [parameters[name].detach() for name in self.layout.names])
+        torch._foreach_copy_(self._places, [parameters[name].detach() for name in self.layout.names])
         self.moved()
         self._fill({name: theirs[name] for name in self._own})
 
@@ -160,7 +161,7 @@ class Probe:
         """Tell the network that `point` was written."""
         if not self.views:
             with torch.no_grad():
-                torch._foreach_copy_(list[Tensor](self._parameters), self.slots(self.point))
+                torch._foreach_copy_(list[Tensor](self._parameters), self._places)
         torch.clear_autocast_cache()  # inside a caller's autocast block, the old weights would be reused
 
     def backward(self, loss: Tensor) -> None:
@@ -191,11 +192,11 @@ class Probe:
         parameters that the loss does not depend on.
         """
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        return [None if g is None else _laid_out(g, slot) for g, slot in zip(found, self.slots(self.grad), strict=True)]
+        return [None if g is None else _laid_out(g, slot) for g, slot in zip(found, self._grads, strict=True)]
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
         """Write the result of `gradients` into `grad`."""
-        pairs = [(slot, g) for slot, g in zip(self.slots(self.grad), gradients, strict=True) if g is not None]
+        pairs = [(slot, g) for slot, g in zip(self._grads, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.grad.zero_()
         torch._foreach_copy_([slot for slot, _ in pairs], [g for _, g in pairs])
@@ -228,7 +229,7 @@ class Probe:
     def check(self) -> None:
         """Raise, naming it, if a parameter is no longer a view of the flat vectors."""
         current, _ = named_parameters(self.module)
-        slots = zip(self.layout.names, self._parameters, self.slots(self.point), self.slots(self.grad), strict=True)
+        slots = zip(self.layout.names, self._parameters, self._places, self._grads, strict=True)
         for name, bound, place, grad in slots:
             loose = current.get(name) is not bound
             if self.views and not loose:
@@ -268,14 +269,11 @@ class Probe:
         every write to the vector.
         """
         memo: dict[int, Any] = {}
-        for old, place, grad in zip(originals, self.slots(self.point), self.slots(self.grad), strict=True):
+        for old, place, grad in zip(originals, self._places, self._grads, strict=True):
             memo[id(old)] = new = nn.Parameter(place)
             _dress(new, old)
             new.grad = grad
         return memo
-
-    def _write(self, flat: Tensor, vector: Tensor) -> None:
-        torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector.to(flat)).values()))
 
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         unreached = self.unreached  # a hook that held the probe would keep it alive, since its parameters hold the hook
