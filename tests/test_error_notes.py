@@ -404,6 +404,30 @@ def test_unusable_folders_are_a_sentence_with_the_path(here):
     assert (here / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["connect", "a.safetensors", "LONG", "--out", "out", "--task", "theirs:plain"],
+        ["scan", "LONG", "--out", "out", "--task", "theirs:plain"],
+        ["plane", "LONG", "--out", "out", "--task", "theirs:plain"],
+        ["walk", "--start", "LONG", "--out", "out", "--task", "theirs:plain"],
+        ["ensemble", "a.safetensors", "LONG", "--out", "out", "--task", "theirs:plain"],
+        ["page", "LONG"],
+        ["page", "LONG", "-o", "LONG"],
+        ["demo", "--out", "LONG"],
+        ["paper", "show", "--out", "LONG"],
+    ],
+    ids=" ".join,
+)
+def test_too_long_a_name_is_a_sentence_with_the_name(given, here):
+    result = invoke(*(word.replace("LONG", "n" * 300) for word in given))
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.output == (
+        f"thalweg: '{'n' * 300}' cannot be a path (File name too long): give the name of a file or a folder\n"
+    )
+    assert not (here / "out").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write and read everything")
 def test_no_permission_is_a_sentence_with_the_path(here):
     (here / "closed").mkdir(mode=0o500)

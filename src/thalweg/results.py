@@ -41,7 +41,7 @@ class Saved:
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file."""
-        files.save_json(Path(path), self.saved_as, self.to_dict())
+        files.save_json(files.place(path), self.saved_as, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

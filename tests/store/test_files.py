@@ -12,6 +12,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.store import files
+from thalweg.weightspace.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -155,3 +156,48 @@ def test_curves_of_the_papers_public_code(kind, tmp_path):
     assert scan.name == kind.__name__
     with pytest.raises(tw.ThalwegError, match=r"has tensors named net\.\*_0"):
         tw.Curve.from_state(animal.module(1).state_dict(), animal.module(1))
+
+
+PATHS = {
+    "a number": (5, r"'5' cannot be a path \(lstat: path should be"),
+    "a list": (["a"], "cannot be a path"),
+    "bytes": (b"a", "cannot be a path"),
+    "a name with a NUL byte": ("a\0b", r"cannot be a path \(embedded null byte\)"),
+    "a name that is too long": ("n" * 300, r"cannot be a path \(File name too long\): give the name of a file"),
+}
+BATCHES = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))]
+
+
+def calls_with_a_path(net):
+    task, weights, methods = tw.classification(), tw.Weights.of(net), [tw.Independent]
+    common = {"budget": 1, "multiples": [1], "seeds": [0]}
+    scan = tw.scan(net, [weights], task, {"x": BATCHES})
+    return {
+        "fit": lambda path: tw.fit(net, task, BATCHES, epochs=1, lr=0.1, run=path),
+        "scan": lambda path: tw.scan(net, [weights], task, {"x": BATCHES}, run=path),
+        "walk": lambda path: tw.walk(net, task, BATCHES, tw.SWA(lr=0.1), epochs=1, run=path),
+        "compare": lambda path: tw.compare(lambda seed: net, task, BATCHES, BATCHES, methods, run=path, **common),
+        "Weights.load": tw.Weights.load,
+        "Weights.load with a module": lambda path: tw.Weights.load(path, net),
+        "Weights.save": weights.save,
+        "Curve.load": tw.Curve.load,
+        "Curve.save": tw.Segment(weights, weights).save,
+        "Scan.load": tw.Scan.load,
+        "Scan.save": scan.save,
+        "Ensemble.load": lambda path: tw.Ensemble.load(path, net),
+        "Ensemble.save": tw.Ensemble(net, [weights]).save,
+        "Checkpoint.load": Checkpoint.load,
+        "Checkpoint.save": Checkpoint(weights, {}, "SGD", 1).save,
+        "page": lambda path: tw.page.write(path, []),
+        "page of": lambda path: tw.page.write("page.html", [path]),
+    }
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_what_is_no_path_is_a_sentence_in_every_call(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, said = PATHS[kind]
+    for call in calls_with_a_path(nn.Linear(3, 2)).values():
+        with pytest.raises(tw.ThalwegError, match=said):
+            call(path)
+    assert not [*tmp_path.iterdir()]

@@ -99,7 +99,7 @@ def test_connect_with_one_network_says_what_a_folder_holds(here):
     [
         (["--seed", "9" * 30], "a seed must fit into 64 bits"),
         (["--device", "meta"], "the network cannot go to device 'meta'"),
-        (["--out", "n" * 300], "could not be written (File name too long)"),
+        (["--out", "n" * 300], "cannot be a path (File name too long): give the name of a file or a folder"),
     ],
 )
 def test_options_out_of_range_are_named(here, wrong, told):

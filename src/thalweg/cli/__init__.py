@@ -108,7 +108,12 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    """An error in user code becomes one sentence that names the line."""
+    """An error in user code becomes one sentence that names the line; paths are looked at before anything is done."""
+    from ..store.files import place
+
+    given = [path for value in settings.values() for path in (value if isinstance(value, list) else [value])]
+    for path in (path for path in given if isinstance(path, Path)):
+        place(path)
     try:
         command(**settings)
     except (ThalwegError, BrokenPipeError, typer.Exit):

@@ -112,7 +112,7 @@ class Ensemble:
         """Write one safetensors file per member, one for shared frozen parameters, and a manifest with hashes and
         provenance.
         """
-        folder, manifest = Path(folder), Path(folder) / MANIFEST
+        folder, manifest = files.place(folder), Path(folder) / MANIFEST
         again = manifest.is_file()
         files.sweep(folder)
         if not again and folder.exists() and not all(map(_is_member, folder.iterdir())):

@@ -43,7 +43,7 @@ class ResultFile:
 def find(folders: Sequence[str | Path]) -> list[ResultFile]:
     """Every JSON file of ours in the folders and their subfolders; a damaged one is an error that names it."""
     for folder in folders:
-        if not Path(folder).is_dir():
+        if not files.place(folder).is_dir():
             raise ThalwegError(
                 f"a page is made from folders that thalweg commands have written; {folder} is not a folder"
             )

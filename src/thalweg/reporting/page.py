@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ThalwegError
+from ..store.files import place
 from ..store.files import write as write_whole
 from .contents import READERS, content
 from .folders import find
@@ -37,7 +38,7 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
             result.
         replace: Whether to overwrite an existing file.
     """
-    path = Path(path)
+    path = place(path)
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
     found = [item for item in find(runs) if item.kind in READERS]

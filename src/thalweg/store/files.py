@@ -42,7 +42,8 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
         try:
             temporary = folder / path.name
             writer(temporary)
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.umask(mask := os.umask(0))  # which can be read only by setting it
+            os.chmod(temporary, 0o666 & ~mask)
             _sync(temporary)
             os.replace(temporary, path)
             _sync(path.parent)
@@ -126,6 +127,19 @@ def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, A
         return tensors, dict(json.loads(metadata["about"]))
 
 
+def place(path: str | Path) -> Path:
+    """A path that the caller gave, checked: of the right type, and one that the system can look up."""
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.lstat(path)
+        return Path(path)
+    except (OSError, TypeError, ValueError) as error:
+        raise ThalwegError(
+            f"{str(path)!r} cannot be a path ({getattr(error, 'strerror', None) or error}): give the name of a file or "
+            "a folder"
+        ) from None
+
+
 def beside(path: Path, name: object, kind: str) -> Path:
     """The file that the one at `path` names: one that we would write next to it, and no link, since anybody may have
     named it.
@@ -194,8 +208,7 @@ def _damaged(path: Path) -> ThalwegError:
 def is_safetensors(path: Path) -> bool:
     """By content, since a name can be anything; a damaged file is judged by its name."""
     with open(existing(path), "rb") as file:
-        start = file.read(9)
-    return path.suffix == ".safetensors" or start[8:] == b"{"
+        return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
 
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -210,12 +223,11 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
         raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
     check_format(path, record.get("format"))
     with reading(path):
-        whole = record["sha256"] == text_digest(kind, json.dumps(record["content"])) and isinstance(
-            record["content"], dict
-        )
-    if not whole:
-        raise _damaged(path)
-    return record["content"]
+        if not isinstance(record["content"], dict) or record["sha256"] != text_digest(
+            kind, json.dumps(record["content"])
+        ):
+            raise _damaged(path)
+        return record["content"]
 
 
 def json_kind(path: Path, record: Any = None) -> str | None:
@@ -236,7 +248,7 @@ def check_format(path: Path, found: Any) -> None:
 
 def inside(path: str | Path, *names: str) -> Path:
     """The file itself, or the first of these names that exists in a run folder."""
-    path = Path(path)
+    path = place(path)
     if not path.is_dir():
         return path
     found = next((path / name for name in names if (path / name).is_file()), None)
@@ -272,10 +284,11 @@ def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     except ThalwegError as error:
         if error.__cause__ is None or isinstance(error.__cause__, OSError):
             raise
-        pickled = not is_safetensors(path)
-        advice = "give module= to read a checkpoint of other code" if pickled else "it may be truncated; restore it"
+        cut, other = "it may be truncated; restore it", "give module= to read a checkpoint of other code"
         why = first_line(error.__cause__)[:200]
-        raise ThalwegError(f"{path} is not a whole safetensors file ({why}): {advice}") from error
+        raise ThalwegError(
+            f"{path} is not a whole safetensors file ({why}): {cut if is_safetensors(path) else other}"
+        ) from error
 
 
 def parse(text: str) -> Any:
@@ -318,12 +331,6 @@ def _sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def check_fields(found: object) -> None:

@@ -46,7 +46,7 @@ class Run:
     def __init__(
         self, folder: str | Path, *, every: int | str = "1m", resume: bool = True, note: Mapping[str, Any] | None = None
     ):
-        self.folder, self.resume, self.note = Path(folder), resume, dict(note or {})
+        self.folder, self.resume, self.note = files.place(folder), resume, dict(note or {})
         self.epochs, self.seconds = _interval(every)
         self.every = every
         self.saved = time.monotonic()
@@ -138,7 +138,7 @@ class Run:
             result: The file that a finished run holds; it may then be read by many processes.
         """
         known = json.loads(json.dumps({**self.note, **settings}))
-        with files.writing(self.folder):  # a name may be too long to look up
+        with files.writing(self.folder):  # which may be closed to us
             finished = result and (self.folder / result).is_file()
         if finished:
             self._check(command, known)

@@ -32,7 +32,7 @@ class Checkpoint:
 
     def save(self, path: str | Path, apart: bool = False) -> None:
         """Write one safetensors file; `apart` as in `Weights.save`."""
-        own, about = self.weights._parts(Path(path), apart)
+        own, about = self.weights._parts(files.place(path), apart)
         tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
         beside, extra = packed(self.extra)
@@ -42,7 +42,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
-        tensors, about = files.load_tensors(Path(path), "checkpoint")
+        tensors, about = files.load_tensors(files.place(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
         with files.reading(Path(path)):
             extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # older files do not have it

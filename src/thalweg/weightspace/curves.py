@@ -208,7 +208,7 @@ class Curve(ABC):
             }
         own = {key: value for key, value in vars(self).items() if key != "points" and _is_attribute(type(self), key)}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
-        files.save_tensors(Path(path), "curve", tensors, about)
+        files.save_tensors(files.place(path), "curve", tensors, about)
 
     @classmethod
     def load(cls, path: str | Path) -> "Curve":

@@ -189,7 +189,7 @@ class Weights:
                 "run=, whose folder holds them too, or save each with weights.kept[epoch].save(path)",
                 stacklevel=2,
             )
-        files.save_tensors(Path(path), "weights", *self._parts(Path(path), apart))
+        files.save_tensors(files.place(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
