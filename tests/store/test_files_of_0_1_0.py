@@ -96,6 +96,13 @@ def test_run_folders_of_0_1_0_are_not_resumed_and_left_as_they_are(folder, tmp_p
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.name != ".lock"} == before
 
 
-def test_an_unfinished_run_of_0_1_0_has_no_result_to_load():
-    with pytest.raises(tw.ThalwegError, match=r"holds no weights\.safetensors: its run of fit has not finished"):
-        tw.Weights.load(OLD / "unfinished-fit")
+@pytest.mark.parametrize(
+    ("load", "folder"),
+    [(tw.Weights.load, "unfinished-fit"), (tw.Scan.load, "unfinished-scan"), (tw.Scan.load, "finished-scan")],
+)
+def test_folders_of_0_1_0_without_a_result_say_what_to_do(load, folder):
+    """A scan from Python left its points alone, so that nobody can tell whether it had finished."""
+    command = folder.partition("-")[2]
+    said = rf"holds no .*: its run of {command} is of an older thalweg and cannot be resumed: make it again in a new"
+    with pytest.raises(tw.ThalwegError, match=said):
+        load(OLD / folder)

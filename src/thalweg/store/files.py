@@ -262,7 +262,13 @@ def _instead(record: Path) -> str:
     if not record.is_file():
         return "give a file, or the folder of a run that has finished"
     about = load_json(record, "run")
-    advice = "has finished: give a file in it" if "finished" in about else "has not finished: resume it"
+    advice = (
+        "has finished: give a file in it"
+        if "finished" in about
+        else "has not finished: resume it"
+        if "facts" in about
+        else "is of an older thalweg and cannot be resumed: make it again in a new folder"
+    )
     return f"its run of {about.get('command')} {advice}, or choose another folder"
 
 
