@@ -93,6 +93,33 @@ def test_links_that_a_manifest_names_are_neither_read_nor_deleted(tmp_path):
     assert member.is_symlink()
 
 
+def test_only_a_file_of_ours_is_removed_and_no_link_to_one(tmp_path):
+    ours, other, link, folder, notes = (tmp_path / name for name in ("ours", "other", "link", "folder", "notes"))
+    files.save_tensors(ours, "state", {}, {})
+    files.save_tensors(other, "weights", {}, {})
+    files.save_tensors(tmp_path / "elsewhere", "state", {}, {})
+    link.symlink_to(tmp_path / "elsewhere")
+    folder.mkdir()
+    notes.write_text("mine")
+    for path in (ours, other, link, folder, notes, tmp_path / "nowhere"):
+        files.remove(path, "state")
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "link", "folder", "notes", "elsewhere"}
+    assert link.is_symlink()
+
+
+def test_finished_run_leaves_a_link_in_place_of_its_state(tmp_path):
+    def fit():
+        batches = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))]
+        return tw.fit(network(1), tw.classification(), batches, epochs=1, lr=0.1, run=tmp_path / "run")
+
+    fit()
+    files.save_tensors(tmp_path / "elsewhere.safetensors", "state", {}, {})
+    (tmp_path / "run" / "state.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    fit()
+    assert (tmp_path / "run" / "state.safetensors").is_symlink()
+    assert (tmp_path / "elsewhere.safetensors").is_file()
+
+
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name)[:20])
 @pytest.mark.parametrize("kind", [tw.Weights, Checkpoint])
 def test_base_is_a_file_beside_the_weights(kind, name, tmp_path):
