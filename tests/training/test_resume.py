@@ -240,6 +240,15 @@ def test_half_written_files_of_a_killed_process_are_swept(tmp_path):
         ]
 
 
+def test_a_folder_inside_what_is_swept_is_left_alone(tmp_path):
+    """We write none there, so somebody else did."""
+    notes = tmp_path / ".state.safetensors.abc.thalweg-part" / "mine" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    with Run(tmp_path).opened("fit", {}):
+        assert notes.read_text() == "mine"
+
+
 def test_half_written_files_of_a_killed_demo_are_swept(tmp_path):
     start_run(tmp_path, "demo", {})
     (tmp_path / ".page.html.abc.thalweg-part").mkdir()

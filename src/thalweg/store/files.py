@@ -175,7 +175,7 @@ def sweep(folder: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
         folder.rmdir()
