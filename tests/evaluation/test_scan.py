@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -303,6 +304,17 @@ class TestOneForwardPassForLossAndMetrics:
             tw.ThalwegError, match="the metric 'first' writes into the outputs or targets, which the loss reads"
         ):
             self.values(tw.classification().loss, metric=lambda outputs, targets: outputs.sigmoid_()[:, 0])
+
+    def test_a_metric_that_writes_into_an_output_object_is_refused(self):
+        def negated(outputs, targets):
+            return outputs.logits.neg_()[:, 0]
+
+        with pytest.raises(tw.ThalwegError, match="the metric 'first' writes into the outputs or targets"):
+            self.values(
+                lambda outputs, targets: tw.classification().loss(outputs.logits, targets),
+                lambda net, batch: (SimpleNamespace(logits=net(batch[0])), batch[1]),
+                metric=negated,
+            )
 
     def test_predict_may_call_the_network_twice(self):
         class Noisy(nn.Linear):

@@ -103,7 +103,7 @@ class CopiesBadly(Normed):
     scale = 1.0
 
     def __deepcopy__(self, memo):
-        new = CopiesBadly().double()
+        new = type(self)().double()
         new.load_state_dict(self.state_dict())
         return new
 
@@ -111,8 +111,8 @@ class CopiesBadly(Normed):
         return self.scale * super().forward(x)
 
 
-def badly_copied():
-    module = CopiesBadly()
+def badly_copied(kind=CopiesBadly):
+    module = kind()
     module.scale = 2.0
     return module
 
@@ -149,6 +149,50 @@ def test_every_call_refuses(name, call):
     with pytest.raises(tw.ThalwegError, match=message):
         CALLS[call](module)
     assert same_bits(before, bits(module))
+
+
+class Output:
+    """The user's own, in which no batch would have its tensors."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Objects(nn.Module):
+    def forward(self, x):
+        return Output(super().forward(x))
+
+
+class ObjectsOfAPlainList(Objects, PlainList):
+    pass
+
+
+class ObjectsOfALateLayer(Objects, MadeLate):
+    pass
+
+
+class ObjectsCopiedBadly(Objects, CopiesBadly):
+    pass
+
+
+GIVING_OBJECTS = {
+    "a plain list": ObjectsOfAPlainList,
+    "a layer made late": ObjectsOfALateLayer,
+    "a bad copy": lambda: badly_copied(ObjectsCopiedBadly),
+}
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name != "curve_ensemble"])  # which needs logits
+@pytest.mark.parametrize("name", GIVING_OBJECTS)
+def test_every_call_refuses_where_outputs_are_objects_too(name, call):
+    module = GIVING_OBJECTS[name]().double()
+    task = tw.Task(
+        lambda outputs, targets: TASK.loss(outputs.logits, targets),
+        lambda net, batch: (net(batch[0]), batch[1]),
+        probabilities=lambda outputs: outputs.logits.softmax(1),
+    )
+    with pytest.raises(tw.ThalwegError, match=REFUSED[name][1]):
+        calls(task)[call](module)
 
 
 @pytest.mark.parametrize("call", [name for name in CALLS if name not in ("ensemble", "bn_batches")])

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import tensors_in
 from ..errors import ThalwegError
 from ..tasks import IGNORED, Labels, Task, check_labels, describe, outputs_of, softmax, tensor_in
+from ..weightspace.state import Contents
 
 BINS = 15
 TINY = 1e-300  # lower bound of probabilities, so that their logarithm is finite
@@ -81,7 +81,7 @@ def one_hot(targets: Tensor) -> Tensor:
 
 def _versions(*values: Any) -> list[int]:
     """How often each tensor has been written to; inference tensors do not count that."""
-    return [tensor._version for tensor in tensors_in(values) if not tensor.is_inference()]
+    return [tensor._version for tensor in Contents(values).tensors.values() if not tensor.is_inference()]
 
 
 def _mistakes(outputs: Tensor, labels: Tensor) -> Tensor:

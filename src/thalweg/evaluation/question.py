@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..batches import Batches, count, tensors_in, to_device
+from ..batches import Batches, count, to_device
 from ..errors import during
 from ..hidden import modules_in
 from ..runtime.compute import Compute, Processes
@@ -24,6 +24,7 @@ from ..tasks import Task
 from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
 from ..weightspace.layout import batch_norms
 from ..weightspace.probe import Probe
+from ..weightspace.state import Contents
 from ..weightspace.weights import Weights
 from .metrics import Metrics, averaged
 
@@ -126,11 +127,10 @@ def _parts(found: Mapping[int, str]) -> dict[str, str]:
     if not found:  # batches with a length but no items, which the call itself refuses
         return {}
     numbers = sorted(found)
-    between = digest_of([found[k] for k in numbers[1:-1]])
     return {
         "the first batch": found[numbers[0]],
         "the last batch": found[numbers[-1]],
-        "a batch in the middle": between,
+        "a batch in the middle": digest_of([found[k] for k in numbers[1:-1]]),
     }
 
 
@@ -198,7 +198,7 @@ def _evaluated(probe: Probe, task: Task, batch: Any, compute: Compute, predicts:
     made = _tried(lambda: task.predictions(probe.module, batch), compute, probe)
     if made is None:
         return {}
-    found = {"output": summary(tensors_in(made[0]))}  # at once, since a loss may write into it
+    found = {"output": summary([*Contents(made[0]).tensors.values()])}  # at once, since a loss may write into it
     if predicts:
         found |= _tried(lambda: _predicted(task, *made), compute, probe) or {}
     losses = _tried(lambda: task.losses(made[0], made[1], batch), compute, probe)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batches import Batches, mapped, tensors_in
+from ..batches import Batches, mapped
 from ..error_notes import explained
 from ..errors import ThalwegError, during
 from ..runtime.recompiled import interpreted
@@ -278,8 +278,9 @@ def compare(probe: Probe, watch: Watch) -> None:
             theirs = _original_answer(probe, watch.asked)
     except Exception:
         return
-    ours = watch.answered
-    if len(ours) != len(theirs) or not all(agree(probe, a, b) for a, b in zip(ours, theirs, strict=True)):
+    if len(watch.answered) != len(theirs) or not all(
+        agree(probe, one, two) for one, two in zip(watch.answered, theirs, strict=True)
+    ):
         raise ThalwegError(
             "a copy of the network computes something else than the network itself at the same weights: it keeps "
             "something that copy.deepcopy does not copy; correct its __deepcopy__, or keep that in an attribute"
@@ -312,7 +313,11 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
 
 def _numbers(output: Any) -> list[Tensor]:
     """Copies of the tensors that an output is compared by."""
-    return [tensor.detach().clone() for tensor in tensors_in(output) if plain(tensor) and tensor.is_floating_point()]
+    return [
+        tensor.detach().clone()
+        for tensor in Contents(output).tensors.values()
+        if plain(tensor) and tensor.is_floating_point()
+    ]
 
 
 def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
@@ -330,7 +335,7 @@ def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
 def check_leaves(probe: Probe, values: Any) -> None:
     """Raise, naming it, if the output depends on a parameter outside the vector."""
     own = set(map(id, probe.moving.values()))
-    strangers = [leaf for leaf in _leaves(tensors_in(values)) if id(leaf) not in own]
+    strangers = [leaf for leaf in _leaves(Contents(values).tensors.values()) if id(leaf) not in own]
     if not strangers:
         return
     known = {id(tensor): path for path, tensor in Contents(probe.module).tensors.items()}
@@ -354,7 +359,7 @@ def _refuse_original(name: str) -> None:
     )
 
 
-def _leaves(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors a gradient would flow into."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen: set[Any] = set()

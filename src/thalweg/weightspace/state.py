@@ -25,21 +25,22 @@ BOOKKEEPING = frozenset({*vars(nn.Module()), "dynamo_ctx"})
 
 
 class Contents:
-    """What a module refers to, also inside containers and plain objects, some levels deep; holding it keeps all of it
-    alive.
+    """What a module, or an output of one, refers to, also inside containers and plain objects, some levels deep;
+    holding it keeps all of it alive.
 
     Attributes:
         tensors: Those that are not registered parameters, by path.
         held: Every container that was found, with its contents.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, whole: Any):
         self.held: list[tuple[Any, Any]] = []
         self.tensors: dict[str, Tensor] = {}
         self.arrays: list[np.ndarray] = []
         self.generators: list[Any] = []
-        self._seen = set(map(id, module.parameters()))
-        for name, part in module.named_modules():
+        network = isinstance(whole, nn.Module)
+        self._seen = set(map(id, whole.parameters() if network else ()))
+        for name, part in whole.named_modules() if network else [("", whole)]:
             self._note(name, part, DEPTH)
 
     def _part(self, value: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -163,8 +164,11 @@ def _slots(value: Any) -> dict[str, Any]:
 
 def _unchanged(container: Any, before: Any) -> bool:
     if isinstance(container, dict):
-        same = len(container) == len(before) and all(map(is_, container.values(), before.values()))
-        return same and [*container] == [*before]
+        return (
+            len(container) == len(before)
+            and all(map(is_, container.values(), before.values()))
+            and [*container] == [*before]
+        )
     if isinstance(container, list | deque):
         return len(container) == len(before) and all(map(is_, container, before))
     if isinstance(container, set):
