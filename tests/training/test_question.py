@@ -35,6 +35,13 @@ class Net(nn.Module):
         return self.last(F.dropout(F.leaky_relu(self.first(x), self.slope), self.drop, self.training))
 
 
+class Shifted(Net):
+    """Gives all logits of an example the same addition, which its loss does not see."""
+
+    def forward(self, x):
+        return super().forward(x) + 3.0
+
+
 class Normed(nn.Sequential):
     def __init__(self, momentum=0.1):
         super().__init__(Net(), nn.BatchNorm1d(3, momentum=momentum))
@@ -174,6 +181,21 @@ def sgd(momentum=0.9, **more):
     return lambda vectors: torch.optim.SGD(vectors, lr=0.1, momentum=momentum, **more)
 
 
+def grouped(momentum):
+    """One group for each bend."""
+    return lambda vectors: torch.optim.SGD(
+        [{"params": vectors[:1]}, {"params": vectors[1:], "momentum": momentum}], lr=0.1, momentum=0.9
+    )
+
+
+def adam(second=0.999):
+    return lambda vectors: torch.optim.Adam(vectors, lr=0.1, betas=(0.9, second))
+
+
+def dipping(first, last):
+    return lambda i: 0.05 if first <= i <= last else 0.1
+
+
 def scaled(factor):
     class Scaled(torch.optim.SGD):
         def step(self, closure=None):
@@ -209,7 +231,14 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         fit,
         A,
         {"task": smoothed(0.2, 0.2)},
-        "the loss of the first batch was .* when this run began and is .* now",
+        r"the loss of the first batch was 0\.\d+ when this run began and is 0\.\d+ now; .*: the task, the model or the "
+        "data has changed; use another folder",
+    ),
+    "fit: outputs of another network with the same loss": (
+        fit,
+        A,
+        {"module": Shifted()},
+        "answers another question: the output of the first batch was",
     ),
     "fit: a loss that differs in training only": (
         fit,
@@ -223,11 +252,30 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"schedule": lambda i: 0.1 if i < 9 else 0.01},
         "the learning rate at iteration 9 was 0.1 and is 0.01",
     ),
+    "fit: last rate of a schedule": (
+        fit,
+        {"epochs": 60, "schedule": dipping(0, 0)},
+        {"epochs": 60, "schedule": dipping(300, 300)},
+        "the learning rate at iteration 300 was 0.1 and is 0.05",
+    ),
+    "fit: rates of a thirtieth of the run": (
+        fit,
+        {"epochs": 60, "schedule": dipping(0, 0)},
+        {"epochs": 60, "schedule": dipping(150, 160)},
+        r"the learning rate at iteration 1[56]\d was 0.1 and is 0.05",
+    ),
+    "fit: precision": (fit, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
     "fit: optimizer setting": (
         fit,
         {"optimizer": sgd()},
         {"optimizer": sgd(0.5)},
         "the optimizer's momentum was 0.9 and is 0.5",
+    ),
+    "fit: optimizer default": (
+        fit,
+        {"optimizer": adam()},
+        {"optimizer": adam(0.9)},
+        r"the optimizer's betas was \(0.9, 0.999\) and is \(0.9, 0.9\)",
     ),
     "fit: optimizer class": (
         fit,
@@ -257,6 +305,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     ),
     "fit: start": (fit, A, {"module": Net(5)}, "the starting network has changed"),
     "fit: keep": (fit, A, {"keep": [2]}, r"keep was \[\] and is \[2\]"),
+    "fit: labels of the first batch": (
+        fit,
+        A,
+        {"data": batches({0})},
+        "the first batch of the training data has changed",
+    ),
     "fit: labels from the second batch on": (
         fit,
         A,
@@ -335,6 +389,14 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         "the curve's lean was 1.0 and is 1.5",
     ),
     "connect: data": (connect, A, {"data": batches({3})}, "a batch in the middle"),
+    "connect: optimizer group": (
+        connect,
+        {"curve": tw.Bezier(*ends(), 2), "optimizer": grouped(0.9)},
+        {"curve": tw.Bezier(*ends(), 2), "optimizer": grouped(0.5)},
+        "the optimizer's momentum in group 2 was 0.9 and is 0.5",
+    ),
+    "connect: rate": (connect, A, {"lr": 0.2}, "lr was 0.1 and is 0.2"),
+    "connect: precision": (connect, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
     "connect: forward": (connect, A, {"module": Net(slope=0.5)}, "the loss of the first batch"),
     "walk: start": (walk, A, {"module": Net(4)}, "start 1 has changed"),
     "walk: optimizer state": (
@@ -343,6 +405,14 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"start": kept().weights},
         "the optimizer state of start 1 was given and is not now",
     ),
+    "walk: another optimizer state": (
+        walk,
+        {"start": kept()},
+        {"start": replace(kept(), optimizer={name: 2 * state for name, state in kept().optimizer.items()})},
+        "answers another question: the optimizer state of start 1 has changed;",
+    ),
+    "walk: forward": (walk, A, {"module": Net(slope=0.3)}, "the loss of the first batch was"),
+    "walk: optimizer": (walk, {"optimizer": sgd()}, {"optimizer": sgd(0.5)}, "the optimizer's momentum was 0.9"),
     "walk: method": (
         walk,
         A,
@@ -363,6 +433,13 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
     ),
     "walk: loss": (walk, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
     "scan: loss": (scan, A, {"task": smoothed(0.1)}, "the loss of the first batch of 'test' was"),
+    "scan: forward": (scan, A, {"module": Net(slope=0.3)}, "the loss of the first batch of 'test' was"),
+    "scan: outputs of another network with the same loss": (
+        scan,
+        A,
+        {"module": Shifted()},
+        "the output of the first batch of 'test' was",
+    ),
     "scan: metrics": (scan, {"task": percentage}, {"task": tripled}, "the metric 'top' of the first batch of 'test'"),
     "scan: data": (scan, A, {"data": {"test": batches({3})}}, "a batch in the middle of the data 'test' has changed"),
     "scan: precision": (scan, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
@@ -393,6 +470,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         "a batch in the middle of the data of bn_batches has changed",
     ),
     "compare: loss": (compare, A, {"task": smoothed(0.1, 0.1)}, "the loss of the first batch was"),
+    "compare: forward": (compare, A, {"make": lambda seed: Net(seed, slope=0.3)}, "the loss of the first batch was"),
     "compare: test data": (compare, A, {"test": batches({1}, 2)}, "the last batch of the data 'test' has changed"),
     "compare: training data": (compare, A, {"train": batches({4})}, "the last batch of the training data has changed"),
     "compare: networks": (
@@ -530,6 +608,24 @@ def interrupted(folder, **settings):
     lines = (folder / "points.jsonl").read_text().splitlines(keepends=True)[:3]
     (folder / "points.jsonl").write_text("".join(lines))
     return lines
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"task": smoothed(0.1)},
+        {"module": Net(slope=0.3)},
+        {"data": {"test": batches({3})}},
+        {"compute": tw.Compute("bf16")},
+    ],
+    ids=["loss", "forward", "data", "precision"],
+)
+def test_points_of_two_questions_are_not_mixed(changed, tmp_path):
+    whole, lines = scan(None), interrupted(tmp_path)
+    with pytest.raises(tw.ThalwegError, match="answers another question"):
+        scan(tmp_path, **changed)
+    assert (tmp_path / "points.jsonl").read_text() == "".join(lines)
+    assert torch.equal(scan(tmp_path), whole)
 
 
 def test_each_line_of_points_says_which_point_it_is(tmp_path):
