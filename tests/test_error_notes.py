@@ -2,14 +2,17 @@
 is.
 """
 
+import errno
 import os
 import re
 import resource
+import tempfile
 from contextlib import contextmanager
 from itertools import count
 
 import pytest
 import torch
+from run_folders import tree
 from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
 from typer.testing import CliRunner
@@ -426,6 +429,36 @@ def test_too_long_a_name_is_a_sentence_with_the_name(given, here):
         f"thalweg: '{'n' * 300}' cannot be a path (File name too long): give the name of a file or a folder\n"
     )
     assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("known", ["nothing", "the folder", "a stopped run"])
+def test_read_only_disk_is_a_sentence_with_the_path(known, here, monkeypatch):
+    """Whatever is there of the run; root may write everywhere, so the system's answer is put in its place."""
+    if known != "nothing":
+        (here / "out").mkdir()
+    if known == "a stopped run":
+        assert fit("plain").exit_code == 0
+        (here / "out" / "weights.safetensors").unlink()
+    before = tree(here)
+    writable = open
+
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def read_only(path, mode="r", *rest, **settings):
+        return (refuse if set(mode) & set("wa+x") else writable)(path, mode, *rest, **settings)
+
+    for place, name in ((os, "mkdir"), (tempfile, "mkdtemp")):
+        monkeypatch.setattr(place, name, refuse)
+    monkeypatch.setattr("builtins.open", read_only)
+    name = {"nothing": "out", "the folder": r"out/\.lock", "a stopped run": r"out/\.lock"}[known]
+    said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: .*"
+    with pytest.raises(tw.ThalwegError, match=said):
+        tw.fit(network(0), tw.classification(), [(torch.ones(2, 3), torch.tensor([0, 1]))], epochs=1, lr=0.1, run="out")
+    result = invoke("fit", "--task", "theirs:plain", "--epochs", 1, "--out", "out", "--quiet", "--resume")
+    assert result.exit_code == 2
+    assert re.fullmatch(rf"thalweg: {said}\n", result.output), result.output
+    assert tree(here) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write and read everything")

@@ -296,7 +296,9 @@ def _counts(path: Path) -> bool:
 @contextmanager
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Held by the operating system as long as the process lives, so a killed one never blocks."""
-    with open(files.no_link(path), "a+") as file:
+    with files.writing(path):
+        file = open(files.no_link(path), "a+")  # noqa: SIM115
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
