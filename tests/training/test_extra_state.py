@@ -356,6 +356,19 @@ def test_a_run_warns_of_what_cannot_be_saved(kind, name, tmp_path):
     tw.fit(kind(), plain_loss(), BATCHES, epochs=2, lr=0.1)  # nothing to resume, nothing to say
 
 
+def test_the_warning_comes_when_the_second_step_is_done(tmp_path):
+    """Early enough to stop the run and change that."""
+    steps = []
+
+    def loss(outputs, targets):
+        steps.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)  # not where the question is put together
+        return plain_loss().loss(outputs, targets)
+
+    with pytest.raises(NotExact, match=r"'network\.queue' may change"):  # an error, as all warnings are here
+        tw.fit(Queues(), tw.Task(loss), BATCHES, epochs=9, lr=0.1, run=tmp_path)
+    assert sum(steps) == 2
+
+
 class LateOptimizer(SGD):
     late = None
 
