@@ -393,6 +393,35 @@ def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("call", ["fit", "connect", "walk", "scan", "compare"])
+def test_ctrl_c_in_python_says_to_make_the_same_call_again(call, tmp_path):
+    """And not to give an option of the command line; the same call then goes on."""
+    animal, stopping = ZOO["mlp"], [True]
+    (a, b), batches = animal.ends(), animal.batches()
+
+    def loss(outputs, targets):
+        if stopping and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # in a step or at a point
+            stopping.clear()
+            signal.raise_signal(signal.SIGINT)
+        return animal.task.loss(outputs, targets)
+
+    common = {"task": tw.Task(loss), "run": tmp_path / "r"}
+    pair = {"budget": 2, "seeds": [0], "multiples": [1]}
+    calls = {
+        "fit": lambda: tw.fit(animal.module(1), batches=batches, epochs=2, lr=0.1, **common),
+        "connect": lambda: tw.connect(animal.module(1), tw.Bezier(a, b), batches=batches, epochs=2, lr=0.1, **common),
+        "walk": lambda: tw.walk(animal.module(1), batches=batches, method=FGE, epochs=2, **common),
+        "scan": lambda: tw.scan(animal.module(1), tw.Segment(a, b), data={"x": batches}, points=3, **common),
+        "compare": lambda: tw.compare(
+            animal.module, train=batches, test=batches, methods=[tw.Independent], **common, **pair
+        ),
+    }
+    with pytest.raises(Stopped, match=r"^stopped by SIGINT after .*: make the same call again to resume$") as caught:
+        calls[call]()
+    assert "--resume" not in str(caught.value)
+    calls[call]()
+
+
 def test_a_second_ctrl_c_stops_at_once():
     from thalweg.store.runs import Interrupts
 
