@@ -109,6 +109,21 @@ def test_killed_after_its_members_it_resumes(command, here):
     assert outside(here) == before
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_while_it_writes_its_members_it_resumes(command, here):
+    """With one of them written, and another begun."""
+    members = begun(command, here)
+    whole = {path.name: path.read_bytes() for path in members.iterdir()}
+    (members / "ensemble.json").unlink()
+    for path in sorted(members.glob("member-*"))[1:]:
+        path.unlink()
+    (members / f".{MEMBER}.abc.thalweg-part").mkdir()
+    (members / f".{MEMBER}.abc.thalweg-part" / MEMBER).write_bytes(b"half")
+    result = invoke(command, "--resume")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert {path.name: path.read_bytes() for path in members.iterdir()} == whole
+
+
 @pytest.mark.parametrize("key", ["file", "base"])
 @pytest.mark.parametrize("way", ["above", "absolute"])
 @pytest.mark.parametrize("command", COMMANDS)

@@ -346,6 +346,9 @@ CALLS = {
     "fit": lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1),
     "scan": lambda m: tw.scan(m, [tw.Weights.of(m)], TASK, {"x": BATCHES}),
     "ensemble": lambda m: tw.Ensemble(m, [tw.Weights.of(m)]).predict(TASK, BATCHES),
+    "curve_ensemble": lambda m: tw.curve_ensemble(
+        m, tw.Segment(*[tw.Weights.of(m)] * 2), TASK, BATCHES, bn_batches=BATCHES, points=2
+    ),
     "bn_batches": lambda m: tw.update_bn(m, tw.Weights.of(m), BATCHES),
 }
 
