@@ -19,15 +19,10 @@ from .. import __version__
 from ..errors import Diverged, Stopped, ThalwegError
 from . import paper
 from .bench import bench
-from .compare import compare
-from .connect import connect
+from .curves import connect, fit, plane, scan
 from .demo import demo
-from .ensemble import ensemble
-from .fit import fit
+from .ensembles import compare, ensemble, walk
 from .page import page
-from .plane import plane
-from .scan import scan
-from .walk import walk
 
 app = typer.Typer(
     name="thalweg",
@@ -97,7 +92,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
-            _fail(_kept(error, kwargs.get("out")), 1, error)
+            _fail(_kept(error, kwargs["out"]), 1, error)
         except BrokenPipeError:  # the reader of our output has gone, such as head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
@@ -146,10 +141,8 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
             raise typer.Exit(2) from error
 
 
-def _kept(error: Diverged, out: Path | None) -> str:
+def _kept(error: Diverged, out: Path) -> str:
     """The message, and the weights it mentions in a file."""
-    if out is None:
-        return str(error)
     path = out / "last-good.safetensors"
     try:
         error.last_good.save(path)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Compile, Device, Graph, Out, Precision, Seed, Task, done, plain
+from .options import Arguments, Compile, Device, Graph, Out, Precision, Seed, Task, done
 
 
 def bench(
@@ -23,16 +23,13 @@ def bench(
     Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are
     networks of the paper on random images.
     """
-    settings = plain(locals())
+    own = Arguments(locals())
     from ..bench import Bench, machine, ratios, table
-    from ..loading import load_inputs
-    from ..runtime.compute import Compute
     from ..store.files import save_json
     from ..store.runs import Run, start_run
 
-    inputs = load_inputs(task, seed, device)
-    timer = Bench(inputs, Compute(precision, compile, graph), rounds)
-    start_run(out, "bench", settings)
+    timer = Bench(own.inputs, own.compute, rounds)
+    start_run(out, "bench", own.settings)
     timings = timer.run(together if timer.device.type == "cuda" else 0)
     here = machine(timer.device)
     about = {"machine": here, "task": task, "compute": vars(timer.compute), "batch": timer.size}

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from . import options
+from .curves import plane
 from .options import bar, done, following
-from .plane import plane
 
 
 def demo(

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
@@ -15,15 +16,17 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
-
 if TYPE_CHECKING:
-    from ..training.walk_methods import Method
+    from ..loading import Inputs
+    from ..store.runs import Run
 
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
     "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision",
     "compile", "graph",
+)  # fmt: skip
+WITHOUT_EFFECT = (  # options that change no result
+    "out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line",
 )  # fmt: skip
 Task = Annotated[
     str,
@@ -86,10 +89,6 @@ Graph = Annotated[
         "--graph/--no-graph", help="Capture steps as CUDA graphs. [default: wherever it is safe]", show_default=False
     ),
 ]
-Networks = Annotated[
-    list[Path],
-    typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
-]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -97,24 +96,57 @@ Key = Annotated[
         show_default=False,
     ),
 ]
-
-
-MethodName = Literal["fge", "snapshot", "swa"]
 Cycle = Annotated[
     float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")
 ]
 Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
-Highest = Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")]
 Data = Annotated[
     str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
 ]
-Lowest = Annotated[float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")]
 
 
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a command as JSON, without where it writes and how much it says."""
-    own = ("out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line")
-    return json.loads(json.dumps({key: value for key, value in settings.items() if key not in own}, default=str))
+class Arguments:
+    """What a command was given, and what all commands make of it."""
+
+    def __init__(self, given: Mapping[str, Any]):
+        self.given = dict(given)
+
+    @cached_property
+    def inputs(self) -> "Inputs":
+        """The network and data of the task."""
+        from ..loading import load_inputs
+
+        return load_inputs(self.given["task"], self.given.get("seed", 0), self.given["device"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As JSON, what determines the results."""
+        return json.loads(json.dumps({k: v for k, v in self.given.items() if k not in WITHOUT_EFFECT}, default=str))
+
+    @cached_property
+    def run(self) -> "Run":
+        """The folder to write to."""
+        from ..store.runs import Run
+
+        every, resume = self.given.get("every", "1m"), self.given["resume"]
+        return Run(self.given["out"], every=every, resume=resume, note=self.settings)
+
+    @property
+    def compute(self) -> "tw.Compute":
+        return tw.Compute(**self._chosen("precision", "compile", "graph", "stream"))
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """Arguments of every long call in Python."""
+        return {"compute": self.compute, "run": self.run, "progress": bar(self.given["quiet"])}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Arguments of every call that trains."""
+        return {**self.running, **self._chosen("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
+
+    def _chosen(self, *names: str) -> dict[str, Any]:
+        return {name: self.given[name] for name in names if name in self.given}
 
 
 def bar(quiet: bool) -> bool | None:
@@ -162,19 +194,3 @@ def _free(name: str) -> str:
     path = Path(name)
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return str(next(free for free in chain([path], numbered) if not os.path.lexists(free)))
-
-
-def walking_method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> "Method":
-    """What `--method` and the options of its rate ask for."""
-    if name == "fge":
-        return tw.FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
-    return tw.Snapshot(cycles=cycles, lr_max=lr_max) if name == "snapshot" else tw.SWA(lr=lr_max, cycle=cycle)
-
-
-def chosen_data(data: Mapping[str, Any], name: str | None) -> str:
-    """The name of the data to score on: the one given, or the last."""
-    if name is None:
-        return list(data)[-1]
-    if name not in data:
-        raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
-    return name

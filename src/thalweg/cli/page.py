@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-PAGE = Path("page.html")
-
 
 def page(
     runs: Annotated[
@@ -15,7 +13,7 @@ def page(
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The page, a file that ends in .html.")
-    ] = PAGE,
+    ] = Path("page.html"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if there is one already.")] = False,
 ) -> None:
     """Show runs on one interactive page: tables, profiles, planes, surfaces and ensembles in a single HTML file.

@@ -1,0 +1,279 @@
+"""thalweg fit, connect, scan and plane: networks, a curve between two of them, and the loss along and around it."""
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import thalweg as tw
+
+from ..errors import ThalwegError
+from . import options
+from .options import Arguments, bar, done, following
+from .page import page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def fit(
+    task: options.Task,
+    out: options.Out,
+    epochs: options.Epochs = 30,
+    lr: options.Rate = 0.05,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    keep: Annotated[
+        list[int] | None,
+        typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
+    ] = None,
+    seed: options.Seed = 0,
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time."
+        ),
+    ] = 1,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
+) -> None:
+    """Train one network, or several interleaved: the ends of a curve.
+
+    Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so
+    on.
+    """
+    given = {**locals()}
+    from ..runtime.interleave import at_once
+
+    folders = {seed: out} if runs == 1 else {number: out / f"seed-{number}" for number in range(seed, seed + runs)}
+    each = [Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
+    inputs = [own.inputs for own in each]
+    jobs = [
+        partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training)
+        for own, made in zip(each, inputs, strict=True)
+    ]
+    trained = at_once(jobs, next(inputs[0].model.parameters()).device)
+    for number, made, weights in zip(folders, inputs, trained, strict=True):
+        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=weight_decay, progress=bar(quiet))
+        typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
+    done(out, _after_fit(given, list(folders.values())))
+
+
+def _after_fit(given: dict[str, Any], networks: list[Path]) -> str:
+    """A curve, if there are two networks of one task; the second network, if there is one."""
+    seed = given["seed"]
+    ends = networks[:2] if len(networks) > 1 else [*_other_network(networks[0], given["task"], seed), *networks]
+    if len(ends) == 1:
+        return following(fit, {**given, "seed": seed + 1}, out=str(networks[0]))
+    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network do not apply to a curve
+    return following(connect, kept, *ends, out="curve")
+
+
+def _other_network(out: Path, task: str, seed: int) -> list[Path]:
+    """A network next to this one, trained on the same task from another seed, if there is one."""
+    from ..store.files import WEIGHTS, load_json
+    from ..store.runs import RECORD
+
+    for record in sorted(out.parent.glob(f"*/{RECORD}")):
+        with suppress(ThalwegError):
+            settings = load_json(record, "run")["settings"]
+            if settings.get("task") == task and settings.get("seed") != seed and (record.parent / WEIGHTS).is_file():
+                return [record.parent]
+    return []
+
+
+def connect(
+    ends: Annotated[
+        list[Path],
+        typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
+    ],
+    task: options.Task,
+    out: options.Out,
+    curve: Annotated[
+        Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)
+    ] = "bezier",
+    bends: Annotated[int, typer.Option(help="Number of trainable points between the ends.")] = 1,
+    loss: Annotated[
+        Literal["uniform", "arclength"],
+        typer.Option(
+            help="What is minimised: the mean loss over t (uniform), or over the length of the curve (arclength)."
+        ),
+    ] = "uniform",
+    same_t: Annotated[
+        bool, typer.Option("--same-t", help="Under torchrun: the same t on all ranks in a step, instead of one each.")
+    ] = False,
+    epochs: options.Epochs = 60,
+    lr: options.Rate = 0.05,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, to save GPU memory."),
+    ] = False,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a curve of low loss between two trained networks, START and END.
+
+    Writes `curve.safetensors`.
+    """
+    own = Arguments(locals())
+    from ..loading import load_weights
+
+    inputs = own.inputs
+    loaded = [load_weights(path, inputs.model, key) for path in ends]
+    if len(loaded) != 2:
+        raise ThalwegError(f"a curve joins two networks; got {' '.join(map(str, ends))}: give START and END")
+    a, b = (weights.to("cpu") for weights in loaded) if stream else loaded
+    fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
+    if a.distance(b) == 0:
+        raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
+    found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training)
+    typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
+    done(out, following(scan, own.given, out, out="scan"))
+
+
+def scan(
+    what: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."
+        ),
+    ],
+    task: options.Task,
+    out: options.Out,
+    points: Annotated[int, typer.Option(help="Number of equally spaced values of t, including the ends.")] = 61,
+    line: Annotated[
+        bool,
+        typer.Option(
+            "--line/--no-line", help="Also measure the straight line between the ends of a curve, as a baseline."
+        ),
+    ] = True,
+    weight_decay: options.Decay = 0.0,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure loss and error along a curve, or along the straight line between two networks.
+
+    Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins
+    the values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan
+    of the straight line between its ends, into the folder `line`, and both into one profile.
+    """
+    own = Arguments(locals())
+    found = _curve_or_networks(own, 2, "give one curve or two networks to scan")
+    target = found if isinstance(found, tw.Curve) else tw.Segment(*found)
+    results = {out: _measured(own, target, points=points)}
+    if line and target.bends and target.start.distance(target.end) > 0:
+        straight = tw.Segment(target.start, target.end)
+        results = {out / "line": _measured(own, straight, points=points, run=own.run.child("line")), **results}
+    _write_scans(results)
+    if len(target.bends) == 1:
+        done(out, following(plane, own.given, *what, out="plane"))
+    elif len(what) == 2:
+        done(out, following(connect, own.given, *what, out="curve"))
+    else:
+        done(out, following(page, own.given, out, out="page.html"))
+
+
+def plane(
+    what: Annotated[
+        list[Path], typer.Argument(help="Three networks; or one curve with one bend, for the plane in which it lies.")
+    ],
+    task: options.Task,
+    out: options.Out,
+    grid: Annotated[int, typer.Option(help="Number of points along each axis.")] = 21,
+    margin: Annotated[
+        float, typer.Option(help="How far to go beyond the three points, as a fraction of their extent.")
+    ] = 0.2,
+    weight_decay: options.Decay = 0.0,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure loss and error over the plane through three networks, or through a curve's ends and its bend.
+
+    Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
+    """
+    own = Arguments(locals())
+    found = _curve_or_networks(own, 3, "give three networks, or one curve, for a plane")
+    if not isinstance(found, tw.Curve):
+        points, overlay = found, {}
+    elif len(found.bends) == 1:
+        points, overlay = [found.start, found.end, found.bends[0]], {type(found).__name__: found}
+    else:
+        raise ThalwegError(
+            f"a curve lies in a plane if it has one bend; {what[0]} has {len(found.bends)}: give three networks"
+        )
+    result = _measured(own, tw.Plane(*points), grid=(grid, grid), margin=margin, overlay=overlay)
+    _write_scans({out: result})
+    done(out, following(page, own.given, out, out="page.html"))
+
+
+def _curve_or_networks(own: Arguments, number: int, rule: str) -> "tw.Curve | list[tw.Weights]":
+    from ..loading import is_curve, load_curve, load_weights
+
+    what, model = own.given["what"], own.inputs.model
+    if len(what) == 1:
+        return load_curve(what[0], model)
+    if len(what) != number or any(map(is_curve, what)):
+        raise ThalwegError(f"{rule}; got {' '.join(map(str, what))}")
+    return [load_weights(path, model, own.given["key"]) for path in what]
+
+
+def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
+    inputs = own.inputs
+    settings = {"weight_decay": own.given["weight_decay"], "bn_batches": inputs.bn_batches, **own.running, **where}
+    return tw.scan(inputs.model, target, inputs.task, inputs.data, **settings)
+
+
+def _write_scans(results: "Mapping[Path, tw.Scan]") -> None:
+    """Scans by folder as text and CSV, and in the last folder one figure of all, with a row per data set: its loss, and
+    its error where there is one.
+    """
+    from matplotlib.figure import Figure
+
+    from ..store.files import write
+
+    *_, (last, result) = results.items()
+    name, height = "profile", 4.0
+    draw: Any = partial(tw.figures.profile, {each.name: each for each in results.values()})
+    if result.x is not None and result.y is not None:
+        name, draw = "surface", partial(tw.figures.surface, result)
+        height = min(8.0, 1.0 + 4.0 * float((result.y[-1] - result.y[0]) / (result.x[-1] - result.x[0])))
+    columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
+    figure = Figure(figsize=(5.5 * len(columns), height * len(result.values)), layout="constrained")
+    panels = figure.subplots(len(result.values), len(columns), squeeze=False)
+    for row, data in zip(panels, result.values, strict=True):
+        for ax, quantity in zip(row, columns, strict=True):
+            draw(data, quantity, ax)
+    tw.figures.save(figure, last / name)
+    for folder, each in results.items():
+        write(folder / "scan.csv", partial(Path.write_text, data=each.to_csv()))
+        # what both say about the ends, only once
+        typer.echo((each if folder == last else replace(each, stored={})).table())

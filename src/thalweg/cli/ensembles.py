@@ -1,0 +1,186 @@
+"""thalweg walk, ensemble and compare: networks that are collected on a walk, pooled, and compared at equal cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import thalweg as tw
+
+from ..errors import ThalwegError
+from . import options
+from .options import Arguments, bar, done, following
+from .page import page
+
+
+def walk(
+    task: options.Task,
+    out: options.Out,
+    method: Annotated[
+        Literal["fge", "snapshot", "swa"],
+        typer.Option(help="How to walk and when to collect.", case_sensitive=False),
+    ] = "fge",
+    start: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help=(
+                "Weights to start from, or an epoch kept by `thalweg fit --keep`; may be repeated. [default: a new "
+                "network]"
+            )
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of training from each start.")] = 20,
+    cycle: options.Cycle = 2,
+    cycles: options.Cycles = 5,
+    lr_max: Annotated[float, typer.Option(help="The highest learning rate of a cycle; SWA's constant one.")] = 0.01,
+    lr_min: Annotated[
+        float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")
+    ] = 0.0005,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
+) -> None:
+    """Continue training under a cyclic learning rate and collect networks for an ensemble.
+
+    Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
+    """
+    own = Arguments(locals())
+    from matplotlib.figure import Figure
+
+    from ..loading import load_start
+
+    inputs = own.inputs
+    way = _method(method, cycle, cycles, lr_max, lr_min)
+    starts = [load_start(path, inputs.model, key) for path in start or []] or None
+    found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, watch=inputs.data, **own.training)
+    for number, trace in enumerate(found.traces, start=1):
+        figure = Figure(figsize=(7, 8), layout="constrained")
+        tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
+        tw.figures.save(figure, out / f"trace-{number}")
+    typer.echo(f"collected {len(found.members)} networks")
+    done(out, following(ensemble, own.given, out, out="ensemble"))
+
+
+def ensemble(
+    what: Annotated[
+        list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled.")
+    ],
+    task: options.Task,
+    out: options.Out,
+    data: options.Data = None,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Average the predictions of several networks: the score of each, and of the ensemble as it grows.
+
+    Writes `report.json` and the pooled networks into `members/`.
+    """
+    own = Arguments(locals())
+    from ..loading import load_members
+    from ..store.files import no_link
+
+    inputs = own.inputs
+    name = _chosen_data(inputs.data, data)
+    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
+    members = [member.digest() for member in pooled.members]
+    with own.run.opened("ensemble", {"data": name, "members": members}) as run:
+        report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
+        pooled.save(no_link(out / "members"))
+        run.finish(lambda folder: report.save(folder / "report.json"))
+    typer.echo(f"on '{name}'\n{report.table()}")
+    done(out, following(page, own.given, out, out="page.html"))
+
+
+def compare(
+    task: options.Task,
+    out: options.Out,
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "ind,snapshot,fge,swa",
+    budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
+    seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
+    lr: options.Rate = 0.05,
+    cycle: options.Cycle = 2,
+    cycles: options.Cycles = 5,
+    lr_max: Annotated[
+        float | None,
+        typer.Option(help="FGE's highest and SWA's only rate. [default: a fifth of --lr]", show_default=False),
+    ] = None,
+    lr_min: Annotated[
+        float | None, typer.Option(help="FGE's lowest rate. [default: a hundredth of --lr]", show_default=False)
+    ] = None,
+    momentum: options.Momentum = 0.9,
+    weight_decay: options.Decay = 0.0,
+    clip: options.Clip = None,
+    data: options.Data = None,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    compile: options.Compile = None,
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    every: options.Every = "1m",
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare independent networks, Snapshot, FGE and SWA ensembles at equal cost: one, two and three training budgets.
+
+    Prints the table of errors and writes `comparison.json` and a figure.
+    """
+    own = Arguments(locals())
+    from matplotlib.figure import Figure
+
+    from ..loading import load_inputs
+
+    inputs = own.inputs
+    highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
+    chosen = [name.strip().lower() for name in methods.split(",")]
+    ways = [_method(name, cycle, cycles, lr if name == "snapshot" else highest, lowest) for name in chosen]
+    name = _chosen_data(inputs.data, data)
+    result = tw.compare(
+        lambda seed: load_inputs(task, seed, device).model,  # with the data of seed 0, since all are scored together
+        inputs.task,
+        inputs.train,
+        inputs.data[name],
+        ways,
+        budget=budget,
+        multiples=[k for k in (1, 2, 3) if k <= seeds],
+        seeds=range(seeds),
+        bn_batches=inputs.bn_batches,
+        **own.training,
+    )
+    figure = Figure(layout="constrained")
+    tw.figures.budget(result, ax=figure.subplots())
+    tw.figures.save(figure, out / "comparison")
+    typer.echo(f"on '{name}'\n{result.table()}")
+    done(out, following(page, own.given, out, out="page.html"))
+
+
+def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> Any:
+    match name:
+        case "ind":
+            return tw.Independent()
+        case "fge":
+            return tw.FGE(cycle=cycle, lr_max=lr_max, lr_min=lr_min)
+        case "snapshot":
+            return tw.Snapshot(cycles=cycles, lr_max=lr_max)
+        case "swa":
+            return tw.SWA(lr=lr_max, cycle=cycle)
+        case _:
+            raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{name}'")
+
+
+def _chosen_data(data: Mapping[str, Any], name: str | None) -> str:
+    """The name of the data to score on: the one given, or the last."""
+    if name is not None and name not in data:
+        raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
+    return list(data)[-1] if name is None else name
