@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.reporting.axes import STYLES, styled
+from thalweg.reporting.axes import STYLES, Scale, styled
 from thalweg.reporting.figures import LEVELS
-from thalweg.reporting.scale import Scale
 
 mpl.use("Agg")
 

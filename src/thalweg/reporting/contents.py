@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,9 @@ import numpy as np
 from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store.files import reading
 from ..store.record import check_record
-from .axes import factor, places
+from .axes import Scale, factor, places
 from .folders import ResultFile
 from .result import Result
-from .scale import Scale
 
 MISSING = {
     "summary": "No scan here: make one with `thalweg scan CURVE --task ... --out scan`.",
@@ -51,7 +50,11 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         "units": SHARES,
         "curves": curves,
         "planes": planes,
-        "summary": [row for scan in [*curves, *points, *planes] for row in scan.pop("summary")],
+        "summary": [
+            {**row, "group": scan["group"], "label": scan["label"]}
+            for scan in [*curves, *points, *planes]
+            for row in scan.pop("summary")
+        ],
         "reports": [{**report, "data": data.get(report["folder"])} for report in read["report"]],
         "comparisons": read["comparison"],
         "walks": read["trace"],
@@ -68,50 +71,38 @@ def _read(reader: Callable[[ResultFile], dict[str, Any]], item: ResultFile) -> d
 
 
 def _scan(item: ResultFile) -> dict[str, Any]:
-    scan = Scan.checked(item.content)
-    own = scan.to_dict()
-    own["values"] = {name: _telling(entry, scan.weight_decay) for name, entry in own["values"].items()}
+    whole = Scan.checked(item.content)
+    same = () if whole.weight_decay else ("data_loss",)  # without weight decay both losses are the same
+    values = {name: {key: v for key, v in entry.items() if key not in same} for name, entry in whole.values.items()}
+    scan = replace(whole, values=values)
     with np.errstate(invalid="ignore"):  # a scan may hold infinities
-        summary = {name: _telling(entry, scan.weight_decay) for name, entry in scan.summary().items()}
-    own["summary"] = [
-        {
-            "data": name,
-            "quantity": quantity,
-            "length_ratio": scan.length_ratio,
-            "kind": scan.kind,
-            "unit": scan.units.get(quantity, ""),
-            **numbers,
-        }
-        for name, entry in summary.items()
-        for quantity, numbers in entry.items()
-    ]
+        summary = scan.summary()
     return {
-        **own,
+        **scan.to_dict(),
+        "summary": [
+            {
+                "data": name,
+                "quantity": quantity,
+                "length_ratio": scan.length_ratio,
+                "kind": scan.kind,
+                "unit": scan.units.get(quantity, ""),
+                **numbers,
+            }
+            for name, entry in summary.items()
+            for quantity, numbers in entry.items()
+        ],
         "group": item.group,
         "label": item.label,
-        "csv": scan.to_csv(),
-        "scales": _scales(scan),
+        "csv": whole.to_csv(),
+        "scales": {name: _scales(scan, entry) for name, entry in values.items()} if scan.kind == "plane" else {},
         "off": scan.off_plane(),
     }
 
 
-def _scales(scan: Scan) -> dict[str, dict[str, tuple[float, float]]]:
-    """For each map of a plane, the lowest and highest value of its colours; None where no value is finite."""
-    if scan.kind != "plane":
-        return {}
-    maps = {
-        data: {name: factor(name, scan.units) * values for name, values in entry.items()}
-        for data, entry in scan.values.items()
-    }
-    return {
-        data: {name: astuple(Scale.of([(scan, values)])) for name, values in entry.items() if np.isfinite(values).any()}
-        for data, entry in maps.items()
-    }
-
-
-def _telling(entry: dict[str, Any], weight_decay: float) -> dict[str, Any]:
-    """Without weight decay both losses are the same."""
-    return {key: value for key, value in entry.items() if key != "data_loss" or weight_decay}
+def _scales(scan: Scan, maps: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
+    """For each map of a plane, the lowest and highest value of its colours; none where no value is finite."""
+    finite = {name: factor(name, scan.units) * values for name, values in maps.items() if np.isfinite(values).any()}
+    return {name: astuple(Scale.of([(scan, values)])) for name, values in finite.items()}
 
 
 def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -123,8 +114,6 @@ def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
             which = scan["group"], scan["name"]
             alone = kinds[which] == 1 or (files[which] == 1 and _called_by_kind(scan))
             scan["label"] = scan["name"] if alone else f"{scan['name']}, {scan['label']}"
-        for row in scan["summary"]:
-            row |= {"group": scan["group"], "label": scan["label"]}
     return scans
 
 
@@ -138,25 +127,20 @@ def _report(item: ResultFile) -> dict[str, Any]:
 
 def _comparison(item: ResultFile) -> dict[str, Any]:
     result = Comparison.checked(item.content)
-    rows = []
-    for method, entry in result.entries.items():
-        for name in entry["runs"][0]:
-            scores = {f"{k}B": result.score(method, k, name)[0] for k in result.multiples}
-            own = {
-                "label": item.full_label,
-                "method": method,
-                "quantity": name,
-                "spread": result.score(method, 1, name)[1],
-            }
-            rows.append(
-                {
-                    **own,
-                    "settings": result.described(method),
-                    "epochs": entry["epochs"],
-                    "members": entry["members"],
-                    **scores,
-                }
-            )
+    rows = [
+        {
+            "label": item.full_label,
+            "method": method,
+            "quantity": name,
+            "spread": result.score(method, 1, name)[1],
+            "settings": result.described(method),
+            "epochs": entry["epochs"],
+            "members": entry["members"],
+            **{f"{k}B": result.score(method, k, name)[0] for k in result.multiples},
+        }
+        for method, entry in result.entries.items()
+        for name in entry["runs"][0]
+    ]
     return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
 
 
@@ -195,9 +179,15 @@ def _paper(item: ResultFile) -> dict[str, Any]:
     result = Result.checked(item.content)
     heads, rows = result.cells()
     keys = list(dict.fromkeys(key for row in result.rows for key in row))
-    told = {"claims": [vars(claim) for claim in result.claims], "facts": [*_flat(result.about).items()]}
-    table = {"heads": heads, "rows": rows, "raw": [keys, *([row.get(key) for key in keys] for row in result.rows)]}
-    return {"label": item.full_label, "title": f"{result.entry}: {result.of}", **table, **told}
+    return {
+        "label": item.full_label,
+        "title": f"{result.entry}: {result.of}",
+        "heads": heads,
+        "rows": rows,
+        "raw": [keys, *([row.get(key) for key in keys] for row in result.rows)],
+        "claims": [vars(claim) for claim in result.claims],
+        "facts": [*_flat(result.about).items()],
+    }
 
 
 def _once(items: Sequence[ResultFile]) -> list[ResultFile]:

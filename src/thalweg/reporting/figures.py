@@ -11,9 +11,8 @@ import numpy as np
 from ..errors import ThalwegError
 from ..results import Scan, titled
 from ..store.files import write
-from .axes import STYLES, factor, finish, one, several, styled
+from .axes import STYLES, Scale, factor, finish, one, several, styled
 from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
-from .scale import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
