@@ -12,7 +12,7 @@ import pytest
 import thalweg as tw
 
 ROOT = Path(tw.__file__).parent
-BASE = {"errors", "text_tables", "generators", "hidden", "batches", "tasks", "store", "error_notes"}
+BASE = {"errors", "generators", "hidden", "batches", "tasks", "store", "error_notes"}
 # of which the files on the way to `connect` import the one that asks for accelerators; see below
 PLAIN = BASE | {"runtime"}
 ALLOWED = {

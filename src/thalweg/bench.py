@@ -16,10 +16,10 @@ from torch import nn
 
 import thalweg as tw
 
-from . import text_tables
 from .batches import count
 from .evaluation.scan import Measurer
 from .loading import Inputs
+from .results import grid
 from .runtime.accelerated import Accelerated
 from .runtime.compute import LONG, Call, Compute, Context, present
 from .runtime.cuda_graphs import Replay, aside
@@ -284,7 +284,7 @@ def table(timings: dict[str, Timing]) -> str:
         rate = f"{timing.images / timing.median:,.0f}" if timing.images else "-"
         memory = "-" if timing.memory is None else f"{timing.memory / 1e6:,.0f}"
         rows.append([name, f"{1e3 * timing.median:.2f}", f"{low} to {high}", rate, memory])
-    return text_tables.grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
+    return grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
 
 
 def ratios(timings: dict[str, Timing]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from . import text_tables
 from .store import files
 from .store.files import check_fields
 
@@ -118,15 +117,17 @@ class Scan(Saved):
     def table(self) -> str:
         """The summary as text, errors in percent."""
         keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
-        rows = []
-        for name, entry in self.summary().items():
-            for quantity, numbers in entry.items():
-                if quantity == "data_loss" and not self.weight_decay:
-                    continue
-                cells = [shown(quantity, numbers[key], self.units) for key in keys]
-                rows.append([f"{name} {quantity}{unit(quantity, self.units)}", *cells])
-        title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio_text(self)}"
-        return "\n".join([title, text_tables.grid(["", *keys], rows), *self._gaps()])
+        rows = [
+            [self._label(name, quantity), *(shown(quantity, numbers[key], self.units) for key in keys)]
+            for name, entry in self.summary().items()
+            for quantity, numbers in entry.items()
+            if quantity != "data_loss" or self.weight_decay
+        ]
+        ratio = (
+            "undefined (both ends are the same network)" if self.length_ratio is None else f"{self.length_ratio:.2f}"
+        )
+        title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio}"
+        return "\n".join([title, grid(["", *keys], rows), *self._gaps()])
 
     def off_plane(self) -> dict[str, tuple[float, float]]:
         """Curves and points drawn in a plane that lie outside it.
@@ -135,9 +136,7 @@ class Scan(Saved):
             Name -> the largest distance from the plane, and that distance relative to the one between the plane's first
             two points.
         """
-        farthest = {
-            name: max(distances) for name, distances in self.away.items() if distances and len(self.corners) > 1
-        }
+        farthest = {name: max(far) for name, far in self.away.items() if far and len(self.corners) > 1}
         found = {name: (far, far / self.corners[1][0]) for name, far in farthest.items()}
         return {name: pair for name, pair in found.items() if pair[1] > FAR}
 
@@ -148,16 +147,11 @@ class Scan(Saved):
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         arrays = {key: array(entry[key]) for key in ("t", "length", "x", "y") if key in entry}
         values = {name: {key: array(v) for key, v in each.items()} for name, each in entry["values"].items()}
-        places = {
-            "corners": [(x, y) for x, y in entry["corners"]],
-            **{
-                key: {name: [(x, y) for x, y in path] for name, path in entry[key].items()}
-                for key in ("paths", "marks")
-            },
-        }
-        ratio = entry.get("length_ratio")
-        known = {"length_ratio": None if ratio is None or isnan(ratio) else ratio}
-        return cls(**{**entry, **arrays, **places, **known, "values": values})
+        places = {key: {name: _pairs(path) for name, path in entry[key].items()} for key in ("paths", "marks")}
+        made = {**entry, **arrays, **places, "values": values, "corners": _pairs(entry["corners"])}
+        if made.get("length_ratio") is not None and isnan(made["length_ratio"]):
+            made["length_ratio"] = None
+        return cls(**made)
 
     def check(self) -> None:
         super().check()
@@ -172,13 +166,15 @@ class Scan(Saved):
 
     def to_csv(self) -> str:
         """One line per point: its coordinates, then every quantity of every data set."""
-        columns = self._coordinates()
-        for name, entry in self.values.items():
-            columns.update({f"{name}_{key}": values.ravel() for key, values in entry.items()})
+        places: dict[str, Any] = {"t": self.t, "length": self.length}
+        if self.x is not None and self.y is not None:
+            places = dict(zip("xy", np.meshgrid(self.x, self.y), strict=True))
+        measured = {f"{name}_{key}": each for name, entry in self.values.items() for key, each in entry.items()}
+        columns = {name: each.ravel().tolist() for name, each in (places | measured).items() if each is not None}
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        writer.writerows(zip(*columns.values(), strict=True))
         return out.getvalue()
 
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
@@ -192,24 +188,20 @@ class Scan(Saved):
             }
         return {key: float(number) for key, number in numbers.items()}
 
-    def _coordinates(self) -> dict[str, np.ndarray]:
-        if self.x is not None and self.y is not None:
-            x, y = np.meshgrid(self.x, self.y)
-            return {"x": x.ravel(), "y": y.ravel()}
-        return {name: values for name, values in (("t", self.t), ("length", self.length)) if values is not None}
+    def _label(self, name: str, quantity: str) -> str:
+        return f"{name} {quantity}{unit(quantity, self.units)}"
 
     def _gaps(self) -> list[str]:
-        lines = []
-        for name, entry in self.stored.items():
-            for quantity, pair in entry.items():
-                if quantity in ("loss", "error"):
-                    own = self.values[name][quantity][[0, -1]]
-                    before, after = (
-                        " / ".join(shown(quantity, v, self.units) for v in values) for values in (pair, own)
-                    )
-                    what = f"{name} {quantity}{unit(quantity, self.units)}"
-                    lines.append(f"ends, {what}: {before} with the statistics they came with, {after} refreshed")
-        return lines
+        def both(quantity: str, values: Iterable[float]) -> str:
+            return " / ".join(shown(quantity, value, self.units) for value in values)
+
+        return [
+            f"ends, {self._label(name, quantity)}: {both(quantity, pair)} with the statistics they came with, "
+            f"{both(quantity, self.values[name][quantity][[0, -1]])} refreshed"
+            for name, entry in self.stored.items()
+            for quantity, pair in entry.items()
+            if quantity in ("loss", "error")
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,13 +300,17 @@ class Comparison(Saved):
             name: The score to show; the first by default.
         """
         name = name or self.first_score
-        header = [f"{name}{unit(name)}", "epochs per run", "networks per run"]
-        rows = []
-        for method, entry in self.entries.items():
-            cells = [self._cell(method, k, name) for k in self.multiples]
-            rows.append([method, str(entry["epochs"]), str(entry["members"]), *cells])
-        told = [f"{method}: {self.described(method)}" for method in self.entries]
-        return "\n".join([text_tables.grid([*header, *(f"{k}B" for k in self.multiples)], rows), *told])
+        header = [f"{name}{unit(name)}", "epochs per run", "networks per run", *(f"{k}B" for k in self.multiples)]
+        rows = [
+            [
+                method,
+                str(entry["epochs"]),
+                str(entry["members"]),
+                *(self._cell(method, k, name) for k in self.multiples),
+            ]
+            for method, entry in self.entries.items()
+        ]
+        return "\n".join([grid(header, rows), *(f"{method}: {self.described(method)}" for method in self.entries)])
 
     def titled(self, method: str) -> str:
         """The full name, such as Fast Geometric Ensembling; with the settings where the key has them too."""
@@ -372,7 +368,7 @@ class Report(Saved):
             [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
-        return text_tables.grid(header, rows)
+        return grid(header, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,11 +403,6 @@ class CurveEnsemble(Saved):
     fitted_on: str
 
 
-def ratio_text(scan: Scan) -> str:
-    """The length ratio, or why there is none."""
-    return f"{scan.length_ratio:.2f}" if scan.length_ratio is not None else "undefined (both ends are the same network)"
-
-
 def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:
     """
     >>> titled("error"), titled("data_loss"), titled("force", {"force": "N"})
@@ -425,7 +416,30 @@ def unit(quantity: str, units: Mapping[str, str] = SHARES) -> str:
 
 
 def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str:
-    return text_tables.number(value, percent=units.get(quantity) == "%")
+    """
+    >>> shown("loss", 0.12345), shown("error", 0.0712), shown("loss", float("nan"))
+    ('0.123', '7.12', '-')
+    """
+    if isnan(value):
+        return "-"
+    return f"{100 * value:.2f}" if units.get(quantity) == "%" else f"{value:.3f}"
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """
+    >>> print(grid(["curve", "max"], [["Segment", "2.5"], ["Bezier", "0.04"]]))
+    curve     max
+    -------------
+    Segment   2.5
+    Bezier   0.04
+    """
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(header), "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, rows)])
 
 
 def array(values: Any) -> np.ndarray:
@@ -438,6 +452,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _pairs(path: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in path]
 
 
 def _mean(values: np.ndarray, x: np.ndarray) -> float:

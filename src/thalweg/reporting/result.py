@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from .. import text_tables
-from ..results import Saved
+from ..results import Saved, grid
 
 FILE = "result.json"
 PAPER, CODE = " (paper)", " [code]"  # suffixes of a column's name: the paper's numbers, and those of its reference code
@@ -58,7 +57,7 @@ class Result(Saved):
         return keys, [[_with_others(row, key) for key in keys] for row in self.rows]
 
     def table(self) -> str:
-        return text_tables.grid(*self.cells())
+        return grid(*self.cells())
 
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])

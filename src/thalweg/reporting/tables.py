@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from math import nan
 
-from .. import text_tables
-from ..results import Scan, shown
+from ..results import Scan, grid, shown
 
 COLUMNS = (("loss", ("min", "int", "mean", "max")), ("error", ("min", "int", "max")))
 
@@ -33,7 +32,7 @@ def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test"))
         ]
         none = "same ends" if scan.kind == "curve" else "-"
         rows.append([label, none if scan.length_ratio is None else f"{scan.length_ratio:.2f}", *numbers])
-    return f"{_headline(groups, header, rows)}\n{text_tables.grid(header, rows)}"
+    return f"{_headline(groups, header, rows)}\n{grid(header, rows)}"
 
 
 def _headline(groups: list[str], header: list[str], rows: list[list[str]]) -> str:
