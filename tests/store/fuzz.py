@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.paper.data import cifar, fetch, idx
+from thalweg.paper.data import fetch, readers
 from thalweg.paper.data.pickles import read_pickle
 from thalweg.paper.data.sources import SETS
 from thalweg.reporting import page
@@ -104,12 +104,12 @@ def page_of(path):
 
 def pickled(path):
     entries = read_pickle(path.read_bytes(), path)
-    return cifar.images_of(entries, path)[0].tolist(), entries["labels"]
+    return readers.images_of(entries, path)[0].tolist(), entries["labels"]
 
 
 def mnist(path):
     copy_ = fetch.Copy(SETS["mnist"][0], path.parent)
-    images, labels = idx._pair(copy_, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    images, labels = readers._pair(copy_, "train-images-idx3-ubyte", "train-labels-idx1-ubyte")
     return images.tolist(), labels.tolist()
 
 

@@ -1,13 +1,9 @@
 """Data sets, and batches that are made on the device."""
 
-from .cifar import cifar10, cifar100
-from .device import DeviceBatches
-from .digits import digits
+from .batches import DeviceBatches, TokenBatches
 from .fetch import find_data
-from .idx import mnist
 from .images import images_in
-from .splits import held_out
-from .tokens import TokenBatches, ptb
+from .readers import cifar10, cifar100, digits, held_out, mnist, ptb
 
 __all__ = [
     "DeviceBatches",

@@ -67,16 +67,16 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     """The copy of a data set in `folder`, in whichever form; if there is none it is downloaded, or the error says how
     to.
     """
-    folder = Path(folder)
+    folder, form = Path(folder), SETS[name][0]
+    usual = Copy(form, folder / form.home)
     copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
     for copy in copies:
         if not copy.missing():
             return copy
-    form = SETS[name][0]
     if download:
         fetch(form, folder)
-        return Copy(form, folder / form.home)
-    best = min([Copy(form, folder / form.home), *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
+        return usual
+    best = min([usual, *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
     raise ThalwegError(
         f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not "
         f"there: {_by_hand(best.form, folder)}, or let it be fetched: --download, in Python download=True"

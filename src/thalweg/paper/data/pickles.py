@@ -11,25 +11,19 @@ from torch import Tensor
 from ...errors import ThalwegError
 
 
-class Kind:
-    """Stands in for the types named in a pickled array."""
+class Array:
+    """Stands in for numpy's array and for the types named in it: keeps what the pickle says, and runs nothing."""
 
     def __init__(self, *arguments: object):
         pass
 
     def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class Array(Kind):
-    """Stands in for numpy's array: it keeps what the pickle says about one."""
-
-    def __setstate__(self, state: tuple[int, tuple[int, ...], object, bool, bytes]) -> None:
-        _, self.shape, _, self.by_columns, self.content = state
+        self.state = state
 
     def tensor(self) -> Tensor:
-        values = torch.frombuffer(bytearray(self.content), dtype=torch.uint8)
-        return values.reshape(self.shape[::-1]).T if self.by_columns else values.reshape(self.shape)
+        _, shape, _, by_columns, content = self.state
+        values = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return values.reshape(shape[::-1]).T if by_columns else values.reshape(shape)
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
@@ -39,8 +33,8 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 STAND_INS = {
     "numpy.core.multiarray._reconstruct": Array,
     "numpy._core.multiarray._reconstruct": Array,
-    "numpy.ndarray": Kind,
-    "numpy.dtype": Kind,
+    "numpy.ndarray": Array,
+    "numpy.dtype": Array,
     "_codecs.encode": _encode,  # how Python 3 writes bytes for Python 2
 }
 

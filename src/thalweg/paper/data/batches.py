@@ -1,8 +1,8 @@
-"""Batches without worker processes: the whole set as uint8 on the device, augmented there."""
+"""Batches without worker processes: the whole set on the device, and its batches made there."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -98,20 +98,14 @@ class DeviceBatches:
         """For each batch of one epoch, what was drawn at random: a row per image with its index, and with augmentation
         the position of its crop and whether it is flipped.
         """
-        count, device = len(self.images), self.images.device
-
-        def draw(high: int) -> Tensor:
-            return torch.randint(high, (count,), device=device, generator=self.generator)
-
-        columns = [torch.arange(count, device=device)]
-        if self.shuffle:
-            columns = [torch.randperm(count, device=device, generator=self.generator)]
+        count, device, generator = len(self.images), self.device, self.generator
+        draw = partial(torch.randint, size=(count,), device=device, generator=generator)
+        order = torch.randperm(count, device=device, generator=generator) if self.shuffle else None
+        columns = [torch.arange(count, device=device) if order is None else order]
         if self.crop or self.flip:
             columns += [draw(2 * self.crop + 1), draw(2 * self.crop + 1)]
             columns += [draw(2) if self.flip else torch.zeros_like(columns[0])]
-        rows = torch.stack(columns, dim=1)
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            yield rows[start : start + self.batch_size]
+        yield from torch.stack(columns, dim=1).split(self.batch_size)[: len(self)]
 
     def make(self, draw: Tensor) -> tuple[Tensor, Tensor]:
         """The batch for one of the `draws`; only tensors are read, so that it can be captured in a CUDA graph."""
@@ -130,3 +124,58 @@ class DeviceBatches:
     @cached_property
     def _padded(self) -> Tensor:
         return F.pad(self.images, [self.crop] * 4) if self.crop else self.images
+
+
+class TokenBatches:
+    """Batches `(inputs, fresh, targets)` for a recurrent network that carries its state from one batch to the next.
+
+    Examples:
+        >>> for inputs, fresh, targets in TokenBatches(torch.arange(11), batch_size=2, steps=2):
+        ...     inputs.tolist(), fresh.item(), targets.tolist()
+        ([[0, 1], [5, 6]], 1.0, [[1, 2], [6, 7]])
+        ([[2, 3], [7, 8]], 0.0, [[3, 4], [8, 9]])
+
+    The text is cut into `batch_size` streams of equal length, and row i of every batch continues row i of the previous
+    one. Targets are the tokens that follow. `fresh` is 1 in the first batch of an epoch, where the state must be reset
+    to zero, and 0 afterwards. Tokens that do not fill the streams, or `steps` at their end, are dropped.
+
+    Args:
+        tokens: The text, one long row.
+        batch_size: The number of streams.
+        steps: Tokens of each stream in a batch.
+        device: Where the tokens are stored.
+    """
+
+    def __init__(self, tokens: Tensor, batch_size: int = 20, steps: int = 35, device: torch.device | str = "cpu"):
+        length = len(tokens) // max(batch_size, 1)
+        if tokens.ndim != 1 or min(batch_size, steps) < 1 or length <= steps:
+            raise ThalwegError(
+                "tokens must be one row, long enough for one batch of batch_size x steps and one more column; got "
+                f"{tuple(tokens.shape)}, batch_size={batch_size} and steps={steps}"
+            )
+        self.streams = tokens[: batch_size * length].reshape(batch_size, length).to(device)
+        self.steps, self.along = steps, torch.arange(steps, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.streams.device
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """Everything that determines the batches; a run folder compares it."""
+        return {"streams": self.streams, "steps": self.steps}
+
+    def __len__(self) -> int:
+        return (self.streams.shape[1] - 1) // self.steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return map(self.make, self.draws())
+
+    def draws(self) -> Iterator[Tensor]:
+        """For each batch of one epoch, its position in the streams."""
+        return iter(torch.arange(len(self), device=self.device) * self.steps)
+
+    def make(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The batch at this position; only tensors are read, so that it can be captured in a CUDA graph."""
+        place = start + self.along
+        return self.streams[:, place], (start == 0).float(), self.streams[:, place + 1]
