@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from ...errors import ThalwegError
+
 
 def resnet50(classes: int = 1000, pretrained: bool = False) -> nn.Module:
     """The ResNet-50 of torchvision, or of timm if only that is installed.
@@ -22,7 +24,7 @@ def resnet50(classes: int = 1000, pretrained: bool = False) -> nn.Module:
         return network
     if timm := _installed("timm"):
         return timm.create_model("resnet50.tv_in1k", pretrained=pretrained, num_classes=classes)
-    raise ValueError("resnet50 comes from torchvision or timm; neither can be imported here: pip install torchvision")
+    raise ThalwegError("resnet50 comes from torchvision or timm; neither can be imported here: pip install torchvision")
 
 
 def _installed(name: str) -> Any:

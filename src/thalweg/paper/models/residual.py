@@ -15,14 +15,13 @@ Norm = Callable[[int], nn.Module]
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3, 1 x 1 convolutions, each after batch norm and ReLU, added to the input."""
 
-    def __init__(self, before: int, width: int, stride: int):
+    def __init__(self, before: int, width: int, stride: int, first: bool):
         super().__init__()
         after = EXPANSION * width
         self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, width, 1, bias=False)
         self.norm2, self.conv2 = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
         self.norm3, self.conv3 = nn.BatchNorm2d(width), nn.Conv2d(width, after, 1, bias=False)
-        same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if first else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.norm1(x)))
@@ -65,12 +64,11 @@ def preresnet164(classes: int = 10) -> nn.Sequential:
 class Wide(nn.Module):
     """Two 3 x 3 convolutions, each after batch norm and ReLU, added to the input; the second has the stride."""
 
-    def __init__(self, before: int, width: int, stride: int):
+    def __init__(self, before: int, width: int, stride: int, first: bool):
         super().__init__()
         self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, width, 3, padding=1)
         self.norm2, self.conv2 = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, stride, padding=1)
-        same = stride == 1 and before == width
-        self.shortcut = nn.Identity() if same else nn.Conv2d(before, width, 1, stride)
+        self.shortcut = nn.Conv2d(before, width, 1, stride) if first else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.norm1(x)))
@@ -137,12 +135,11 @@ def resnet158(classes: int = 10) -> nn.Sequential:
 
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
         convolutions = [_convolution(before, width, 3, stride), _convolution(width, width, 3)]
-        return Unit(
-            convolutions, _convolution(before, width, 1, stride) if first else nn.Identity(), first, 0.0, OFFICIAL
-        )
+        shortcut = _convolution(before, width, 1, stride) if first else nn.Identity()
+        return Unit(convolutions, shortcut, first, 0.0, OFFICIAL)
 
     head = _normalised_head(64, classes, OFFICIAL)
-    return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 26, 1), *head))
+    return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_stages(unit, 26), *head))
 
 
 def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
@@ -170,23 +167,19 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
         return Unit(convolutions, shortcut, before == 16 and first, LEAK, RESEARCH)
 
     head = _normalised_head(64 * EXPANSION, classes, RESEARCH, LEAK)
-    return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_units(unit, 18, EXPANSION), *head))
-
-
-def _units(unit: Callable[[int, int, int, bool], nn.Module], units: int, expansion: int) -> Iterator[nn.Module]:
-    """Units of three widths, equally many of each; the first of each width is marked."""
-    firsts = iter([True, *[False] * (units - 1)] * 3)
-    return _stages(lambda before, width, stride: unit(before, width, stride, next(firsts)), units, expansion)
+    return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_stages(unit, 18, EXPANSION), *head))
 
 
 def _stages(
-    block: Callable[[int, int, int], nn.Module], blocks: int, expansion: int = 1, times: int = 1
+    block: Callable[[int, int, int, bool], nn.Module], blocks: int, expansion: int = 1, times: int = 1
 ) -> Iterator[nn.Module]:
-    """Blocks of three widths, equally many of each; the first of the second and third width halves the image."""
+    """Blocks of three widths, equally many of each; the first of each is marked, and that of the second and third
+    width halves the image.
+    """
     before = 16
-    for width, first in ((16, 1), (32, 2), (64, 2)):
-        for stride in (first, *[1] * (blocks - 1)):
-            yield block(before, times * width, stride)
+    for width, stride in ((16, 1), (32, 2), (64, 2)):
+        for k in range(blocks):
+            yield block(before, times * width, stride if k == 0 else 1, k == 0)
             before = expansion * times * width
 
 
