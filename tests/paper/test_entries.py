@@ -105,7 +105,7 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     wide = open_experiment(
         tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10)
     )
-    assert wide.size_on_disk(Need("network", 0)) == 4 * 36_489_290 * 5
+    assert wide.cost(Need("network", 0)) == (4, 4 * 36_489_290 * 5)
 
 
 def test_fge_leaves_the_plain_run_where_the_paper_says(folder):
@@ -204,8 +204,7 @@ def test_means_over_length_and_over_t_are_compared(last, holds):
     """Where most of t belongs to a short piece, they differ: 1.9 and 1.2 with a last loss of 3."""
     t = np.array([0.0, 0.8, 1.0])
     scan = replace(scan_of([1.0, 1.0, last], [0.1] * 3, t), length=np.array([0.0, 0.1, 1.0]))
-    [claim] = curve_entries._losses_agree({"bezier": scan, "polychain": scan})
-    assert claim.holds == holds
+    assert curve_entries._losses_agree({"bezier": scan, "polychain": scan}).holds == holds
 
 
 def test_the_three_optima_are_compared_with_halfway_between_them():
@@ -232,12 +231,13 @@ def test_claims_on_words_hold_on_the_papers_numbers_and_fail_on_others(changed, 
         paper = {key: value for key, value in row_of("ptb", curve=name).items() if key not in ("model", "curve")}
         found[name] = {**paper, **{f"{key} (paper)": value for key, value in paper.items()}, **changed.get(name, {})}
     assert [
-        claim.holds for claim in penn_treebank.judged(found, 39.2, penn_treebank.SIZES["lstm-large"].reported)
+        claim.holds for claim in penn_treebank.judged(found, 39.2, penn_treebank.RECIPES["lstm-large"].reported)
     ] == holds
 
 
 def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
-    recipe, rate = penn_treebank.RECIPES["lstm-large"], penn_treebank.SIZES["lstm-large"].schedule(35.0, steps=10)
+    recipe = penn_treebank.RECIPES["lstm-large"]
+    rate = recipe.schedule(35.0, steps=10)
     assert (rate(1), rate(140), rate(141), rate(550)) == pytest.approx((35, 35, 35 / 1.15, 35 / 1.15**41))
     ends = [tw.Weights.of(nn.Linear(1, 1)) for _ in range(2)]
     assert recipe.curve_lr * tw.Bezier(*ends).coefficients(0.5)[1] ** 2 == recipe.lr
@@ -300,9 +300,9 @@ def test_imagenet_says_what_it_needs(tmp_path):
         perform(experiment, ENTRIES["imagenet"], 1)
 
 
-def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path):
+def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path, monkeypatch):
     experiment = shop_of(tmp_path, "curves")
-    experiment._connect = lambda kind, seed: (_ for _ in ()).throw(KeyboardInterrupt)
+    monkeypatch.setattr("thalweg.training.connect.connect", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(ENTRIES["curves"].wanted(experiment, 2))
     assert [experiment.finished(need) for need in curve_entries.CURVES] == [True, True, False, False]
@@ -422,7 +422,7 @@ def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path)
     t = np.linspace(0, 1, 3)
     for name, height in (("segment", 9.0), ("bezier", 0.2), ("polychain", 0.3)):
         scan_of([0.1, height, 0.1], [0.1, height / 10, 0.1], t).save(tmp_path / f"{name}.json")
-    [canvas] = drawing._profile(tmp_path, Result("profile", "made", [], [])).values()
+    [canvas] = drawing.drawings(tmp_path, Result("profile", "made", [], [])).values()
     whole, close, *_ = canvas.axes
     assert [line.get_label() for line in whole.lines] == ["Segment", "Bezier", "PolyChain"]
     assert [line.get_label() for line in close.lines] == ["Bezier", "PolyChain"]

@@ -1,16 +1,14 @@
 """paper list, run, show."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import Stopped, ThalwegError
-from .options import Compile, Device, Graph, Quiet, bar
+import thalweg as tw
 
-if TYPE_CHECKING:
-    from ..paper.entries import Entry
-    from ..paper.experiment import Experiment
+from ..errors import ThalwegError
+from .options import Compile, Device, Graph, Quiet, bar
 
 Folder = Annotated[
     Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are stored.")
@@ -66,74 +64,28 @@ def run(
     """
     import torch
 
-    from ..paper.entries import ENTRIES, find_entry, open_experiment
-    from ..paper.experiment import Experiment
-    from ..paper.pricing import price
-    from ..runtime.compute import Compute
+    from ..paper import entries, pricing
 
-    entries = [find_entry(name) for name in (ENTRIES if names == ["all"] else names)]
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    shops: dict[tuple[str, str], Experiment] = {}
-    runs = []
-    for entry in entries:
-        for pair in entry.chosen(data_set, model):
-            recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
-            usual = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
-            compute = Compute(precision or usual, False if recurrent and compile is None else compile, graph)  # type: ignore[arg-type]
-            common: Any = {
-                "given": data,
-                "device": where,
-                "compute": compute,
-                "progress": bar(quiet),
-                "download": download,
-            }
-            shops[pair] = shops.get(pair) or open_experiment(out, *pair, scale, **common)
-            runs.append((entry, shops[pair]))
-    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {price(runs, seeds)}")
+    common: Any = {"given": data, "device": where, "progress": bar(quiet), "download": download}
+    chosen = [
+        (entry, pair)
+        for entry in map(entries.find_entry, entries.ENTRIES if names == ["all"] else names)
+        for pair in entry.chosen(data_set, model)
+    ]
+    opened = {}
+    for pair in {pair for _, pair in chosen}:
+        recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
+        usual: Any = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
+        compute = tw.Compute(precision or usual, False if recurrent and compile is None else compile, graph)
+        opened[pair] = entries.open_experiment(out, *pair, scale, compute=compute, **common)
+    runs = [(entry, opened[pair]) for entry, pair in chosen]
+    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {pricing.price(runs, seeds)}")
     if shard is not None:
-        return _train_part(runs, seeds, shard)
-    _perform(runs, seeds)
+        return typer.echo(entries.train_part(runs, seeds, shard))
+    entries.perform_all(runs, seeds, typer.echo)
     if scale == "smoke":
         typer.echo("at smoke scale nothing is learned, and whether claims hold means nothing")
-
-
-def _perform(runs: "list[tuple[Entry, Experiment]]", seeds: int) -> None:
-    """Train everything needed, then measure; a run that fails does not stop the others."""
-    from ..paper.entries import perform
-    from ..paper.experiment import prepare
-
-    failed = []
-    try:
-        prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
-        for entry, experiment in runs:
-            try:
-                typer.echo(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.folder / entry.name}")
-            except ThalwegError as error:
-                failed.append(f"{entry.name}: {error}")
-    except Stopped as error:
-        raise Stopped("stopped; everything trained and measured so far is kept", error.signal) from None
-    if failed:
-        raise ThalwegError("; ".join(failed))
-
-
-def _train_part(runs: "list[tuple[Entry, Experiment]]", seeds: int, shard: str) -> None:
-    """What can be trained now, divided among shards; the next stage once all shards have finished this one."""
-    from ..paper.experiment import missing, prepare
-
-    wanted = list(dict.fromkeys(item for entry, experiment in runs for item in entry.wanted(experiment, seeds)))
-    left = missing(wanted)
-    first = min((need.stage for _, need in left), default=0)
-    i, n = _shard(shard)
-    own = [item for item in wanted if item[1].stage == first][i - 1 :: n]  # the same division on every machine
-    todo = missing(own)
-    prepare(todo)
-    later = any(need.stage > first for _, need in left)
-    then = (
-        "more can be trained once all shards are done: run the command again"
-        if later
-        else "then run it without --shard"
-    )
-    typer.echo(f"trained {len(todo)} of the {len(own)} of this shard; {then}")
 
 
 def show(
@@ -165,13 +117,3 @@ def draw(out: Folder = Path("thalweg-paper")) -> None:
 def _origin(about: dict[str, object]) -> str:
     told = ", ".join(f"{key} {value}" for key, value in about.items() if key not in ("versions", "recipe"))
     return told + ("; nothing is learned at this scale, and claims mean nothing" if about["scale"] == "smoke" else "")
-
-
-def _shard(shard: str) -> tuple[int, int]:
-    try:
-        i, n = (int(part) for part in shard.split("/"))
-    except ValueError:
-        i, n = 0, 0
-    if not 1 <= i <= n:
-        raise ThalwegError(f"a shard is part i of n, such as 1/4; got '{shard}'")
-    return i, n

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,13 +20,17 @@ METHODS = ("Ind", "SSE", "FGE")
 
 def draw(folder: Path) -> list[Path]:
     """Draw the figures of the result in `folder`, as PNG and PDF; nothing if the paper has only numbers."""
-    result = Result.load(folder / FILE)
-    drawn = DRAWERS.get(result.entry, lambda *_: {})(folder, result)
+    drawn = drawings(folder, Result.load(folder / FILE))
     return [path for name, canvas in drawn.items() for path in figures.save(canvas, folder / name)]
 
 
-def _canvas(width: float, height: float, layout: Any = "constrained") -> Figure:
-    return Figure(figsize=(width, height), layout=layout)
+def drawings(folder: Path, result: Result) -> dict[str, Figure]:
+    """The figures of a result, by the names of their files."""
+    drawn = {}
+    for name, drawing in FIGURES.get(result.entry, {}).items():
+        drawn[name] = canvas = Figure(drawing.size, layout=drawing.layout)
+        drawing.plot(folder, result, canvas.subplots(drawing.rows, drawing.columns, sharex=drawing.rows == 3))
+    return drawn
 
 
 def scans_in(folder: Path) -> dict[str, Scan]:
@@ -33,105 +38,111 @@ def scans_in(folder: Path) -> dict[str, Scan]:
     return {name: Scan.load(file) for stem, name in CURVES.items() if (file := folder / f"{stem}.json").is_file()}
 
 
-def _profile(folder: Path, result: Result) -> Mapping[str, Figure]:
-    panels = PANELS[:2] if result.entry == "curves" else PANELS  # the table's, and all that the paper draws
-    return {"profile": _whole_and_close(scans_in(folder), panels)}
+def _profile(folder: Path, result: Result, axes: Any) -> None:
+    _whole_and_close(scans_in(folder), PANELS[: len(axes)], axes)
 
 
-def _words(folder: Path, result: Result) -> Mapping[str, Figure]:
-    def perplexity(scan: Scan) -> Scan:
-        return replace(
-            scan, values={data: {"perplexity": np.exp(each["data_loss"])} for data, each in scan.values.items()}
-        )
-
-    scans = {name: perplexity(scan) for name, scan in scans_in(folder).items()}
-    return {"ptb": _whole_and_close(scans, [("train", "perplexity"), ("test", "perplexity")])}
+def _perplexity(folder: Path, result: Result, axes: Any) -> None:
+    scans = {
+        name: replace(scan, values={part: {"perplexity": np.exp(of["data_loss"])} for part, of in scan.values.items()})
+        for name, scan in scans_in(folder).items()
+    }
+    _whole_and_close(scans, [("train", "perplexity"), ("test", "perplexity")], axes)
 
 
-def _whole_and_close(scans: Mapping[str, Scan], panels: Sequence[tuple[str, str]]) -> Figure:
+def _whole_and_close(scans: Mapping[str, Scan], panels: Sequence[tuple[str, str]], axes: Any) -> None:
     """On the left with the straight line, whose barrier sets the scale, on the right without it."""
-    canvas = _canvas(10, 3.25 * len(panels))
     curves = {name: scan for name, scan in scans.items() if name != "Segment"}
-    for (whole, close), (data, quantity) in zip(canvas.subplots(len(panels), 2), panels, strict=True):
+    for (whole, close), (data, quantity) in zip(axes, panels, strict=True):
         for ax, shown in ((whole, scans), (close, curves)):
             figures.profile(shown, data, quantity, ax).legend().remove()
-    canvas.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)
-    return canvas
+    whole.figure.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)
 
 
-def _planes(folder: Path, result: Result) -> Mapping[str, Figure]:
+def _planes(data: str, quantity: str, folder: Path, result: Result, axes: Any) -> None:
     names = {"three optima": "plane-three-optima", "Bezier": "plane-bezier", "PolyChain": "plane-polychain"}
-    scans = {name: Scan.load(folder / f"{file}.json") for name, file in names.items()}
-    found = {}
-    for data, quantity in (("train", "loss"), ("test", "error")):
-        found[f"planes-{data}-{quantity}"] = canvas = _canvas(14, 4.4, "compressed")
-        figures.surfaces(scans, data, quantity, canvas.subplots(1, 3))
-    return found
+    figures.surfaces({name: Scan.load(folder / f"{file}.json") for name, file in names.items()}, data, quantity, axes)
 
 
-def _pair_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(6.4, 4.4)
+def _pair_ensemble(folder: Path, result: Result, ax: Any) -> None:
     named = {CURVES[name]: CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}
-    figures.pair_ensemble(named, canvas.subplots())
-    return {"pair-ensemble": canvas}
+    figures.pair_ensemble(named, ax)
 
 
-def _curve_ensemble(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas, sure, found = _canvas(10, 7.5), _canvas(5, 5), CurveEnsemble.load(folder / "points.json")
-    (top, beside), below = canvas.subplots(2, 2)
-    figures.profile(scans_in(folder), "train", "error", top)
-    figures.profile(scans_in(folder), "train", "loss", beside)
-    figures.curve_ensemble(found, below)
-    figures.reliability(found, sure.subplots())
-    return {"curve-ensemble": canvas, "reliability": sure}
+def _curve_ensemble(folder: Path, result: Result, axes: Any) -> None:
+    for ax, quantity in zip(axes[0], ("error", "loss"), strict=True):
+        figures.profile(scans_in(folder), "train", quantity, ax)
+    figures.curve_ensemble(CurveEnsemble.load(folder / "points.json"), axes[1])
 
 
-def _width(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(10, 4.2)
-    scans = {
-        row["K"]: [Scan.load(folder / f"{part}-{row['K']:g}.json") for part in ("curve", "ends")] for row in result.rows
-    }
-    figures.width({k: (curve, ends) for k, (curve, ends) in scans.items()}, "train", canvas.subplots(1, 2))
-    return {"width": canvas}
+def _reliability(folder: Path, result: Result, ax: Any) -> None:
+    figures.reliability(CurveEnsemble.load(folder / "points.json"), ax)
 
 
-def _trivial(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas, scan = _canvas(10, 4.2), Scan.load(folder / "path.json")
-    for ax, (data, quantity) in zip(canvas.subplots(1, 2), (("train", "data_loss"), ("test", "error")), strict=True):
+def _width(folder: Path, result: Result, axes: Any) -> None:
+    """The worst loss on a curve and at its ends, and its length ratio, against the width of the network."""
+    at, bent, ends, ratios = (
+        [row[key] for row in result.rows]
+        for key in ("K", "worst train loss on the curve", "train loss of the ends", "length ratio")
+    )
+    figures.lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", "train loss", axes[0])
+    figures.lines({"Bezier": (at, ratios)}, "width K", "length ratio", axes[1])
+    axes[1].set_ylim(bottom=1, top=max(1.5, axes[1].get_ylim()[1]))  # a hundredth is no difference
+
+
+def _trivial(folder: Path, result: Result, axes: Any) -> None:
+    scan = Scan.load(folder / "path.json")
+    for ax, (data, quantity) in zip(axes, (("train", "data_loss"), ("test", "error")), strict=True):
         figures.profile(scan, data, quantity, ax).set_xlabel("s, of which t = |1 - 2s|; without the origin, s = 1/2")
     ax.set_ylim(0, 2 * ax.get_ylim()[1])  # a hundredth of a point is no difference
-    return {"trivial": canvas}
 
 
-def _growth(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(7, 4.8)
+def _growth(folder: Path, result: Result, ax: Any) -> None:
     reports = {name: Report.load(file) for name in METHODS if (file := folder / f"{name}.json").is_file()}
-    figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=canvas.subplots())
-    return {"growth": canvas}
+    figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=ax)
 
 
-def _trace(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas = _canvas(7, 8)
-    figures.trace(Trace.load(folder / "trace.json"), "test", "error", canvas.subplots(3, 1, sharex=True))
-    return {"fge-trace": canvas, **_growth(folder, result)}
+def _trace(folder: Path, result: Result, axes: Any) -> None:
+    figures.trace(Trace.load(folder / "trace.json"), "test", "error", axes)
 
 
-def _path(folder: Path, result: Result) -> Mapping[str, Figure]:
-    canvas, shown = _canvas(14, 4.2), (("train", "loss"), ("train", "data_loss"), ("test", "error"))
-    figures.chain(Scan.load(folder / "fge-path.json"), len(result.rows) + 1, shown, canvas.subplots(1, 3))
-    return {"fge-path": canvas}
+def _path(folder: Path, result: Result, axes: Any) -> None:
+    """Along the chain through networks, which are marked."""
+    scan, knots = Scan.load(folder / "fge-path.json"), np.linspace(0, 1, len(result.rows) + 1)
+    for ax, panel in zip(axes, (("train", "loss"), ("train", "data_loss"), ("test", "error")), strict=True):
+        [line] = figures.profile(scan, *panel, ax).lines
+        values = np.interp(knots, *np.array(line.get_data()))
+        ax.plot(knots, values, "o", color="black", fillstyle="none", label="networks", clip_on=False)
+        ax.legend()
 
 
-DRAWERS: dict[str, Callable[[Path, Result], Mapping[str, Any]]] = {
-    "curves": _profile,
-    "profile": _profile,
-    "planes": _planes,
-    "pair-ensemble": _pair_ensemble,
-    "curve-ensemble": _curve_ensemble,
-    "width": _width,
-    "trivial": _trivial,
-    "ensembles": _growth,
-    "fge-trace": _trace,
-    "fge-path": _path,
-    "ptb": _words,
+class Drawing(NamedTuple):
+    """What is plotted into the panels of a figure, and its width and height in inches."""
+
+    plot: Callable[[Path, Result, Any], None]
+    size: tuple[float, float]
+    rows: int = 1
+    columns: int = 1
+    layout: Any = "constrained"
+
+
+GROWTH = {"growth": Drawing(_growth, (7, 4.8))}
+FIGURES: dict[str, dict[str, Drawing]] = {
+    "curves": {"profile": Drawing(_profile, (10, 6.5), 2, 2)},
+    "profile": {"profile": Drawing(_profile, (10, 13), 4, 2)},
+    "planes": {
+        f"planes-{data}-{quantity}": Drawing(partial(_planes, data, quantity), (14, 4.4), 1, 3, "compressed")
+        for data, quantity in PANELS[:2]
+    },
+    "pair-ensemble": {"pair-ensemble": Drawing(_pair_ensemble, (6.4, 4.4))},
+    "curve-ensemble": {
+        "curve-ensemble": Drawing(_curve_ensemble, (10, 7.5), 2, 2),
+        "reliability": Drawing(_reliability, (5, 5)),
+    },
+    "width": {"width": Drawing(_width, (10, 4.2), 1, 2)},
+    "trivial": {"trivial": Drawing(_trivial, (10, 4.2), 1, 2)},
+    "ensembles": GROWTH,
+    "fge-trace": {"fge-trace": Drawing(_trace, (7, 8), 3), **GROWTH},
+    "fge-path": {"fge-path": Drawing(_path, (14, 4.2), 1, 3)},
+    "ptb": {"ptb": Drawing(_perplexity, (10, 6.5), 2, 2)},
 }

@@ -3,16 +3,14 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..evaluation.curve_ensemble import curve_ensemble as measure
-from ..evaluation.ensemble import Ensemble
+import thalweg as tw
+
 from ..reporting.result import Claim
-from ..results import CurveEnsemble, Report, Scan, Walk
-from ..weightspace.curves import PolyChain, Segment
-from ..weightspace.weights import Weights
 from . import claims
 from .curve_entries import CURVES, Outcome, keep
 from .drawing import METHODS
@@ -20,6 +18,11 @@ from .experiment import Experiment
 from .published import beside, figure, quoted
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
+WALKS = {"SSE": "snapshot", "FGE": "fge"}
+SCALED = {  # what the paper calls the errors of points of a chain, by how they are scaled
+    "none": "error of the 50-point polychain ensemble (%)",
+    **dict.fromkeys(("train loss", "per point"), "the same after temperature scaling (%)"),
+}
 DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one
     "independent": (
         "disagreement of two independent networks (% of test)",
@@ -35,179 +38,167 @@ DIVERSITY = {  # what the paper calls the disagreement, the distance, and the ac
 }
 
 
-def voters(experiment: Experiment, curve: str, members: int) -> CurveEnsemble:
+def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
-    found = Segment(*experiment.networks(2)) if curve == "segment" else experiment.curve(curve)
+    members = experiment.scale.members
+    found = tw.Segment(*experiment.networks(2)) if curve == "segment" else experiment.curve(curve)
     file = experiment.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
-        settings: dict[str, Any] = {
-            "bn_batches": experiment.clean,
-            "points": members,
-            "compute": experiment.compute,
-            "progress": experiment.progress,
-        }
-        measure(experiment.form, found, experiment.task, experiment.test, **settings).save(file)
-    return CurveEnsemble.load(file)
-
-
-def report(experiment: Experiment, members: Sequence[Weights]) -> Report:
-    return Ensemble(experiment.form, members).report(experiment.task, experiment.test, progress=experiment.progress)
+        settings: Any = {"bn_batches": experiment.clean, "points": members, "compute": experiment.compute}
+        measured = tw.curve_ensemble(
+            experiment.form, found, experiment.task, experiment.test, progress=experiment.progress, **settings
+        )
+        measured.save(file)
+    result = tw.CurveEnsemble.load(file)
+    result.save(copy)
+    return result
 
 
 def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    found = voters(experiment, "polychain", experiment.scale.members)
-    pair, alone = ([100 * value for value in values] for values in (found.pair_error, found.error))
-    found.save(out / "polychain.json")
-    voters(experiment, "segment", experiment.scale.members).save(out / "segment.json")
+    found, _ = (voters(experiment, curve, out / f"{curve}.json") for curve in ("polychain", "segment"))
     rows = [
-        {"t": t, "error of phi(t) (%)": e, "error of the pair (%)": p}
-        for t, e, p in zip(found.t, alone, pair, strict=True)
+        {"t": t, "error of phi(t) (%)": 100 * error, "error of the pair (%)": 100 * pair}
+        for t, error, pair in zip(found.t, found.error, found.pair_error, strict=True)
     ]
-    falls = next((t for t, value in zip(found.t, pair, strict=True) if value < alone[0] - 0.1), 1.0)
-    late = [value for t, value in zip(found.t, pair, strict=True) if t >= 0.4]
+    alone, both = rows[0]["error of phi(t) (%)"], rows[-1]["error of the pair (%)"]
+    falls = next((row["t"] for row in rows if row["error of the pair (%)"] < alone - 0.1), 1.0)
+    late = max(row["error of the pair (%)"] for row in rows if row["t"] >= 0.4)
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
     early = figure("two-network ensemble error starts to fall at t")
     soon = f"from t = {falls:.2f}; in the paper from {early:g}"
     says = f"from t = {near:g} on it is as good as that of both ends, to half a point"
-    text = f"at most {max(late):.2f} % from there, {pair[-1]:.2f} % with both ends, {alone[0]:.2f} % alone"
+    text = f"at most {late:.2f} % from there, {both:.2f} % with both ends, {alone:.2f} % alone"
     return rows, [
         Claim("the ensemble improves soon on the way, by a tenth of a point", falls <= early + claims.TWENTIETH, soon),
-        Claim(says, max(late) <= claims.limit(pair[-1]), text),
+        Claim(says, late <= claims.limit(both), text),
     ]
 
 
 def curve_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    found = voters(experiment, "polychain", experiment.scale.members)
-    found.save(out / "points.json")
-    along = {"segment": Segment(*experiment.networks(2)), "polychain": experiment.curve("polychain")}
+    found = voters(experiment, "polychain", out / "points.json")
+    along = {"segment": tw.Segment(*experiment.networks(2)), "polychain": experiment.curve("polychain")}
     keep({name: experiment.scan(name, curve) for name, curve in along.items()}, out)
-    ends, three = (100 * report(experiment, experiment.networks(k)).scores["error"] for k in (2, 3))
-    return _rows_of_points(experiment, found, ends, three), claims.on_points(found, ends, three)
-
-
-def _rows_of_points(experiment: Experiment, found: CurveEnsemble, ends: float, three: float) -> list[dict[str, Any]]:
-    same = experiment.recipe.dataset == "CIFAR-100" and experiment.recipe.model == "resnet_bottleneck164"
-    scaled = dict.fromkeys(("train loss", "per point"), "the same after temperature scaling (%)")
-    paper = {"none": "error of the 50-point polychain ensemble (%)", **scaled}
-    points = f"{len(found.t)} points of the chain, scaled by"
+    ends, three = (100 * experiment.report(experiment.networks(k)).scores["error"] for k in (2, 3))
+    cell = partial(quoted, "error (%)", same=experiment.recipe.name == "cifar100-resnet_bottleneck164")
     rows = [
         {
-            "ensemble": f"{points} {name}",
-            **quoted("error (%)", 100 * own["error"], paper.get(name), same),
+            "ensemble": f"{len(found.t)} points of the chain, scaled by {name}",
+            **cell(100 * own["error"], SCALED.get(name)),
             "nll": own["nll"],
         }
         for name, own in found.scores.items()
     ]
-    others = (
-        ("both ends", ends, "error of the ensemble of the two endpoints (%)"),
-        ("three networks", three, "error of three independent networks (%)"),
-    )
-    return rows + [{"ensemble": name, **quoted("error (%)", value, what, same)} for name, value, what in others]
+    rows.append({"ensemble": "both ends", **cell(ends, "error of the ensemble of the two endpoints (%)")})
+    rows.append({"ensemble": "three networks", **cell(three, "error of three independent networks (%)")})
+    return rows, claims.on_points(found, ends, three)
 
 
 def ensembles(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for method in METHODS:
-        runs, pool = (
-            [members for members, _ in runs_of(experiment, method, seeds)],
-            pooled(experiment, method, seeds, out),
-        )
-        first = 100 * pool.growth[len(runs[0]) - 1]["error"]
-        alone = [first, *(100 * report(experiment, run).scores["error"] for run in runs[1:])]
+        runs, pool = members_of(experiment, method, seeds), pooled(experiment, method, seeds, out)
+        each = len(runs[0])
+        at_budget = [100 * pool.growth[k * each - 1]["error"] for k in range(1, seeds + 1)]
+        alone = [at_budget[0], *(100 * experiment.report(run).scores["error"] for run in runs[1:])]
         where = {"dataset": experiment.recipe.dataset, "model": experiment.recipe.in_ensembles, "method": method}
-        row: dict[str, Any] = {"method": method, "networks per run": len(runs[0])}
-        row |= beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where)
-        row |= beside("+-", statistics.stdev(alone) if seeds > 1 else None, "ensembles", "error_1B_std", **where)
+        spread = statistics.stdev(alone) if seeds > 1 else None
+        rows.append({"method": method, "networks per run": each})
+        rows[-1] |= beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where)
+        rows[-1] |= beside("+-", spread, "ensembles", "error_1B_std", **where)
         for k in range(2, min(seeds, 3) + 1):
-            row |= beside(
-                f"{k}B (%)", 100 * pool.growth[k * len(runs[0]) - 1]["error"], "ensembles", f"error_{k}B", **where
-            )
-        rows.append(row)
+            rows[-1] |= beside(f"{k}B (%)", at_budget[k - 1], "ensembles", f"error_{k}B", **where)
     return rows, claims.on_budgets(rows, seeds)
 
 
-def runs_of(experiment: Experiment, method: str, seeds: int) -> list[tuple[Sequence[Weights], list[float]]]:
-    """The networks of each run of a method, and the epochs spent until each was collected, including earlier runs."""
+def members_of(experiment: Experiment, method: str, seeds: int) -> list[Sequence[tw.Weights]]:
+    """The networks of each run of a method."""
     if method == "Ind":
-        return [([experiment.network(seed)], [(seed + 1) * experiment.recipe.epochs]) for seed in range(seeds)]
-    walks = [(experiment.snapshot if method == "SSE" else experiment.fge)(seed) for seed in range(seeds)]
-    return [
-        (walk.members, _spent(experiment, method, walk, k * experiment.recipe.epochs)) for k, walk in enumerate(walks)
-    ]
+        return [[network] for network in experiment.networks(seeds)]
+    return [experiment.walk(WALKS[method], seed).members for seed in range(seeds)]
 
 
-def _spent(experiment: Experiment, method: str, walk: Walk, earlier: int) -> list[float]:
-    """FGE starts after the last of its branching points, and walks from one after another."""
-    before = max(experiment.recipe.walk.starts) if method == "FGE" and experiment.recipe.walk else 0
+def spent(experiment: Experiment, method: str, seeds: int) -> list[float]:
+    """The epochs until each network was collected, including earlier runs; FGE starts after the last of its branching
+    points, and walks from one after another.
+    """
+    recipe = experiment.recipe
+    if method == "Ind":
+        return [(seed + 1) * recipe.epochs for seed in range(seeds)]
+    before = max(recipe.walk.starts) if method == "FGE" and recipe.walk else 0
     return [
-        earlier + (before + (k * len(part.lr) + i) / part.steps)
-        for k, part in enumerate(walk.traces)
+        seed * recipe.epochs + (before + (k * len(part.lr) + i) / part.steps)
+        for seed in range(seeds)
+        for k, part in enumerate(experiment.walk(WALKS[method], seed).traces)
         for i in part.collected
     ]
 
 
-def pooled(experiment: Experiment, method: str, seeds: int, out: Path) -> Report:
+def pooled(experiment: Experiment, method: str, seeds: int, out: Path) -> tw.Report:
     """The ensemble of all runs of a method, network after network; stored, since several entries need it."""
-    runs = runs_of(experiment, method, seeds)
-    file = experiment.folder / f"pooled-{method}-{seeds}-{runs[-1][0][-1].digest()[:8]}.json"
+    members = [member for run in members_of(experiment, method, seeds) for member in run]
+    file = experiment.folder / f"pooled-{method}-{seeds}-{members[-1].digest()[:8]}.json"
     if not file.is_file():
-        found = report(experiment, [*chain(*(members for members, _ in runs))])
-        replace(found, epochs=[*chain(*(epochs for _, epochs in runs))]).save(file)
-    found = Report.load(file)
+        replace(experiment.report(members), epochs=spent(experiment, method, seeds)).save(file)
+    found = tw.Report.load(file)
     found.save(out / f"{method}.json")
     return found
 
 
 def fge_trace(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    trace = experiment.fge(0).traces[-1]
+    trace = experiment.walk("fge").traces[-1]
     trace.save(out / "trace.json")
-    growth = {method: pooled(experiment, method, seeds, out) for method in ("SSE", "FGE")}
-    rows = []
-    for name, found in growth.items():
-        for k, (epoch, all_so_far, last) in enumerate(
-            zip(found.epochs or [], found.growth, found.members, strict=True), start=1
-        ):
-            errors = {
-                "error of the ensemble (%)": 100 * all_so_far["error"],
-                "its last network (%)": 100 * last["error"],
-            }
-            rows.append({"method": name, "networks": k, "epochs": epoch, **errors})
+    growth = {method: pooled(experiment, method, seeds, out) for method in WALKS}
+    rows = [
+        {
+            "method": method,
+            "networks": k + 1,
+            "epochs": epoch,
+            "error of the ensemble (%)": 100 * found.growth[k]["error"],
+            "its last network (%)": 100 * found.members[k]["error"],
+        }
+        for method, found in growth.items()
+        for k, epoch in enumerate(found.epochs or [])
+    ]
     return rows, claims.on_trace(trace, rows, seeds)
 
 
-def last_walk(experiment: Experiment) -> Sequence[Weights]:
+def last_walk(experiment: Experiment) -> Sequence[tw.Weights]:
     """The members of FGE from its last start."""
-    walk = experiment.fge(0)
+    walk = experiment.walk("fge")
     return walk.members[-len(walk.traces[-1].collected) :]
 
 
 def diversity(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    same = experiment.recipe.dataset == "CIFAR-100" and experiment.recipe.model == "preresnet164"
+    same = experiment.recipe.name == "cifar100-preresnet164"
     groups = {
         "independent": experiment.networks(2),
         "FGE": last_walk(experiment),
-        "SSE": experiment.snapshot(0).members,
+        "SSE": experiment.walk("snapshot").members,
     }
     rows = []
     for name, members in groups.items():
-        found, (disagreement, distance, accuracy) = report(experiment, members), DIVERSITY[name]
-        row = {"networks": name, **quoted("disagreement (%)", 100 * found.scores["disagreement"], disagreement, same)}
-        row |= quoted("distance", statistics.mean(found.distances), distance, same)
-        row["error of one (%)"] = 100 * statistics.mean(entry["error"] for entry in found.members)
-        row["error of one (%) (paper)"] = 100 - figure(accuracy) if accuracy and same else None
-        rows.append(row)
+        found, (disagreement, distance, accuracy) = experiment.report(members), DIVERSITY[name]
+        rows.append(
+            {
+                "networks": name,
+                **quoted("disagreement (%)", 100 * found.scores["disagreement"], disagreement, same),
+                **quoted("distance", statistics.mean(found.distances), distance, same),
+                "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
+                "error of one (%) (paper)": 100 - figure(accuracy) if accuracy and same else None,
+            }
+        )
     return rows, claims.on_diversity(rows)
 
 
 def fge_path(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     members = last_walk(experiment)
-    path, knots = PolyChain.through([member.bare().to(experiment.device) for member in members]), len(members) - 1
+    path, knots = tw.PolyChain.through([member.bare().to(experiment.device) for member in members]), len(members) - 1
     scan = experiment.scan("fge-path", path, points=[k / (8 * knots) for k in range(8 * knots + 1)])
     keep({"fge-path": scan}, out)
     return between_members(scan, knots)
 
 
-def between_members(scan: Scan, knots: int) -> Outcome:
+def between_members(scan: tw.Scan, knots: int) -> Outcome:
     """The best point of each piece of a chain against its two ends; the loss with and without weight decay."""
     train, test = scan.values["train"], scan.values["test"]
     measured = {
@@ -216,14 +207,9 @@ def between_members(scan: Scan, knots: int) -> Outcome:
         "test error (%)": 100 * test["error"],
     }
     per = (len(test["error"]) - 1) // knots
-    rows: list[dict[str, Any]] = []
-    for k in range(knots):
-        row: dict[str, Any] = {"between members": f"{k + 1} and {k + 2}"}
-        for name, values in measured.items():
-            piece = values[per * k : per * (k + 1) + 1]
-            row |= {
-                f"{name}, better member": float(min(piece[0], piece[-1])),
-                f"{name}, best between": float(piece[1:-1].min()),
-            }
-        rows.append(row)
+    rows: list[dict[str, Any]] = [{"between members": f"{k} and {k + 1}"} for k in range(1, knots + 1)]
+    for (k, row), (name, values) in product(enumerate(rows), measured.items()):
+        piece = values[per * k : per * (k + 1) + 1]
+        row[f"{name}, better member"] = float(min(piece[0], piece[-1]))
+        row[f"{name}, best between"] = float(piece[1:-1].min())
     return rows, [claims.on_pieces(rows, name) for name in measured]

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import ThalwegError
+from ..errors import Stopped, ThalwegError
 from ..reporting.result import FILE, Result
 from ..store import files
 from ..store.runs import versions
@@ -16,14 +16,13 @@ from . import curve_entries, ensemble_entries, imagenet, penn_treebank
 from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
 from .ensemble_entries import CHAIN
-from .experiment import Experiment, Need, prepare
+from .experiment import Experiment, Need, missing, prepare
 from .recipes import RECIPES, SCALES, Preset, find_recipe
 
 Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
 RESNET: tuple[Pair, ...] = (("cifar100", "resnet_bottleneck164"),)
 PRERESNET: tuple[Pair, ...] = (("cifar100", "preresnet164"),)
-PLAIN: tuple[Pair, ...] = (("cifar10", "conv3fc3"),)
 OF_CURVES = (
     ("mnist", "fc"),
     *(("cifar10", name) for name in ("conv3fc3", "vgg16", "resnet158", "wrn28_10")),
@@ -33,10 +32,6 @@ OF_CURVES = (
 OF_ENSEMBLES = tuple(
     (data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10")
 )
-
-
-def _names(listed: str) -> list[str]:
-    return [name.strip() for name in listed.split(",")]
 
 
 @dataclass(frozen=True)
@@ -80,8 +75,10 @@ class Entry:
         """Its own pairs, or those made of the names given, separated by commas."""
         if data is None and model is None:
             return list(self.pairs)
-        sets = _names(data) if data else dict.fromkeys(pair[0] for pair in self.pairs)
-        networks = _names(model) if model else dict.fromkeys(pair[1] for pair in self.pairs)
+        sets, networks = (
+            [name.strip() for name in given.split(",")] if given else list(dict.fromkeys(own))
+            for given, own in zip((data, model), zip(*self.pairs, strict=True), strict=True)
+        )
         found = [(one, two) for one in sets for two in networks if self.fits((one, two))]
         if not found:
             raise ThalwegError(
@@ -140,7 +137,7 @@ ENTRIES = {
         Entry(
             "width",
             curve_entries.width,
-            PLAIN,
+            (("cifar10", "conv3fc3"),),
             parts=curve_entries.of_all_widths,
             points=lambda scale: len(scale.widths) * scale.points,
         ),
@@ -183,16 +180,13 @@ def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
     out.mkdir(parents=True, exist_ok=True)
     files.sweep(out)
     rows, claims = entry.run(experiment, out, seeds)
-    machine = torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "CPU"
     about = {
         "scale": experiment.scale.name,
         "seeds": seeds,
         "seconds": round(time.perf_counter() - began, 1),
-        "machine": machine,
-    }
-    about["seconds of training"] = round(sum(owner.seconds(need) for owner, need in entry.wanted(experiment, seeds)), 1)
-    about |= {
-        "recipe": experiment.described(),
+        "machine": torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "CPU",
+        "seconds of training": round(sum(owner.seconds(need) for owner, need in entry.wanted(experiment, seeds)), 1),
+        "recipe": asdict(experiment.recipe),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
         "precision": experiment.compute.precision,
@@ -201,3 +195,38 @@ def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
     result.save(out / FILE)
     draw(out)
     return result
+
+
+Runs = list[tuple[Entry, Experiment]]
+
+
+def perform_all(runs: Runs, seeds: int, say: Callable[[str], object]) -> None:
+    """Train everything needed, then measure; a run that fails does not stop the others."""
+    failed = []
+    try:
+        prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
+        for entry, experiment in runs:
+            try:
+                say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.folder / entry.name}")
+            except ThalwegError as error:
+                failed.append(f"{entry.name}: {error}")
+    except Stopped as error:
+        raise Stopped("stopped; everything trained and measured so far is kept", error.signal) from None
+    if failed:
+        raise ThalwegError("; ".join(failed))
+
+
+def train_part(runs: Runs, seeds: int, shard: str) -> str:
+    """What can be trained now, divided among shards; the next stage once all shards have finished this one."""
+    i, _, n = shard.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
+        raise ThalwegError(f"a shard is part i of n, such as 1/4; got '{shard}'")
+    wanted = list(dict.fromkeys(item for entry, experiment in runs for item in entry.wanted(experiment, seeds)))
+    stages = {need.stage for _, need in missing(wanted)}
+    # the same division on every machine
+    own = [item for item in wanted if item[1].stage == min(stages, default=0)][int(i) - 1 :: int(n)]
+    todo = missing(own)
+    prepare(todo)
+    later = "more can be trained once all shards are done: run the command again"
+    then = later if len(stages) > 1 else "then run it without --shard"
+    return f"trained {len(todo)} of the {len(own)} of this shard; {then}"

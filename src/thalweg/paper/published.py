@@ -11,7 +11,7 @@ from ..reporting.result import CODE, PAPER
 
 @cache
 def published(table: str) -> list[dict[str, Any]]:
-    """One of the paper's tables: "curves", "ensembles", "ptb"; numbers as numbers, absent ones as None.
+    """One of the paper's tables: "curves", "ensembles", "ptb", "figures"; numbers as numbers, absent ones as None.
 
     >>> next(row["error_1B"] for row in published("ensembles") if row["method"] == "FGE")
     25.7
@@ -20,21 +20,18 @@ def published(table: str) -> list[dict[str, Any]]:
     return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(content.splitlines())]
 
 
-@cache
 def figure(what: str) -> float:
     """One of the paper's other numbers.
 
     >>> figure("distance between those ends")
     50.0
     """
-    content = (resources(__package__) / "numbers" / "other_figures.csv").read_text()
-    return next(float(row["value"]) for row in csv.DictReader(content.splitlines()) if row["what"] == what)
+    return row_of("figures", what=what)["value"]
 
 
 def row_of(table: str, **wanted: Any) -> Mapping[str, Any]:
     """The row of one of the paper's tables that agrees with all of `wanted`; nothing where it has none."""
-    found = [row for row in published(table) if all(row[key] == value for key, value in wanted.items())]
-    return found[0] if found else {}
+    return next((row for row in published(table) if wanted.items() <= row.items()), {})
 
 
 def _number(value: str) -> Any:

@@ -6,9 +6,6 @@ from typing import Any
 from ..errors import ThalwegError
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-CIFAR100 = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-GREY = (0.1307,), (0.3081,)
 
 
 @dataclass(frozen=True)
@@ -103,40 +100,42 @@ SCALES = {
     "full": Preset("full", None, None, 121, 21, 50),
     "smoke": Preset("smoke", 64, 32, 5, 3, 4, (0.3, 1.0)),
 }
-VGG = FgeSettings((120, 156), 22, 2, 1e-2, 5e-4)
-PRERESNET = FgeSettings((125,), 22, 4, 5e-2, 5e-4)
-WIDE = FgeSettings((120, 156), 22, 4, 5e-2, 5e-4)
+# title; mean and standard deviation of its pixels
+CIFARS = {
+    "cifar10": ("CIFAR-10", ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
+    "cifar100": ("CIFAR-100", ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))),
+}
 
 
 def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:
     """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the data set's own statistics, not
     ImageNet's.
     """
-    sets = {"cifar10": ("CIFAR-10", CIFAR10), "cifar100": ("CIFAR-100", CIFAR100)}
-    each = [(data, name, own if colours else IMAGENET) for data, (name, own) in sets.items()]
-    return [Recipe(data, model, name, title, colours=normalised, **settings) for data, name, normalised in each]
+    return [
+        Recipe(data, model, name, title, colours=own if colours else IMAGENET, **settings)
+        for data, (name, own) in CIFARS.items()
+    ]
 
 
-LIKE_VGG: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 600, "curve_lr": 0.015}
+PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
+LIKE_VGG: dict[str, Any] = {**PLAIN, "curve_epochs": 600, "walk": FgeSettings((120, 156), 22, 2, 1e-2, 5e-4)}
+WIDE = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": FgeSettings((120, 156), 22, 4, 5e-2, 5e-4), "sse_lr": 0.1}
 RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
 # the decay of the TensorFlow models that the paper links
 TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}
-PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
-PREACTIVATED: dict[str, Any] = {**RESIDUAL, "walk": PRERESNET, "cycles": 4, "sse_lr": 0.1}
-WIDENED: dict[str, Any] = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": WIDE, "sse_lr": 0.1}
+PREACTIVATED = {**RESIDUAL, "walk": FgeSettings((125,), 22, 4, 5e-2, 5e-4), "cycles": 4, "sse_lr": 0.1}
+GREY: dict[str, Any] = {"colours": ((0.1307,), (0.3081,)), "crop": 0, "flip": False}
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
-        Recipe(
-            "mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, colours=GREY, crop=0, flip=False, in_curves="FC"
-        ),
+        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, **GREY, in_curves="FC"),
         *_both("conv3fc3", "3conv3fc", False, **PLAIN, in_curves="3conv3fc"),
-        *_both("vgg16", "VGG-16", False, **LIKE_VGG, walk=VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
-        *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG, walk=VGG),
+        *_both("vgg16", "VGG-16", False, **LIKE_VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
+        *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG),
         *_both("resnet158", "ResNet-158", True, **TENSORFLOW, in_curves="ResNet-158"),
         *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **TENSORFLOW, in_curves="ResNet-164"),
         *_both("preresnet164", "PreResNet-164", True, **PREACTIVATED, in_ensembles="ResNet-164"),
-        *_both("wrn28_10", "WRN-28-10", True, **WIDENED, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
+        *_both("wrn28_10", "WRN-28-10", True, **WIDE, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
     ]
 }
 
