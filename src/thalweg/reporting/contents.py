@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..results import SHARES, Comparison, Report, Scan, Trace
-from ..store.files import reading
-from ..store.record import check_record
+from ..store.files import check_record, reading
 from .axes import Scale, factor, places
 from .folders import ResultFile
 from .result import Result

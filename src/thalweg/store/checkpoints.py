@@ -48,9 +48,6 @@ class Candidate(NamedTuple):
         """Whether the prefix is that of a wrapper, not of a part of a larger network."""
         return all(name.startswith(self.prefix) or name == COUNTER for name in self.tensors)
 
-    def named(self, wanted: Mapping[str, Any]) -> int:
-        return sum(name in wanted for name in self.state)
-
     def fits(self, wanted: Mapping[str, Any], ties: Mapping[str, str]) -> bool:
         right = {ties.get(name, name) for name, tensor in self.state.items() if wanted.get(name) == tensor.shape}
         return right >= {ties.get(name, name) for name in wanted}
@@ -80,7 +77,7 @@ def find_state(
     sure = fitting if key is not None else [place for place in fitting if place.alone]
     top = [place for place in sure if not place.label]
     if not fitting or len(sure) == 1 or top:
-        return (top or sure or sorted(places, key=lambda place: -place.named(wanted)))[0].state
+        return (top or sure or [max(places, key=lambda place: len(place.state.keys() & wanted.keys()))])[0].state
     keys = _listed(place.label for place in fitting)
     raise ThalwegError(f"{path} holds weights of this network under {keys}: choose with --key, in Python key=")
 

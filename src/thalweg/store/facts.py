@@ -87,14 +87,8 @@ def _compared(name: str, old: Any, new: Any) -> Iterator[str]:
 def _contents(name: str, old: Fact, new: Fact) -> Iterator[str]:
     before, now = old["sha256"], new["sha256"]
     if before != now:
-        absent = (
-            "was not given and is now"
-            if before is None
-            else "was given and is not now"
-            if now is None
-            else "has changed"
-        )
-        yield f"{name} {absent}"
+        given = "was not given and is now" if before is None else "was given and is not now"
+        yield f"{name} {given if None in (before, now) else 'has changed'}"
 
 
 def _sequences(name: str, old: Fact, new: Fact) -> Iterator[str]:
@@ -108,7 +102,7 @@ def _sequences(name: str, old: Fact, new: Fact) -> Iterator[str]:
 
 def _tables(name: str, old: Fact, new: Fact) -> Iterator[str]:
     before, now = old["rows"], new["rows"]
-    for key in [*now, *(key for key in before if key not in now)]:
+    for key in now | before:
         (was, one), (shows, two) = before.get(key, ["absent", ""]), now.get(key, ["absent", ""])
         if one != two:
             yield (
@@ -122,7 +116,7 @@ def _numbers(name: str, old: Fact, new: Fact) -> Iterator[str]:
     before, now, within = old["values"], new["values"], max(old["within"], new["within"])
     if old["on"] != new["on"]:  # dropout masks differ between kinds of devices
         return
-    for key in [*now, *(key for key in before if key not in now)]:
+    for key in now | before:
         if key not in before or key not in now:
             change = "is known now and was not" if key in now else "was known and cannot be computed now"
             yield f"the {key} of {name} {change}"

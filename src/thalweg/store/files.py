@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,6 +29,14 @@ WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = (
     "scan.json",
     "comparison.json",
 )
+RUN_FIELDS = {  # of `run.json`, which describes a run
+    "command": str,
+    "settings": dict[str, Any],
+    "versions": dict[str, Any],
+    "code": dict[str, Any] | None,
+    "started": str,
+    "argv": list[str],
+}
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
@@ -41,14 +50,15 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART))
         try:
             temporary = folder / path.name
+            temporary.touch()
+            mode = temporary.stat().st_mode  # as the user's umask has it; some libraries make their files private
             writer(temporary)
-            os.umask(mask := os.umask(0))  # which can be read only by setting it
-            os.chmod(temporary, 0o666 & ~mask)
+            temporary.chmod(mode)
             _sync(temporary)
             os.replace(temporary, path)
             _sync(path.parent)
         finally:
-            _discard(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -65,8 +75,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Report in one sentence which file it was, whatever goes wrong while its contents are parsed."""
+def reading(path: Path, what: str = "", advice: str = "it may be truncated") -> Iterator[None]:
+    """Report in one sentence which file it was, whatever goes wrong while its contents are parsed.
+
+    Args:
+        path: The file.
+        what: The format that it should have, if others write that, too, such as "JSON file".
+        advice: What to do about a file that does not have it.
+    """
     try:
         yield
     except ThalwegError as error:
@@ -78,8 +94,10 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} cannot be read ({error.strerror or error}): check its name and permissions"
         ) from error
     except Exception as error:
-        what = f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {first_line(error)[:200]})"
-        raise ThalwegError(f"{what}: restore it from a copy, or make it again") from error
+        why = first_line(error)[:200]
+        whole = f"{path} is not a whole {what} ({why}): {advice}"
+        ours = f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {why})"
+        raise ThalwegError(whole if what else f"{ours}: restore it from a copy, or make it again") from error
 
 
 def save_tensors(path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any]) -> None:
@@ -171,14 +189,7 @@ def sweep(folder: Path) -> None:
     """Delete what a killed process left half-written; only folders of that name, and never through a link."""
     for left in folder.glob(f".*{PART}"):
         if left.is_dir() and not left.is_symlink():
-            _discard(left)
-
-
-def _discard(folder: Path) -> None:
-    with suppress(OSError):
-        for path in folder.iterdir():
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def below(tensors: "Mapping[str, Tensor]", prefix: str) -> "dict[str, Tensor]":
@@ -207,7 +218,7 @@ def _damaged(path: Path) -> ThalwegError:
 
 def is_safetensors(path: Path) -> bool:
     """By content, since a name can be anything; a damaged file is judged by its name."""
-    with open(existing(path), "rb") as file:
+    with reading(existing(path)), open(path, "rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
 
 
@@ -223,11 +234,10 @@ def load_json(path: Path, kind: str) -> dict[str, Any]:
         raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
     check_format(path, record.get("format"))
     with reading(path):
-        if not isinstance(record["content"], dict) or record["sha256"] != text_digest(
-            kind, json.dumps(record["content"])
-        ):
+        content = record["content"]
+        if record["sha256"] != text_digest(kind, json.dumps(content)) or not isinstance(content, dict):
             raise _damaged(path)
-        return record["content"]
+        return content
 
 
 def json_kind(path: Path, record: Any = None) -> str | None:
@@ -284,17 +294,10 @@ def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
 
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
-    try:
-        with reading(existing(path)), safe_open(path, framework="pt") as file:
-            return read(file)
-    except ThalwegError as error:
-        if error.__cause__ is None or isinstance(error.__cause__, OSError):
-            raise
-        cut, other = "it may be truncated; restore it", "give module= to read a checkpoint of other code"
-        why = first_line(error.__cause__)[:200]
-        raise ThalwegError(
-            f"{path} is not a whole safetensors file ({why}): {cut if is_safetensors(path) else other}"
-        ) from error
+    pickled = not is_safetensors(path)
+    advice = "give module= to read a checkpoint of other code" if pickled else "it may be truncated; restore it"
+    with reading(path, "safetensors file", advice), safe_open(path, framework="pt") as file:
+        return read(file)
 
 
 def parse(text: str) -> Any:
@@ -306,14 +309,8 @@ def parse(text: str) -> Any:
 
 
 def _parse(path: Path) -> Any:
-    try:
-        with reading(existing(path)):
-            return parse(path.read_text(encoding="utf-8"))
-    except ThalwegError as error:
-        if not isinstance(error.__cause__, ValueError):
-            raise
-        why = first_line(error.__cause__)
-        raise ThalwegError(f"{path} is not a whole JSON file ({why}): it may be truncated") from error
+    with reading(existing(path), "JSON file"):
+        return parse(path.read_text(encoding="utf-8"))
 
 
 def digest(kind: str, tensors: "Mapping[str, Tensor]", about: str) -> str:
@@ -347,14 +344,24 @@ def check_fields(found: object) -> None:
     Traceback (most recent call last):
     TypeError: 'values' is not a list[float]
     """
-    for name, hint in get_type_hints(type(found)).items():
-        if get_origin(hint) is not ClassVar and not _fits(getattr(found, name), hint):
+    hints = get_type_hints(type(found))
+    _check_types({name: getattr(found, name) for name in hints}, hints)
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise unless `run.json` held what we write there."""
+    _check_types(record, RUN_FIELDS)
+
+
+def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    for name, hint in hints.items():
+        if not _fits(values[name], hint):
             raise TypeError(f"'{name}' is not a {hint.__name__ if isinstance(hint, type) else hint}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
     kind, inside = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint is Any or kind is ClassVar:
         return True
     if kind in (Union, UnionType):
         return any(_fits(value, one) for one in inside)

@@ -27,41 +27,41 @@ def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[st
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    if isinstance(value, Tensor):
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, np.ndarray | np.generic):
-        tensors[name] = (
-            torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else torch.empty(0)
-        )
-        return {
-            "array": name,
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-            "scalar": isinstance(value, np.generic),
-        }
-    if isinstance(value, GeneratorState):
-        return {"generator": _pack(value.state, tensors, name)}
-    if isinstance(value, list | tuple):
-        items = [_pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
-        return {"tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {"dict": [[_pack(key, tensors, name), _pack(value[key], tensors, f"{name}.{key}")] for key in value]}
+    match value:
+        case Tensor():
+            tensors[name] = value
+            return {"tensor": name}
+        case np.ndarray() | np.generic():
+            content = bytearray(value.tobytes())
+            tensors[name] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
+            kind = {"dtype": value.dtype.str, "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
+            return {"array": name, **kind}
+        case GeneratorState(state):
+            return {"generator": _pack(state, tensors, name)}
+        case list() | tuple():
+            items = [_pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
+            return {"tuple": items} if isinstance(value, tuple) else items
+        case dict():
+            pairs = value.items()
+            return {"dict": [[_pack(key, tensors, name), _pack(item, tensors, f"{name}.{key}")] for key, item in pairs]}
     return {"absent": True} if value is ABSENT else value
 
 
 def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        return tensors[value["tensor"]]
-    if "array" in value:
-        array = np.frombuffer(bytes(tensors[value["array"]].numpy()), dtype=value["dtype"]).reshape(value["shape"])
-        return array[()] if value["scalar"] else array.copy()
-    if "generator" in value:
-        return GeneratorState(_unpack(value["generator"], tensors))
-    if "tuple" in value:
-        return tuple(_unpack(value["tuple"], tensors))
-    return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["dict"]} if "dict" in value else ABSENT
+    match value:
+        case list():
+            return [_unpack(item, tensors) for item in value]
+        case {"tensor": name}:
+            return tensors[name]
+        case {"array": name}:
+            array = np.frombuffer(bytes(tensors[name].numpy()), dtype=value["dtype"]).reshape(value["shape"])
+            return array[()] if value["scalar"] else array.copy()
+        case {"generator": state}:
+            return GeneratorState(_unpack(state, tensors))
+        case {"tuple": items}:
+            return tuple(_unpack(items, tensors))
+        case {"dict": pairs}:
+            return {_unpack(key, tensors): _unpack(item, tensors) for key, item in pairs}
+        case dict():
+            return ABSENT
+    return value

@@ -9,22 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import Stopped, ThalwegError
-from ..runtime.compute import Processes, Slot
+from ..runtime.compute import Slot
 from . import files
 from .facts import differences, is_fact
-from .record import check_record
 
 # seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
 ONE_WISH = 1.0
@@ -89,17 +86,16 @@ class Run:
         """The complete lines of a file; the last may have been cut short, any other that is damaged is an error."""
         path = self.folder / name
         content = path.read_text(errors="replace") if path.is_file() else ""
-        raw = content.splitlines()
-        found = [_line(path, text) for text in raw]
-        if found and found[-1] is None and not content.endswith("\n"):
+        cut = bool(content) and not content.endswith("\n")
+        found = [_line(path, text) for text in content.splitlines()]
+        if cut and found[-1] is None:
             found.pop()
         if None in found:
             raise ThalwegError(
                 f"{path} is damaged in line {found.index(None) + 1}: restore it from a copy, or start a new run"
             )
         entries = [entry for entry in found if entry is not None]
-        cut = len(raw) != len(found) or not content.endswith("\n")  # the next line must not be appended to half of one
-        self.rewrite(name, entries, changed=bool(content) and cut)
+        self.rewrite(name, entries, changed=cut)  # the next line must not be appended to half of one
         return entries
 
     def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
@@ -154,23 +150,15 @@ class Run:
 
     def _check(self, command: str, settings: dict[str, Any]) -> None:
         record = self.folder / RECORD
-        others = [path for path in self.folder.iterdir() if _counts(path)]
-        if others and not (self.resume and record.is_file()):
-            advice = (
-                "resume it (--resume; in Python resume=True), choose another folder, or remove it"
-                if record.is_file()
-                else "choose another"
-            )
+        if not _occupied(self.folder):
+            return _record(self.folder, command, settings)
+        if not (self.resume and record.is_file()):
+            known = "resume it (--resume; in Python resume=True), choose another folder, or remove it"
+            advice = known if record.is_file() else "choose another"
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
-        if others:
-            before = files.load_json(record, "run")
-            with files.reading(record):
-                check_record(before)
-            self._compare(before, command, settings)
-        else:
-            _record(self.folder, command, settings)
-
-    def _compare(self, before: Mapping[str, Any], command: str, settings: Mapping[str, Any]) -> None:
+        before = files.load_json(record, "run")
+        with files.reading(record):
+            files.check_record(before)
         if before["command"] != command:
             raise ThalwegError(
                 f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder"
@@ -180,36 +168,19 @@ class Run:
                 f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so "
                 "it cannot be known whether this is the same: use another folder"
             )
-        with files.reading(self.folder / RECORD):
-            known = {**before["settings"], **before["facts"]}
-            changed = differences(
-                *({key: value for key, value in each.items() if key not in NAMES} for each in (known, settings))
+        with files.reading(record):
+            old, new = (
+                {key: value for key, value in each.items() if key not in NAMES}
+                for each in ({**before["settings"], **before["facts"]}, settings)
             )
+            changed = differences(old, new)
         if changed:
-            why = (
-                ": the task, the model or the data has changed"
-                if any("first batch" in clause for clause in changed)
-                else ""
-            )
+            measured = any("first batch" in clause for clause in changed)
+            why = ": the task, the model or the data has changed" if measured else ""
             raise ThalwegError(
                 f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore "
                 "what it was"
             )
-
-
-@contextmanager
-def opened(
-    run: "Run | str | Path | None", command: str, settings: Mapping[str, Any], result: str, processes: Processes
-) -> Iterator[Run | None]:
-    """The run passed to a call, locked; None without one, and on all ranks but the first."""
-    if run is None:
-        yield None
-        return
-    held: list[Run] = []
-    with ExitStack() as stack:
-        folder = Run.of(run)
-        processes.once(lambda: held.append(stack.enter_context(folder.opened(command, settings, result))))  # type: ignore[union-attr]
-        yield held[0] if held else None
 
 
 class Interrupts:
@@ -306,18 +277,11 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             raise ThalwegError(
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
-        # otherwise workers would hold it after us
-        os.register_at_fork(after_in_child=partial(_close, weakref.ref(file)))
+        os.register_at_fork(after_in_child=file.close)  # otherwise workers would hold it after us
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
         yield
-
-
-def _close(reference: "weakref.ref[TextIO]") -> None:
-    file = reference()
-    if file is not None:
-        file.close()
 
 
 def _hashed(entry: Mapping[str, Any]) -> str:
