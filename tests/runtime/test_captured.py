@@ -47,7 +47,9 @@ def replays(monkeypatch):
     monkeypatch.setattr(_Form, "replay", replay)
     monkeypatch.setattr(captured, "kernels", lambda: None)
     noted = cuda_graphs._noted  # on a GPU, tensors of the network may change
-    monkeypatch.setattr(cuda_graphs, "_noted", lambda value, key: None if torch.is_tensor(value) else noted(value, key))
+    monkeypatch.setattr(
+        cuda_graphs, "_noted", lambda value, key: (None, None) if torch.is_tensor(value) else noted(value, key)
+    )
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     for name, stand_in in {
         "graph_pool_handle": object,

@@ -20,37 +20,49 @@ from .threads import few_threads
 if TYPE_CHECKING:
     from .captured import Captured
     from .compiled import Compiled
-    from .exchange import DistributedStep
+    from .distributed import DistributedStep
 
 
 class Accelerated:
     """A step with the wrappers that suit it; the one place where these are chosen. A step on a CPU alone gets none."""
 
+    compiled: "Compiled | None" = None
+    distributed: "DistributedStep | None" = None
+    captured: "Captured | None" = None
+    proven = False
+
     def __init__(self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0):
-        self.plain, device = step, step.probe.device
-        self.compiled = _compiled(step) if compute.compiles(device, steps) else None
+        self.plain, motion, device = step, step.motion, step.probe.device
+        if compute.compiles(device, steps):
+            from .compiled import Compiled
+
+            self.compiled = Compiled(step)
         if compute.precision != "fp32":
-            step.mean_loss = _cast(compute, device, step.mean_loss)
-        if device.type == "cuda" and isinstance(step.motion, Bends) and step.motion.block.dtype == torch.float32:
-            _combine_by_kernel(step.motion)
-        alone = context.processes.size == 1
-        self.distributed = None if alone else _distributed(step, context, seed)
-        self.captured = _captured(step) if alone and step.motion.on_device and compute.captures(device) else None
+            step.mean_loss = torch.autocast(device.type, torch.bfloat16)(step.mean_loss)
+        if device.type == "cuda" and isinstance(motion, Bends) and motion.block.dtype == torch.float32:
+            from .captured import kernels
+
+            motion.combine = kernels().combine if kernels() else motion.combine  # type: ignore[method-assign]
+        if context.processes.size > 1:
+            from .distributed import DistributedStep, Ranks
+
+            assert isinstance(context.processes, Ranks)
+            self.distributed = DistributedStep(step, context.processes, seed)
+        elif motion.on_device and compute.captures(device) and not _hooked(step):
+            from .captured import Captured
+
+            self.captured = Captured(step)
         self.step: Callable[[Any, float], Tensor] = self.captured or self.distributed or step
-        self.optimizer, self.proven = OptimizerExtra(step.optimizer), False
+        self.optimizer = OptimizerExtra(step.optimizer)
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         with explained(self.plain.probe.module, batch):
             if self.compiled is not None:
                 self.compiled.before(batch)
-            if self.proven:
-                return self._step(batch, lr)
-            self.proven = True
-            return self._watched(batch, lr)
+            step, self.proven = self._step if self.proven else self._watched, True
+            return step(batch, lr)
 
     def _step(self, batch: Any, lr: float) -> Tensor:
-        if self.captured is not None:  # sets the number of threads itself, as long as it captures nothing
-            return self.captured(batch, lr)
         with few_threads(self.plain.probe.device, self.plain.probe.module, batch):
             return self.step(batch, lr)
 
@@ -96,41 +108,7 @@ class Accelerated:
             self.captured.replay.close()
 
 
-def _compiled(step: Step) -> "Compiled":
-    from .compiled import Compiled
-
-    compiled = Compiled(step)
-    step.mean_loss = compiled.loss
-    return compiled
-
-
-def _combine_by_kernel(motion: Bends) -> None:
-    from .captured import kernels
-
-    if kernels():
-        motion.combine = kernels().combine  # type: ignore[method-assign]
-
-
-def _distributed(step: Step, context: Context, seed: int) -> "DistributedStep":
-    from .distributed import Ranks
-    from .exchange import DistributedStep
-
-    assert isinstance(context.processes, Ranks)
-    return DistributedStep(step, context.processes, seed)
-
-
-def _captured(step: Step) -> "Captured | None":
+def _hooked(step: Step) -> bool:
     if step.probe.hooked:
         say_slower("steps are not captured", "parameters have hooks, which would run only while a step is captured")
-        return None
-    from .captured import Captured
-
-    return Captured(step)
-
-
-def _cast(compute: Compute, device: torch.device, loss: Callable[..., Any]) -> Callable[..., Any]:
-    def cast(*args: Any) -> Any:
-        with compute.casting(device):
-            return loss(*args)
-
-    return cast
+    return step.probe.hooked

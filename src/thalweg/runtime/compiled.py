@@ -27,6 +27,7 @@ class Compiled:
     def __init__(self, step: Step):
         self.step, self.wanted, self.first_form = step, True, ""
         self.function: Loss | None = None
+        step.mean_loss = self.loss
 
     def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, int]:
         """Replaces the loss of the step, including autocast and whatever else surrounds a forward pass."""

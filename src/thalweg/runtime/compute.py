@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, Union
 
 import torch
 from torch import nn
@@ -16,12 +16,13 @@ from ..errors import ThalwegError
 
 if TYPE_CHECKING:
     from ..evaluation.question import Facts
-    from ..store.runs import Interrupts, Run
+    from ..store.runs import Run
     from ..training.step import Step
     from ..weightspace.curves import Curve
     from ..weightspace.probe import Probe
+    from .distributed import Ranks
+    from .interleave import Job
     from .live import Live
-    from .rng import World
     from .streamed import StreamedBends
 
 T = TypeVar("T")
@@ -57,15 +58,15 @@ class Compute:
     stream: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ThalwegError(f"precision must be 'fp32' or 'bf16'; got {self.precision!r}")
-        for name in ("compile", "graph"):
-            if getattr(self, name) not in (True, False, None):
-                raise ThalwegError(
-                    f"{name} must be True, False, or None to let thalweg decide; got {getattr(self, name)!r}"
-                )
-        if self.stream not in (True, False):
-            raise ThalwegError(f"stream must be True or False; got {self.stream!r}")
+        decide = (True, False, None), "True, False, or None to let thalweg decide"
+        for name, (allowed, rule) in {
+            "precision": (("fp32", "bf16"), "'fp32' or 'bf16'"),
+            "compile": decide,
+            "graph": decide,
+            "stream": ((True, False), "True or False"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ThalwegError(f"{name} must be {rule}; got {getattr(self, name)!r}")
 
     def casting(self, device: torch.device) -> AbstractContextManager[object]:
         """Autocast for one forward pass; around more than one it would reuse weights it has cast before."""
@@ -86,11 +87,6 @@ class Compute:
             say_slower("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
 
 
-def check_compute(compute: object) -> None:
-    if not isinstance(compute, Compute):
-        raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {compute!r}")
-
-
 def recompiled(original: nn.Module, copy: nn.Module, part: bool = True) -> nn.Module:
     """A copy of a network that the user has compiled, or of a part of one, compiled in the same way."""
     from .recompiled import recompiled
@@ -100,21 +96,6 @@ def recompiled(original: nn.Module, copy: nn.Module, part: bool = True) -> nn.Mo
 
 def say_slower(what: str, reason: str) -> None:
     warnings.warn(f"{what}: {reason}", SlowPathWarning, stacklevel=2)
-
-
-class Processes(Protocol):
-    """The processes that make a call together: `Ranks` under torchrun, `Alone` otherwise."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def first(self) -> bool: ...
-    def once(self, work: Callable[[], T]) -> T: ...
-    def gather(self, item: T) -> list[T]: ...
-    def agree(self, facts: Mapping[str, Any]) -> None: ...
-    def reports(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -132,22 +113,13 @@ class Alone:
         return [item]
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        pass
+        """There is nobody to disagree with."""
 
     def reports(self) -> bool:
         return True
 
 
-class Slot(Protocol):
-    """The slot of one of several interleaved runs; `number` counts from 1, and selects its CUDA stream."""
-
-    number: int
-    world: "World"
-    interrupts: "Interrupts"
-    resumable: bool  # whether the run saves its state when it is asked to stop
-
-    def running(self) -> int: ...
-    def pass_on(self) -> None: ...
+Processes = Union[Alone, "Ranks"]  # that make a call together; several under torchrun
 
 
 @dataclass(frozen=True)
@@ -155,7 +127,7 @@ class Context:
     """Read once, where a public call begins, and passed on from there."""
 
     processes: Processes = field(default_factory=Alone)
-    slot: Slot | None = None
+    slot: "Job | None" = None  # which of several interleaved runs this is
     bars: list[Any] = field(default_factory=list)  # the progress bar on the screen, once for each row in use
 
     @property
@@ -194,7 +166,8 @@ class Call:
     context: Context = field(default_factory=present.get)
 
     def __post_init__(self) -> None:
-        check_compute(self.compute)
+        if not isinstance(self.compute, Compute):
+            raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {self.compute!r}")
 
     @property
     def processes(self) -> Processes:
@@ -241,6 +214,6 @@ class Call:
         """
         if run is None and self.processes.size == 1:
             return make(None)
-        from .resume import resumed
+        from .live import resumed
 
         return resumed(self, run, command, question, result, make)

@@ -19,6 +19,7 @@ from .threads import few_threads
 
 FORMS = 8  # kinds of batches (shapes and dtypes) that are captured; further ones run eagerly
 SYNCHRONIZED = "called a synchronizing CUDA operation"
+DRAWN = "random numbers of "  # in the names of what is watched
 
 
 class Replay:
@@ -89,10 +90,10 @@ class Replay:
         self.forms.clear()
 
     def close(self) -> None:
-        """Free what captures hold."""
+        """Free what captures hold, and what the work refers to."""
         self.active = False
         self.forms.clear()
-        self.work, self.settle = _nothing, lambda: None
+        del self.work, self.settle
 
     def refuse(self, reason: str) -> None:
         self.active = False
@@ -126,31 +127,26 @@ class Replay:
         return result
 
     def _capture(self, form: "_Form", batch: Any) -> bool:
-        generator = torch.cuda.default_generators[self.device.index or 0]
-        untouched = generator.clone_state()
+        device = self.device.index or 0
+        generator = torch.cuda.default_generators[device]
+        untouched, collects = generator.clone_state(), gc.isenabled()
+        gc.disable()  # garbage collection in the middle of a capture would break it
         try:
-            with _no_collection():
-                form.capture(self.work, batch, self.pool)
+            form.capture(self.work, batch, self.pool)
             self.settle()
         except BaseException as error:  # whatever it is, the step can still run eagerly
             form.graph = None
             generator.graphsafe_set_state(untouched)  # a failed capture leaves the other state in the middle of one
-            _abandon(self.device, self.pool)
+            with suppress(RuntimeError):  # the allocator waits for the end of one that broke off, if that did not come
+                torch._C._cuda_endAllocateToPool(device, self.pool)
+                torch._C._cuda_releasePool(device, self.pool)
             if not isinstance(error, Exception):
                 raise
             self.refuse(f"capture failed ({first_line(error)})")
+        finally:
+            if collects:
+                gc.enable()
         return form.graph is not None
-
-
-def _nothing(batch: Any) -> None:
-    raise RuntimeError("this was closed")
-
-
-def _abandon(device: torch.device, pool: Any) -> None:
-    """A capture that broke off leaves the allocator waiting for its end; one that was ended frees its memory itself."""
-    with suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
-        torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 class _Form:
@@ -194,7 +190,7 @@ def aside(device: torch.device, number: int = 0) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream, current = _stream(device, number), torch.cuda.current_stream(device)
+    stream, current = side_stream(device, number), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     try:
         with torch.cuda.device(device), torch.cuda.stream(stream):
@@ -204,20 +200,8 @@ def aside(device: torch.device, number: int = 0) -> Iterator[None]:
 
 
 @cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def side_stream(device: torch.device, name: object) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage collection in the middle of a capture would break it."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def form_of(batch: Any) -> str:
@@ -234,15 +218,15 @@ def form_of(batch: Any) -> str:
     return repr(mapped(batch, described))
 
 
-def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, Any]:
+def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, tuple[Any, Any]]:
     """State on the host that a capture would freeze: random states, attributes of the network, closures of functions,
     and counters of an optimizer.
     """
     _, keys, position, *_ = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "random": random.getstate(),
-        "numpy": (np.asarray(keys).tobytes(), position),
+    state: dict[str, tuple[Any, Any]] = {
+        f"{DRAWN}torch": (None, torch.get_rng_state().numpy().tobytes()),
+        f"{DRAWN}Python": (None, random.getstate()),
+        f"{DRAWN}numpy": (None, (np.asarray(keys).tobytes(), position)),
     }
     state |= {name: _noted(value, name.rpartition(".")[2]) for name, value in _attributes(module)}
     for other in others:
@@ -282,41 +266,31 @@ def _parts(other: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
 
 
-def _noted(value: Any, key: str) -> Any:
+def _noted(value: Any, key: str) -> tuple[Any, Any]:
+    """An object, held so that its id cannot be reused, and what changes when it does; of a plain value only that."""
     if _is_plain(value):
-        return repr(value)
-    if isinstance(value, Tensor) and not value.is_cuda and not value.is_inference():
-        return _Same(value, value._version)
-    if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return _Same(value, hash(value.get_state().numpy().tobytes()))
-    if isinstance(value, np.random.Generator):
-        return _Same(value, hash(repr(value.bit_generator.state)))
-    return _Same(value, len(value) if isinstance(value, list | dict | set) and not key.startswith("_") else None)
-
-
-class _Same:
-    """Equal only to the same object with the same size; holds the object, so that its id cannot be reused."""
-
-    def __init__(self, value: Any, size: int | None):
-        self.value, self.size = value, size
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value and self.size == other.size
-
-    __hash__ = None  # type: ignore[assignment]
+        return None, repr(value)
+    match value:
+        case Tensor() if not value.is_cuda and not value.is_inference():
+            return value, value._version
+        case torch.Generator() if value.device.type == "cpu":
+            return value, value.get_state().numpy().tobytes()
+        case np.random.Generator():
+            return value, repr(value.bit_generator.state)
+        case list() | dict() | set() if not key.startswith("_"):
+            return value, len(value)
+    return value, None
 
 
 def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, int | float | str | None)
 
 
-def _difference(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    for name in ("torch", "random", "numpy"):
-        if before.pop(name) != after.pop(name):
-            return "it draws random numbers on the CPU in every step, and a captured step would always use the same"
-    changed = next((name for name in after if name not in before or before[name] != after[name]), None)
-    return (
-        None
-        if changed is None
-        else f"its attribute '{changed}' changes in every step, and a captured step would not see it"
-    )
+def _difference(before: dict[str, tuple[Any, Any]], after: dict[str, tuple[Any, Any]]) -> str | None:
+    for name, (value, mark) in after.items():
+        known, was = before.get(name, (before, None))
+        if known is not value or was != mark:
+            if name.startswith(DRAWN):
+                return "it draws random numbers on the CPU in every step, and a captured step would always use the same"
+            return f"its attribute '{name}' changes in every step, and a captured step would not see it"
+    return None

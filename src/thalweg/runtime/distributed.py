@@ -1,10 +1,13 @@
-"""A run in several processes, started by torchrun: which rank this is, its part of a batch, and collectives."""
+"""A run in several processes, started by torchrun: which rank this is, its part of a batch, and what all ranks exchange
+in a step.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +17,13 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from ..batches import mapped, tensors_in
+from ..error_notes import explained
 from ..errors import ThalwegError
 from ..store.facts import differences, is_fact
+from ..store.files import digest
+from ..training.motion import Bends
+from ..training.step import Step
+from ..weightspace.layout import batch_norms
 from .compute import Processes, present
 from .rng import seeded
 
@@ -23,6 +31,8 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # for a process that hangs; one point of a scan may take long
 APART = 1_000_003  # between the seeds of two steps, and of two ranks
 REPORTED = "thalweg has reported what went wrong"
+STATISTICS = ("running_mean", "running_var")
+LOOK = 4  # steps between checks for requests on a device where checking synchronizes
 
 
 class Parted(ThalwegError):
@@ -57,12 +67,16 @@ class Ranks:
 
     def once(self, work: Callable[[], T]) -> T:
         """Run by rank 0 and broadcast, be it a result or an error."""
-        box: list[Any] = [_tried(work) if self.first else None]
+        box: list[Any] = [None, None]
+        if self.first:
+            try:
+                box[0] = work()
+            except Exception as error:
+                box[1] = error
         _meeting(lambda: dist.broadcast_object_list(box, src=0))
-        found, error = box[0]
-        if error is not None:
-            raise error
-        return found
+        if box[1] is not None:
+            raise box[1]
+        return box[0]
 
     def gather(self, item: T) -> list[T]:
         """The items of all ranks, in order."""
@@ -70,17 +84,13 @@ class Ranks:
         _meeting(lambda: dist.all_gather_object(found, item))
         return found
 
-    def all_reduce(self, message: Tensor) -> None:
-        """Sum over all ranks, in place."""
-        _meeting(lambda: dist.all_reduce(message))
-
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Raise, naming what differs, unless all ranks have the same facts."""
         first, *others = self.gather(dict(facts))
         for rank, other in enumerate(others, start=1):
             for name in (name for name in first if differences({name: first[name]}, {name: other.get(name)})):
-                odd = f"{name} is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
-                odd = f"{name} in process 0 and in process {rank} differ" if is_fact(first[name]) else odd
+                both = f"is {first[name]!r} in process 0 and {other.get(name)!r} in process {rank}"
+                odd = f"{name} in process 0 and in process {rank} differ" if is_fact(first[name]) else f"{name} {both}"
                 raise ThalwegError(
                     f"the processes of a run must agree, but {odd}: start all with the same arguments, and seed "
                     "everything random"
@@ -96,6 +106,97 @@ class Ranks:
             return self.store is None or self.store.add(REPORTED, 1) == 1
         except RuntimeError:  # the store is gone with the process that kept it
             return True
+
+
+class DistributedStep:
+    """A step of all ranks together: each has its part of the batch, and all make the same update.
+
+    Ranks at the same point all-reduce the gradient there; ranks with a t of their own all-reduce the gradients of the
+    bends, including weight decay. Batch-norm statistics, which parameters were reached, the loss, and requests to save
+    or stop travel in the same message, so that all ranks stay equal. The random numbers of a step follow from the seed,
+    the rank and `done`, the number of steps.
+    """
+
+    def __init__(self, step: Step, ranks: Ranks, seed: int):
+        self.step, self.ranks, self.seed, self.done = step, ranks, seed, 0
+        self.wishes: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
+        motion, probe = step.motion, step.probe
+        step.partial, step.decays_early = True, step.decays_early or not motion.same_t
+        if isinstance(motion, Bends) and not motion.same_t:
+            motion.uniform = partial(self._own, motion.uniform)  # type: ignore[method-assign]
+        self.gradient = probe.grad if motion.same_t else motion.gradient
+        dtype, device = torch.promote_types(self.gradient.dtype, torch.float32), self.gradient.device
+        self.reached = torch.zeros(len(probe.layout.names), dtype=dtype, device=device)
+        sizes = [part.numel() for part in self._parts()]
+        self.message = torch.empty(sum(sizes) + 4, dtype=dtype, device=device)
+        *self.pieces, self.last, self.granted_wishes = self.message.split([*sizes, 2, 2])
+        self.normalised = any(batch_norms(probe.module))
+
+    def _own(self, uniform: Callable[[], float]) -> float:
+        """Every rank draws for all, so that each knows where the others are."""
+        return [uniform() for _ in range(self.ranks.size)][self.ranks.rank]
+
+    def __call__(self, batch: Any, lr: float) -> Tensor:
+        step, motion = self.step, self.step.motion
+        part, counts = self.ranks.share(batch)
+        if self.normalised and max(len(tensor) for tensor in tensors_in(part) if tensor.ndim) == 1:
+            raise ThalwegError(
+                f"batch norm cannot learn from the single example that rank {self.ranks.rank} has of a batch: use "
+                "larger batches, and leave out a short last one (drop_last=True)"
+            )
+        with self.ranks.apart(self.seed, self.done), explained(step.probe.module, part):
+            loss = step.forward(part, step.draw())
+            step.probe.backward(loss)
+            loss, number = loss.detach(), step.number * counts
+            if motion.same_t:
+                loss = self._exchange(loss, number)
+            step.chain_rule(loss)
+            if not motion.same_t:
+                loss = self._exchange(loss, number)
+            step.update(lr)
+        self.done += 1
+        return loss
+
+    def _parts(self) -> list[Tensor]:
+        """What each rank has its own of before the exchange, and all ranks have the same of after it. Looked up each
+        time, since a network may replace its statistics by other tensors.
+        """
+        module = self.step.probe.module
+        statistics = [layer.get_buffer(name) for _, layer in batch_norms(module) for name in STATISTICS]
+        return [self.gradient, *self.step.motion.averaged, *statistics, self.reached]
+
+    def _exchange(self, loss: Tensor, number: int) -> Tensor:
+        """The mean loss of the whole batch, of which this rank has `number` examples."""
+        probe, parts = self.step.probe, self._parts()
+        self.reached.fill_(1)
+        for k in (k for k, name in enumerate(probe.layout.names) if name in probe.unreached):
+            self.reached[k] = 0
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.copy_(part.reshape(-1))
+        self.last[0], self.last[1] = loss, 1.0
+        self.message.mul_(number) if number else self.message.zero_()
+        self.granted_wishes.copy_(torch.tensor(self.wishes()))
+        _meeting(lambda: dist.all_reduce(self.message))
+        self.message[:-2].div_(self.last[1].clone())
+        for piece, part in zip(self.pieces, parts, strict=True):
+            part.copy_(piece.reshape(part.shape))
+        if probe.unreached:
+            names = zip(probe.layout.names, self.reached.tolist(), strict=True)
+            probe.remember_reached({name for name, share in names if not share} & probe.unreached)
+        return self.last[0].to(loss.dtype, copy=True)  # the next step writes here
+
+    def granted(self) -> tuple[bool, bool]:
+        """What any rank wished for in the last step; the same on all ranks."""
+        if self.message.is_cuda and self.done % LOOK:
+            return False, False
+        stop, save = map(bool, self.granted_wishes.tolist())
+        return stop, save
+
+    def check_buffers(self) -> None:
+        """Batch-norm statistics are averaged over ranks; all other buffers must be equal by themselves."""
+        buffers = self.step.probe.weights().bare().buffers
+        found = {name: digest("buffer", {name: buffer}, "")[:8] for name, buffer in buffers.items()}
+        self.ranks.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
 
 
 @contextmanager
@@ -150,13 +251,6 @@ def _own_gpu(environment: Mapping[str, str], gpus: int) -> dict[str, str]:
             f"each process needs its own GPU; there are {len(names)}, and this is process {number} on its machine"
         )
     return {"CUDA_VISIBLE_DEVICES": names[number]}
-
-
-def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return work(), None
-    except Exception as error:
-        return None, error
 
 
 def _cut(item: Any, length: int, some: slice) -> Any:

@@ -51,91 +51,90 @@ def at_once(jobs: Sequence[Callable[[], T]], device: torch.device, number: int =
 
 
 class Job:
-    """The slot of one of the interleaved jobs; see `context.Slot`."""
+    """One of the interleaved jobs, in a thread of its own; its number, from 1, selects its CUDA stream."""
 
-    def __init__(self, all_jobs: "Interleaved", number: int, world: World):
-        self.all, self.number, self.world = all_jobs, number, world
-        self.interrupts, self.resumable, self.steps = all_jobs.interrupts, False, 0
+    def __init__(self, work: Callable[[], Any], number: int, world: World, group: "Interleaved"):
+        self.work, self.number, self.world, self.group = work, number, world, group
+        self.interrupts, self.awake, self.steps = group.interrupts, threading.Semaphore(0), 0
+        self.resumable = False  # whether it saves its state when it is asked to stop
+        self.thread = threading.Thread(target=copy_context().run, args=(self._run,))
 
     def running(self) -> int:
         """How many jobs are running, including this one."""
-        return len(self.all.left)
+        return len(self.group.left)
 
     def pass_on(self) -> None:
         """After a step: let the other jobs run."""
         self.steps += 1
-        following = self.all.left[(self.all.left.index(self.number) + 1) % len(self.all.left)]
-        if following != self.number and self.steps % STRIDE == 0:
+        following = self.group.left[(self.group.left.index(self) + 1) % self.running()]
+        if following is not self and self.steps % STRIDE == 0:
             self.world.leave()
-            self.all.awake[following].release()
-            self.all.awake[self.number].acquire()
+            following.awake.release()
+            self.awake.acquire()
             self.world.enter()
         saves = self.interrupts.asked is not None and self.resumable  # and ends by itself
-        if self.all.failure is not None and not saves:
+        if self.group.failure is not None and not saves:
             raise _Ended
         if self.interrupts.asked is not None and not saves:
             raise KeyboardInterrupt
 
+    def _run(self) -> None:
+        present.set(replace(present.get(), slot=self))
+        self.awake.acquire()
+        try:
+            self.world.enter()
+            if self.group.gpu is not None:
+                torch.cuda.set_device(self.group.gpu)
+            if self.group.failure is None:
+                with self.group.place:
+                    self.result = self.work()
+        except BaseException as error:
+            self.group.failure = self.group.failure or error
+        finally:
+            left, position = self.group.left, self.group.left.index(self)
+            left.remove(self)
+            if left:
+                left[position % len(left)].awake.release()
+
 
 class Interleaved:
-    """One thread per job, of which only one is awake at a time; the next one wakes after every few steps."""
+    """Jobs of which only one is awake at a time; the next one wakes after every few steps."""
 
-    def __init__(self, jobs: tuple[Callable[[], Any], ...]):
-        self.jobs = dict(enumerate(jobs, start=1))
-        self.results: dict[int, Any] = {}
-        self.awake = {number: threading.Semaphore(0) for number in self.jobs}
-        self.left = list(self.jobs)
-        self.failure: BaseException | None = None
+    def __init__(self, works: Sequence[Callable[[], Any]]):
         self.interrupts = Interrupts(slot=present.get().slot)
-        chosen = torch.get_default_device()  # which threads do not inherit
+        self.failure: BaseException | None = None
+        chosen = torch.get_default_device()  # which threads do not inherit, nor the current GPU
         self.place = nullcontext() if chosen.type == "cpu" else chosen
+        # asking creates the GPUs' generators
+        self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.before, shared = World(), dict[int, tuple[Any, Any]]()
+        seeds = torch.randint(2**31, (len(works),), device="cpu").tolist()  # each starts elsewhere
+        numbered = enumerate(zip(works, seeds, strict=True), start=1)
+        self.left = [Job(work, number, World(seed, shared), self) for number, (work, seed) in numbered]
 
     def run(self) -> list[Any]:
-        # asking creates the GPUs' generators
-        device = torch.cuda.current_device() if torch.cuda.is_available() else None
-        own, shared = World(), dict[int, tuple[Any, Any]]()
-        seeds = torch.randint(2**31, (len(self.jobs),), device="cpu").tolist()  # each starts elsewhere
-        slots = [Job(self, number, World(seed, shared)) for number, seed in zip(self.jobs, seeds, strict=True)]
-        threads = [threading.Thread(target=copy_context().run, args=(self._work, slot, device)) for slot in slots]
+        jobs = [*self.left]
         _settle()
         try:
             with self.interrupts:
-                for thread in threads:
-                    thread.start()
-                self.awake[1].release()
-                self._wait(threads)
+                for job in jobs:
+                    job.thread.start()
+                jobs[0].awake.release()
+                for job in jobs:
+                    self._wait(job.thread)
         finally:
             _settle()
-            own.enter()
+            self.before.enter()
         if self.failure is not None:
             raise self.failure
-        return [self.results[number] for number in self.jobs]
+        return [job.result for job in jobs]
 
-    def _wait(self, threads: Sequence[threading.Thread]) -> None:
-        for thread in threads:
-            while thread.is_alive():
-                try:
-                    thread.join()
-                except KeyboardInterrupt as error:  # the second one, or a further; the jobs end after their next step
-                    self.failure = self.failure or error
-
-    def _work(self, slot: Job, device: int | None) -> None:
-        present.set(replace(present.get(), slot=slot))
-        self.awake[slot.number].acquire()
-        try:
-            slot.world.enter()
-            if device is not None:
-                torch.cuda.set_device(device)
-            if self.failure is None:
-                with self.place:
-                    self.results[slot.number] = self.jobs[slot.number]()
-        except BaseException as error:
-            self.failure = self.failure or error
-        finally:
-            position = self.left.index(slot.number)
-            self.left.remove(slot.number)
-            if self.left:
-                self.awake[self.left[position % len(self.left)]].release()
+    def _wait(self, thread: threading.Thread) -> None:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt as error:  # the second one, or a further; the jobs end after their next step
+                self.failure = self.failure or error
 
 
 def _settle() -> None:

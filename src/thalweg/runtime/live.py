@@ -1,26 +1,59 @@
-"""What surrounds a training loop: accelerators, seed, CUDA stream, progress bar, signals, and the run folder."""
+"""What surrounds a call: its run folder, resumed or started; around a training loop also accelerators, seed, CUDA
+stream, progress bar and signals.
+"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ..batches import Batches
+from ..evaluation.question import Facts, asked
 from ..store.runs import Interrupts, Run
 from ..training.checkpoint import Course
+from ..training.question import QUESTIONS
 from ..training.step import Step
 from .accelerated import Accelerated
-from .compute import Call, Context
+from .compute import Call, StoredResult
+from .cuda_graphs import aside
 from .progress import Progress
 from .rng import seeded
+
+T = TypeVar("T")
+
+
+def resumed(
+    call: Call,
+    run: Run | str | Path | None,
+    command: str,
+    question: Mapping[str, Any] | Callable[[], Facts],
+    result: StoredResult[T],
+    make: Callable[[Run | None], T],
+) -> T:
+    """See `Call.resumed`; without a folder, several processes still agree on the question."""
+    describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **question)
+    facts, folder, held = asked(run, describe, call.processes), Run.of(run), list[Run]()
+    with ExitStack() as stack:
+        if folder is not None:  # rank 0 alone holds it open
+            call.processes.once(lambda: held.append(stack.enter_context(folder.opened(command, facts, result.file))))
+        if call.processes.once(lambda: bool(held) and (held[0].folder / result.file).is_file()):
+            return call.processes.once(lambda: result.load(held[0].folder))
+        made = make(held[0] if held else None)
+        if held:
+            held[0].finish(lambda folder: result.save(made, folder))
+    return made
 
 
 class Live:
     """A running training loop."""
 
-    def __init__(self, step: Accelerated, context: Context, bar: Progress, interrupts: Interrupts, run: Run | None):
-        self.step, self.context, self.bar, self.interrupts, self.run = step, context, bar, interrupts, run
+    def __init__(self, step: Accelerated, call: Call, bar: Progress, interrupts: Interrupts, run: Run | None):
+        self.step, self.context, self.bar, self.interrupts, self.run = step, call.context, bar, interrupts, run
+        if step.distributed is not None:
+            step.distributed.wishes = self._wishes
 
     def resume(self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any) -> Course:
         """The progress of the run: from its folder, or from the start."""
@@ -30,16 +63,11 @@ class Live:
             self.step.distributed.done = self.course.done
         return self.course
 
-    def take_step(self, batch: Any, lr: float) -> Tensor:
-        if self.step.distributed is not None:
-            self.step.distributed.exchange.wish(*self._wishes())
-        return self.step(batch, lr)
-
     def after_step(self, loss: Tensor) -> None:
         """Show progress; save if it is due or a stop was requested; let interleaved runs take their steps."""
         self.bar.advance(f"loss {float(loss):.4f}" if self.bar.due() else "")
         distributed, course = self.step.distributed, self.course
-        stop, due = self._wishes() if distributed is None else distributed.exchange.granted(course.done)
+        stop, due = self._wishes() if distributed is None else distributed.granted()
         if self.run is not None and (stop or due):
             course.save()
         if stop and self.interrupts.wanted:
@@ -52,6 +80,7 @@ class Live:
             self.step.distributed.check_buffers()
 
     def _wishes(self) -> tuple[bool, bool]:
+        """To stop, and to save, after the step."""
         return self.interrupts.asked is not None, self.run is not None and self.run.due(None)
 
 
@@ -60,16 +89,13 @@ def running(
     step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None
 ) -> Iterator[Live]:
     """Everything that surrounds a loop of `total` steps."""
-    context, slot, device = call.context, call.context.slot, step.probe.device
+    processes, slot, device = call.processes, call.context.slot, step.probe.device
     call.compute.check(device)
     with ExitStack() as stack:
         stack.enter_context(seeded(seed, batches, world=None if slot is None else slot.world))
-        if device.type == "cuda":
-            from .cuda_graphs import aside
-
-            stack.enter_context(aside(device, context.stream))
-        accelerated = Accelerated(step, context, call.compute, seed, total)
+        stack.enter_context(aside(device, call.context.stream))
+        accelerated = Accelerated(step, call.context, call.compute, seed, total)
         stack.callback(accelerated.close)
-        bar = stack.enter_context(Progress(label, total, call.progress if context.processes.first else False))
-        wanted = context.processes.once(lambda: run is not None)
-        yield Live(accelerated, context, bar, stack.enter_context(Interrupts(wanted, slot)), run)
+        bar = stack.enter_context(Progress(label, total, call.progress if processes.first else False))
+        interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))
+        yield Live(accelerated, call, bar, interrupts, run)

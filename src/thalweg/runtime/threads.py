@@ -9,6 +9,7 @@ computes the same.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -50,9 +51,5 @@ def _chosen(threads: int) -> bool:
 
 def _small(module: nn.Module, batch: Any) -> bool:
     """Stops at the first layer that is too large, so that it costs nothing for large networks."""
-    numbers, total = sum(tensor.numel() for tensor in tensors_in(batch)), 0
-    for parameter in module.parameters():
-        total += parameter.numel()
-        if total * numbers > SMALL:
-            return False
-    return True
+    numbers = sum(tensor.numel() for tensor in tensors_in(batch))
+    return all(total * numbers <= SMALL for total in accumulate(layer.numel() for layer in module.parameters()))

@@ -1,13 +1,13 @@
 """How batches reach the device: from pinned memory on a separate stream, or made there."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..batches import Batches, count, mapped, to_device
 from ..errors import ThalwegError
+from .cuda_graphs import side_stream
 
 
 @runtime_checkable
@@ -17,10 +17,17 @@ class Drawn(Protocol):
     """
 
     @property
-    def device(self) -> torch.device: ...
-    def __len__(self) -> int: ...
-    def draws(self) -> Iterator[Any]: ...
-    def make(self, draw: Any) -> Any: ...
+    def device(self) -> torch.device:
+        """Where they are made."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def draws(self) -> Iterator[Any]:
+        """What determines each batch of one epoch."""
+
+    def make(self, draw: Any) -> Any:
+        """The batch."""
 
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
@@ -64,7 +71,7 @@ def home(batches: object, method: str) -> type:
 
 def _beside(batch: Any, device: torch.device) -> Any:
     """Copied to a GPU while it works on something else: from pinned memory, on a separate stream."""
-    stream, current = _copying_stream(device), torch.cuda.current_stream(device)
+    stream, current = side_stream(device, "copies"), torch.cuda.current_stream(device)
 
     def copied(item: Any) -> Any:
         if not isinstance(item, torch.Tensor) or item.device.type != "cpu":
@@ -77,8 +84,3 @@ def _beside(batch: Any, device: torch.device) -> Any:
     there = mapped(batch, copied)
     current.wait_stream(stream)
     return there
-
-
-@cache
-def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import Stopped, ThalwegError
-from ..runtime.compute import Slot
 from . import files
 from .facts import differences, is_fact
+
+if TYPE_CHECKING:
+    from ..runtime.interleave import Job
 
 # seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
 ONE_WISH = 1.0
@@ -186,7 +188,7 @@ class Run:
 class Interrupts:
     """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one stops at once."""
 
-    def __init__(self, wanted: bool = True, slot: Slot | None = None) -> None:
+    def __init__(self, wanted: bool = True, slot: "Job | None" = None) -> None:
         self.wanted, self.slot = wanted, slot
         self._asked: int | None = None
         self._heard = 0.0  # when

@@ -114,7 +114,7 @@ def train(
             watch = _Watch(motion)
             for batch in course.rest_of_epoch():
                 lr = schedule(course.done + 1)
-                loss = live.take_step(batch, lr)
+                loss = live.step(batch, lr)
                 course.count(loss)
                 watch.see(course.done, loss, lr, batch)
                 observer.after_step(course.done, lr, loss)
