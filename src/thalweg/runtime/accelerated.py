@@ -14,7 +14,7 @@ from ..training.motion import Bends
 from ..training.step import Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
-from .compute import Compute, Context, say_slower
+from .compute import Compute, Context
 from .threads import few_threads
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Accelerated:
 
             assert isinstance(context.processes, Ranks)
             self.distributed = DistributedStep(step, context.processes, seed)
-        elif motion.on_device and compute.captures(device) and not _hooked(step):
+        elif motion.on_device and compute.captures(device):
             from .captured import Captured
 
             self.captured = Captured(step)
@@ -59,7 +59,8 @@ class Accelerated:
         with explained(self.plain.probe.module, batch):
             if self.compiled is not None:
                 self.compiled.before(batch)
-            step, self.proven = self._step if self.proven else self._watched, True
+            step = self._step if self.proven else self._watched
+            self.proven = True
             return step(batch, lr)
 
     def _step(self, batch: Any, lr: float) -> Tensor:
@@ -106,9 +107,3 @@ class Accelerated:
     def close(self) -> None:
         if self.captured is not None:
             self.captured.replay.close()
-
-
-def _hooked(step: Step) -> bool:
-    if step.probe.hooked:
-        say_slower("steps are not captured", "parameters have hooks, which would run only while a step is captured")
-    return step.probe.hooked

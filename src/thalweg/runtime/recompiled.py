@@ -19,16 +19,13 @@ def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
     """
     context = getattr(original, "dynamo_ctx", None) or _context(getattr(original, "_compiled_call_impl", None))
     if context is None:
-        name = type(original).__name__
-        say_slower(
-            f"{name} is computed without the compiler", "how it was compiled cannot be read from it; use torch.compile"
-        )
+        what = f"{type(original).__name__} is computed without the compiler"
+        say_slower(what, "how it was compiled cannot be read from it; use torch.compile")
         return copy
     if part and not hasattr(original, "dynamo_ctx"):
         copy._compiled_call_impl = context(copy._call_impl)
         return copy
-    wrapped: nn.Module = context(copy)
-    return wrapped
+    return context(copy)
 
 
 @contextmanager

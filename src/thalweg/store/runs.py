@@ -138,13 +138,12 @@ class Run:
         known = json.loads(json.dumps({**self.note, **settings}))
         with files.writing(self.folder):  # which may be closed to us
             finished = result and (self.folder / result).is_file()
+            self.folder.mkdir(parents=True, exist_ok=True)
         if finished:
             self._check(command, known)
             self._tidy(command)
             yield self
             return
-        with files.writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder / LOCK, command):
             files.sweep(self.folder)
             self._check(command, known)
@@ -199,11 +198,11 @@ class Interrupts:
         return self._asked if self.slot is None else self.slot.interrupts.asked
 
     def __enter__(self) -> "Interrupts":
-        self._before: dict[int, Any] = {}
         if self.slot is not None:
             self.slot.resumable = self.wanted
-        if self.wanted and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        listens = self.wanted and threading.current_thread() is threading.main_thread()
+        handled = (signal.SIGINT, signal.SIGTERM) if listens else ()
+        self._before = {number: signal.signal(number, self._note) for number in handled}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,9 +219,8 @@ class Interrupts:
     def grant(self, run: Run | None, what: str) -> None:
         """End the run; if another rank was asked to, as if by SIGTERM."""
         number = self.asked or signal.SIGTERM
-        name = signal.Signals(number).name
         kept = f"; its state is saved in {run.folder}" if run is not None else ""
-        raise Stopped(f"stopped by {name} after {what}{kept}", number)
+        raise Stopped(f"stopped by {signal.Signals(number).name} after {what}{kept}", number)
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
@@ -244,10 +242,10 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
-    plain = {key: value for key, value in settings.items() if not is_fact(value)}
-    known = {"settings": plain, "facts": {key: value for key, value in settings.items() if is_fact(value)}}
-    about = {"command": command, **known, "versions": versions(), "code": _code(), "started": _now()}
-    files.save_json(folder / RECORD, "run", {**about, "argv": sys.argv[1:]})
+    facts = {key: value for key, value in settings.items() if is_fact(value)}
+    plain = {key: value for key, value in settings.items() if key not in facts}
+    about = {"versions": versions(), "code": _code(), "started": _now(), "argv": sys.argv[1:]}
+    files.save_json(folder / RECORD, "run", {"command": command, "settings": plain, "facts": facts, **about})
 
 
 def versions() -> dict[str, str]:
