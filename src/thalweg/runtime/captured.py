@@ -27,7 +27,7 @@ class Captured:
         self.step, probe = step, step.probe
         watched = (step.optimizer, step.task.loss, step.task.predict, step.make)
         self.replay = Replay(self._work, probe.module, probe.device, True, settle=self._settle, others=watched)
-        if probe.hooked:
+        if probe.hooked and self.replay.active:
             self.replay.refuse("parameters have hooks, which would run only while a step is captured")
         self.numbers = torch.zeros(1 + step.motion.controls, dtype=torch.float64, device=probe.device)
         self.rate, self.lr, self.fused = torch.zeros((), device=probe.device), 0.0, None

@@ -19,6 +19,7 @@ from .threads import few_threads
 
 FORMS = 8  # kinds of batches (shapes and dtypes) that are captured; further ones run eagerly
 SYNCHRONIZED = "called a synchronizing CUDA operation"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DRAWN = "random numbers of "  # in the names of what is watched
 
 
@@ -54,7 +55,9 @@ class Replay:
         self.forms: dict[str, _Form] = {}
         if wanted:
             self.pool = pool or torch.cuda.graph_pool_handle()
-            self._refuse_hooks()
+            hooked = [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in HOOKS)]
+            if hooked:
+                self.refuse(f"the network has hooks (on '{hooked[0]}'), which would run only during capture")
 
     def __call__(self, batch: Any) -> Any:
         if not self.active:
@@ -92,18 +95,12 @@ class Replay:
     def close(self) -> None:
         """Free what captures hold, and what the work refers to."""
         self.active = False
-        self.forms.clear()
+        self.forget()
         del self.work, self.settle
 
     def refuse(self, reason: str) -> None:
         self.active = False
         say_slower("steps run eagerly instead of as one captured CUDA graph", reason)
-
-    def _refuse_hooks(self) -> None:
-        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        for name, part in self.module.named_modules():
-            if any(getattr(part, kind) for kind in kinds):
-                return self.refuse(f"the network has hooks (on '{name}'), which would run only during capture")
 
     def _watched(self, batch: Any) -> Any:
         before = _host_state(self.module, self.others)

@@ -135,7 +135,7 @@ class Update:
         """Address, offset in the vectors and number of elements of each piece of a gradient."""
         offset = 0
         for gradient, size in zip(gradients, self.sizes, strict=True):
-            for start in range(0, size if gradient is not None else 0, UPDATED):
-                assert gradient is not None
-                yield gradient.data_ptr() + 4 * start, offset + start, min(UPDATED, size - start)
+            if gradient is not None:
+                for start in range(0, size, UPDATED):
+                    yield gradient.data_ptr() + 4 * start, offset + start, min(UPDATED, size - start)
             offset += size

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -58,7 +57,7 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
             os.replace(temporary, path)
             _sync(path.parent)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)
 
 
 @contextmanager
@@ -189,7 +188,14 @@ def sweep(folder: Path) -> None:
     """Delete what a killed process left half-written; only folders of that name, and never through a link."""
     for left in folder.glob(f".*{PART}"):
         if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
+            _discard(left)
+
+
+def _discard(folder: Path) -> None:
+    with suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def below(tensors: "Mapping[str, Tensor]", prefix: str) -> "dict[str, Tensor]":
