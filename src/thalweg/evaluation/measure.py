@@ -21,7 +21,7 @@ from ..tasks import Task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, prove_on
-from ..weightspace.state import Contents, ModuleState, kept
+from ..weightspace.state import ModuleState, kept
 from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
 
@@ -74,10 +74,7 @@ class Measurement:
         self.used = used
         self.passes, self.make = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
-        self.replay = Replay(
-            self._add, self.module, self.device, self.compute.captures(self.device), self.pool, self._hold
-        )
-        self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
+        self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool)
         self.sizes: dict[str, dict[str, int]] = {}
 
     def means(self) -> dict[str, float]:
@@ -109,9 +106,6 @@ class Measurement:
                     self.early = self.totals["data_loss"].clone(), counts["data_loss"]
                     if first:
                         break
-
-    def _hold(self) -> None:
-        self.alive.append(Contents(self.module))
 
     def _add(self, drawn: Any) -> None:
         batch = self.make(drawn)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..batches import mapped, tensors_in
 from ..errors import first_line
+from ..weightspace.state import Contents
 from .compute import say_slower
 from .threads import few_threads
 
@@ -130,6 +131,7 @@ class Replay:
         gc.disable()  # garbage collection in the middle of a capture would break it
         try:
             form.capture(self.work, batch, self.pool)
+            form.alive = Contents(self.module)
             self.settle()
         except BaseException as error:  # whatever it is, the step can still run eagerly
             form.graph = None
@@ -151,6 +153,7 @@ class _Form:
 
     watched = False
     graph: torch.cuda.CUDAGraph | None = None
+    alive: Contents | None = None  # tensors of the network that the graph reads, which must live as long as it does
 
     def capture(self, work: Callable[[Any], Any], batch: Any, pool: Any) -> None:
         self.batch = mapped(batch, torch.clone)

@@ -22,7 +22,7 @@ from ..tasks import Task, split
 from .layout import STATISTICS, batch_norms
 from .probe import Probe
 from .proof import prove_on
-from .state import Contents, ModuleState, kept
+from .state import ModuleState, kept
 from .weights import Weights
 
 Forward = Callable[[nn.Module, Any], object]
@@ -90,10 +90,7 @@ class Statistics:
         }
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(
-            self._see, probe.module, probe.device, compute.captures(probe.device), pool, settle=self._hold
-        )
-        self.alive: list[Contents] = []  # tensors that a captured pass reads, kept alive after it
+        self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool)
 
     def __call__(self) -> None:
         if not self.layers:
@@ -125,9 +122,6 @@ class Statistics:
         else:
             for k in list(self.waiting):
                 self._pool_one(k)
-
-    def _hold(self) -> None:
-        self.alive.append(Contents(self.probe.module))
 
     def _pool_one(self, k: int) -> None:
         if k in self.waiting:
