@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..batches import mapped, tensors_in
 from ..error_notes import explained
-from ..errors import ThalwegError
+from ..errors import ThalwegError, first_line
 from ..store.facts import differences, is_fact
 from ..store.files import digest
 from ..training.motion import Bends
@@ -288,8 +288,7 @@ def _meeting(exchange: Callable[[], object]) -> None:
     try:
         exchange()
     except RuntimeError as error:
-        text = str(error).splitlines()[0][:200]
         raise Parted(
-            f"another process of this run has ended or does not answer ({text}); what was saved last is kept: "
-            "start all of them again to resume (on the command line with --resume)"
+            f"another process of this run has ended or does not answer ({first_line(error)[:200]}); what was saved "
+            "last is kept: start all of them again to resume (on the command line with --resume)"
         ) from error

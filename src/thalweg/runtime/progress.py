@@ -78,9 +78,9 @@ def _clock(seconds: float) -> str:
 
 
 def _bar() -> "RichProgress":
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
 
-    counted = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
-    return RichProgress(*counted, TimeElapsedColumn(), "left", TimeRemainingColumn(), console=Console(stderr=True))
+    counted = "{task.description}", progress.BarColumn(), progress.MofNCompleteColumn(), "{task.fields[note]}"
+    times = progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn()
+    return progress.Progress(*counted, *times, console=Console(stderr=True))

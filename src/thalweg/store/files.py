@@ -69,8 +69,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
-        message = f"{path} could not be written ({why}), and what was there before is unchanged"
-        raise ThalwegError(f"{message}: make room or choose another folder, then try again") from error
+        raise ThalwegError(
+            f"{path} could not be written ({why}), and what was there before is unchanged: make room or choose another "
+            "folder, then try again"
+        ) from error
 
 
 @contextmanager
@@ -162,8 +164,10 @@ def beside(path: Path, name: object, kind: str) -> Path:
     named it.
     """
     if not isinstance(name, str) or not re.fullmatch(rf"{kind}-[0-9a-f]{{16}}\.safetensors", name):
-        rule = f"{path} may name only files next to it, such as {kind}-0123456789abcdef.safetensors"
-        raise ThalwegError(f"{rule}, but it names {repr(name)[:80]}: thalweg did not write it so, do not use it")
+        raise ThalwegError(
+            f"{path} may name only files next to it, such as {kind}-0123456789abcdef.safetensors, but it names "
+            f"{repr(name)[:80]}: thalweg did not write it so, do not use it"
+        )
     return no_link(path.with_name(name))
 
 
@@ -377,5 +381,4 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, kind) and all(_fits(item, inside[0]) for item in value)
     if kind is tuple:
         return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
-    numbers: dict[Any, Any] = {float: (int, float), int: int}
-    return isinstance(value, numbers.get(hint, hint)) and (hint is bool or not isinstance(value, bool))
+    return isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))

@@ -303,13 +303,11 @@ def _line(path: Path, text: str) -> dict[str, Any] | None:
 
 def _interval(every: int | str) -> tuple[int | None, float | None]:
     text = str(every)
-    try:
+    with suppress(ValueError):
         if text.endswith("m") and float(text[:-1]) >= 0:
             return None, 60 * float(text[:-1])
         if int(text) >= 1:
             return int(text), None
-    except ValueError:
-        pass
     raise ThalwegError(f"every is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
 
 
