@@ -121,11 +121,13 @@ def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
         value = place.value
         if is_value(value) or (whole and place.owner is not None and _is_data(value)):
             found.places.update({} if place.owner is None else {path: place})
-        elif _identity(value) in seen or isinstance(value, ModuleType | type | nn.Parameter):
+        elif _identity(value) in seen or isinstance(value, ModuleType | type):
             continue
-        elif is_generator(value):
+        elif isinstance(value, Tensor):  # weights are not hidden
+            found.closed.update({} if isinstance(value, nn.Parameter) else {path: value})
+        elif not isinstance(value, WALKED) and is_generator(value):
             found.places[path] = place
-        elif isinstance(value, WALKED) or (_is_walked(type(value)) and not isinstance(value, Tensor)):
+        elif isinstance(value, WALKED) or _is_walked(type(value)):
             if level < LEVELS:
                 found.owners[path] = value  # also keeps its id from being reused
                 waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))

@@ -71,11 +71,11 @@ def seed_generator(generator: Any, seed: int) -> None:
 
 def seed_all(seed: int) -> None:
     """Seed torch, numpy and random."""
-    if torch.accelerator.is_available() and not torch.cuda.is_available():
-        torch.manual_seed(seed)  # which records a traceback for every kind of device that is missing
-    else:
-        torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
+    elif torch.accelerator.is_available():
+        torch.manual_seed(seed)  # slower: it records a traceback for every kind of device that is missing
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
