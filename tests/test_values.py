@@ -109,6 +109,21 @@ def test_a_single_precision_t_is_the_point_of_that_t():
     assert torch.equal(curve.point(np.float32(0.3)).vector, curve.point(float(np.float32(0.3))).vector)
 
 
+def test_walk_scheduler_takes_numpy_numbers():
+    def rates(i, f):
+        optimizer = torch.optim.SGD(ANIMAL.module(1).parameters(), lr=0.1)
+        fge = tw.FGE(cycle=tw.Iterations(i(2)), lr_max=f(0.1), lr_min=f(0.01))
+        scheduler, found = tw.WalkScheduler(optimizer, fge, steps=i(3), epochs=i(2)), []
+        for _ in range(6):
+            found += scheduler.get_last_lr()
+            optimizer.step()
+            scheduler.step()
+        return found, json.dumps(scheduler.state_dict())
+
+    ours, expected = plain(rates)
+    assert ours == expected
+
+
 def test_compare_takes_numpy_numbers(tmp_path):
     def compared(i, f):
         settings = {

@@ -65,15 +65,17 @@ def test_safetensors_are_read_like_pickles(name, prefix, tmp_path):
     assert same(tw.Weights.load(tmp_path / name, network()), network(1))
 
 
-def test_prefix_stays_where_the_network_has_such_a_part(tmp_path):
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("part", ["module", "_orig_mod", "model", "net"])
+def test_prefix_stays_where_the_network_has_such_a_part(part, suffix, tmp_path):
     class Wrapped(nn.Module):
         def __init__(self, seed):
             super().__init__()
-            self.module = network(seed)
+            self.add_module(part, network(seed))
 
-    path = written(tmp_path / "c.pt", Wrapped(1).state_dict())
+    path = written(tmp_path / f"c{suffix}", Wrapped(1).state_dict())
     assert same(tw.Weights.load(path, Wrapped(0)), Wrapped(1))
-    path = written(tmp_path / "twice.pt", prefixed("module.", Wrapped(1).state_dict()))
+    path = written(tmp_path / f"twice{suffix}", prefixed(f"{part}.", Wrapped(1).state_dict()))
     assert same(tw.Weights.load(path, Wrapped(0)), Wrapped(1))
 
 
@@ -82,6 +84,8 @@ def test_averaged_model(tmp_path):
     assert same(tw.Weights.load(written(tmp_path / "a.pt", averaged.state_dict()), network()), network(1))
     path = written(tmp_path / "b.pt", {"model": network(2).state_dict(), "swa": averaged.state_dict()})
     assert same(tw.Weights.load(path, network(), key="swa"), network(1))
+    state = {name: value.clone() for name, value in averaged.state_dict().items()}
+    assert same(tw.Weights.load(written(tmp_path / "c.safetensors", state), network()), network(1))
 
 
 def test_key_chooses_among_several(tmp_path):

@@ -271,6 +271,8 @@ def test_what_cannot_be_trained_says_so():
         attempt(tw.Segment(a, b))
     with pytest.raises(tw.ThalwegError, match="must meet its ends"):
         attempt(Floating(a, b))
+    with pytest.raises(tw.ThalwegError, match="lr= would be ignored"):
+        attempt(tw.Bezier(a, b), schedule=lambda i: 0.1)
     with pytest.raises(tw.ThalwegError, match="'uniform' or 'arclength'"):
         attempt(tw.Bezier(a, b), loss="other")
     with pytest.raises(
