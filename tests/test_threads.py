@@ -1,5 +1,7 @@
 """Small networks on a CPU compute in one thread, whatever the machine does; the user's own choice is respected."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -107,3 +109,28 @@ def test_results_do_not_depend_on_how_many_cores_there_are(several, monkeypatch)
 
     assert torch.equal(trained(2), trained(1))
     assert torch.equal(trained(4), trained(1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "width", "expected"),
+    [
+        (lambda x, y: SimpleNamespace(x=x, y=y), 8, {1}),
+        (lambda x, y: SimpleNamespace(x=x, y=y), 4000, {2}),
+        (lambda x, y: (x.numpy(), y), 8, {1}),
+        (lambda x, y: (x.numpy(), y), 4000, {2}),
+        (lambda x, y: f"{len(x)} {x.shape[1]}", 4000, {2}),  # nobody knows how large it will be
+    ],
+    ids=["small objects", "large objects", "small arrays", "large arrays", "texts"],
+)
+def test_numbers_in_a_batch_of_any_kind_count(batch, width, expected, several):
+    def predict(net, drawn):
+        if isinstance(drawn, str):
+            drawn = [torch.ones(*map(int, drawn.split())), torch.arange(20) % 2]
+        x, y = vars(drawn).values() if isinstance(drawn, SimpleNamespace) else drawn
+        return net(torch.as_tensor(x)), y
+
+    net = Counting(width, 2)
+    Counting.seen.clear()
+    data = [batch(torch.ones(20, width), torch.arange(20) % 2)] * 2
+    tw.scan(net, [tw.Weights.of(net)], tw.Task(tw.classification().loss, predict), {"train": data})
+    assert set(Counting.seen) == expected

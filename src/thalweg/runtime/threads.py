@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..batches import tensors_in
+from ..weightspace.state import Contents
 
 SMALL = 4e8  # parameters times values in a batch: a step of 20 ms or less, measured on two cores
 
@@ -50,6 +50,9 @@ def _chosen(threads: int) -> bool:
 
 
 def _small(module: nn.Module, batch: Any) -> bool:
-    """Stops at the first layer that is too large, so that it costs nothing for large networks."""
-    numbers = sum(tensor.numel() for tensor in tensors_in(batch))
+    """Stops at the first layer that is too large, so that it costs nothing for large networks; a batch without numbers,
+    such as texts, may become anything.
+    """
+    held = Contents(batch)
+    numbers = sum(map(Tensor.numel, held.tensors.values())) + sum(array.size for array in held.arrays) or SMALL
     return all(total * numbers <= SMALL for total in accumulate(layer.numel() for layer in module.parameters()))
