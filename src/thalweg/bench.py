@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,18 @@ from .evaluation.scan import Measurer
 from .loading import Inputs
 from .results import grid
 from .runtime.accelerated import Accelerated
-from .runtime.compute import LONG, Call, Compute, Context, present
+from .runtime.compute import LONG, Call, Context, present
 from .runtime.cuda_graphs import Replay, aside
-from .runtime.interleave import together
 from .runtime.transfer import source
 from .store.runs import Run, versions
-from .tasks import Task, classification
 from .training.checkpoint import state_of
-from .training.loop import Observer, Settings, train
 from .training.motion import Motion, Network, UniformBends
 from .training.optimizers import make_optimizer
 from .training.step import Step
 from .training.walk import WalkObserver
 from .training.walk_methods import Plan
-from .weightspace.curves import Bezier
 from .weightspace.layout import batch_norms
 from .weightspace.probe import Probe
-from .weightspace.weights import Weights
 
 MOMENTUM, DECAY, RATE = 0.9, 5e-4, 1e-3
 PATIENCE = 30.0  # seconds for one part
@@ -79,7 +74,7 @@ class Bench:
         steps: Training steps per timing; more on a GPU, where one is short.
     """
 
-    def __init__(self, inputs: Inputs, compute: Compute, rounds: int = 15, steps: int | None = None):
+    def __init__(self, inputs: Inputs, compute: tw.Compute, rounds: int = 15, steps: int | None = None):
         self.inputs, self.rounds = inputs, rounds
         self.device = next(inputs.model.parameters()).device
         self.compute = replace(compute, compile=compute.compiles(self.device, LONG))
@@ -88,19 +83,19 @@ class Bench:
         self.batch = make(next(passes()))
         predictions = inputs.task.predictions(Probe(inputs.model).module, self.batch)
         self.size = inputs.task.losses(*predictions, self.batch)[1]
-        a = Weights.of(inputs.model)
-        self.curve = Bezier(a.bare(), a.bare())
+        end = tw.Weights.of(inputs.model).bare()
+        self.curve = tw.Bezier(end, end)
 
     def run(self, number: int = 0) -> dict[str, Timing]:
         """Everything; with `number` networks interleaved, if given."""
         with aside(self.device):
-            found = {
+            return {
                 **self.training(),
                 "data pipeline": self.pipeline(),
                 **self.scanning(),
                 "checkpoint": self.checkpoint(),
+                **(self.side_by_side(number) if number > 1 else {}),
             }
-            return found | (self.side_by_side(number) if number > 1 else {})
 
     def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
         """Plain, curve and walk steps on one batch, and others by name, interleaved so that all see the same load."""
@@ -111,8 +106,7 @@ class Bench:
         for name, make in steps.items():
             before = self._memory()
             works[name] = make()
-            for _ in range(WARM):
-                works[name]()
+            _repeat(works[name], WARM)
             memory[name] = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
         times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
         return {
@@ -125,18 +119,16 @@ class Bench:
         return Accelerated(step, Context(), self.compute)
 
     def plain(self) -> Callable[[], object]:
-        step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
-        return lambda: step(self.batch, RATE)
+        return partial(self.step(Network(Probe(self.inputs.model, None, self.compute))), self.batch, RATE)
 
     def bent(self) -> Callable[[], object]:
-        step = self.step(UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve))
-        return lambda: step(self.batch, RATE)
+        motion = UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve)
+        return partial(self.step(motion), self.batch, RATE)
 
     def walked(self) -> Callable[[], object]:
         step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
-        observer = WalkObserver(
-            Plan(lambda i: RATE, lambda i: False, 1), self.inputs.task, {}, {}, None, Call(self.compute)
-        )
+        plan = Plan(lambda i: RATE, lambda i: False, 1)
+        observer = WalkObserver(plan, self.inputs.task, {}, {}, None, Call(self.compute))
         observer.begin(step, 1)
         return lambda: observer.after_step(1, RATE, step(self.batch, RATE))
 
@@ -144,55 +136,39 @@ class Bench:
         """One pass over the training data, per batch."""
         passes, make = source(self.inputs.train, self.device)
         replay = Replay(make, nn.Identity(), self.device, self.compute.captures(self.device))
-        times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, rounds=min(self.rounds, 5))
-        return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
-
-    def epoch(self, epochs: int = 5) -> Timing:
-        """Whole epochs of training, per step, as `fit` runs them; the first two, in which steps are captured, do not
-        count.
-        """
-        ends: list[float] = []
-
-        class Clock(Observer):
-            def after_epoch(self, epoch: int) -> None:
-                ends.append(time.perf_counter())
-
-        settings = Settings(epochs, RATE, MOMENTUM, DECAY, None, None, None, 0)
-        motion = Network(Probe(self.inputs.model, None, self.compute))
-        train(motion, self.inputs.task, self.inputs.train, settings, Call(self.compute, False), "bench", Clock())
-        steps = count(self.inputs.train)
-        return Timing([(b - a) / steps for a, b in pairwise(ends[1:])], self.size)
+        times = self.repeated(lambda: [replay(drawn) for drawn in passes()], rounds=5)
+        return Timing([t / count(self.inputs.train) for t in times], self.size)
 
     def scanning(self) -> dict[str, Timing]:
         """A point of a scan, and the forward passes in it alone."""
         probe = Probe(self.inputs.model, None, self.compute)
         bn_batches = self.inputs.bn_batches if any(batch_norms(probe.module)) else None
         at = Measurer(probe, self.inputs.task, self.inputs.data, bn_batches, DECAY, self.compute)
-        alone = _Forwards(probe, at, self.inputs.task, self.compute)
-        points = iter(range(10**6))
+        places = cycle(k / 60 for k in range(61))
         works: dict[str, Callable[[], object]] = {
-            "scan point": lambda: at(self.curve.point(next(points) % 61 / 60)),
-            "its forward passes": alone,
+            "scan point": lambda: at(self.curve.point(next(places))),
+            "its forward passes": _forwards(at, self.inputs.task, self.compute),
         }
         for work in works.values() if self.device.type == "cuda" else ():
             _repeat(work, 2)  # in which the last of all kinds of batches is captured
-        times = self.alternate(works, rounds=min(self.rounds, 5))
-        return {name: Timing(seconds) for name, seconds in times.items()}
+        return {name: Timing(seconds) for name, seconds in self.alternate(works, min(self.rounds, 5)).items()}
 
     def side_by_side(self, number: int = 3) -> dict[str, Timing]:
         """Steps of several networks interleaved, and of the same networks one after another, per step of one."""
         steps = max(self.steps, WARM)
         jobs = [partial(self._turns, self.plain(), steps) for _ in range(number)]
-        for job in jobs:
-            together(job)
-        together(*jobs)
-        works = {f"{number} together": lambda: together(*jobs), "one by one": lambda: [together(job) for job in jobs]}
+        works: dict[str, Callable[[], object]] = {
+            f"{number} together": lambda: tw.together(*jobs),
+            "one by one": lambda: [tw.together(job) for job in jobs],
+        }
+        for work in reversed(works.values()):
+            work()
         times = self.alternate(works)
         return {name: Timing([t / steps / number for t in seconds], self.size) for name, seconds in times.items()}
 
     def _turns(self, step: Callable[[], object], times: int) -> None:
-        slot, stream = present.get().slot, present.get().stream
-        with aside(self.device, stream):
+        slot = present.get().slot
+        with aside(self.device, present.get().stream):
             for _ in range(times):
                 step()
                 if slot is not None:
@@ -204,9 +180,10 @@ class Bench:
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
-            return Timing(
-                self.alternate({"save": lambda: run.save(state_of(step.plain), {})}, rounds=min(self.rounds, 7))["save"]
-            )
+            return Timing(self.repeated(lambda: run.save(state_of(step.plain), {}), rounds=7))
+
+    def repeated(self, work: Callable[[], object], rounds: int) -> list[float]:
+        return self.alternate({"": work}, min(self.rounds, rounds))[""]
 
     def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
         """Seconds of each, alternating in both orders; the first round does not count, and none starts after half a
@@ -238,37 +215,34 @@ class Bench:
         return torch.cuda.memory_allocated(self.device)
 
 
-class _Forwards:
+def _forwards(at: Measurer, task: tw.Task, compute: tw.Compute) -> Callable[[], None]:
     """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing
     measured.
     """
+    module, device, captures = at.probe.module, at.probe.device, compute.captures(at.probe.device)
+    pool = torch.cuda.graph_pool_handle() if captures else None
 
-    def __init__(self, probe: Probe, at: Measurer, task: Task, compute: Compute):
-        self.module = probe.module
-        self.parts = []
-        pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
-        statistics = at.points.statistics
-        refreshed = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
-        for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
-            passes, make = source(batches, probe.device)
+    def work(make: Callable[[Any], Any], drawn: Any) -> None:
+        with compute.casting(device):
+            task.predictions(module, make(drawn))
 
-            def work(drawn: Any, make: Callable[[Any], Any] = make) -> None:
-                with compute.casting(probe.device):
-                    task.predictions(self.module, make(drawn))
+    statistics, parts = at.points.statistics, []
+    refreshed = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
+    for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
+        passes, make = source(batches, device)
+        parts.append((learning, passes, Replay(partial(work, make), module, device, captures, pool)))
 
-            self.parts.append(
-                (learning, passes, Replay(work, self.module, probe.device, compute.captures(probe.device), pool))
-            )
+    @torch.no_grad()
+    def forwards() -> None:
+        for learning, passes, replay in parts:
+            module.eval()
+            for _, layer in batch_norms(module):
+                layer.training = learning
+            for drawn in passes():
+                replay(drawn)
+        module.eval()
 
-    def __call__(self) -> None:
-        with torch.no_grad():
-            for learning, passes, replay in self.parts:
-                self.module.eval()
-                for _, layer in batch_norms(self.module):
-                    layer.training = learning
-                for drawn in passes():
-                    replay(drawn)
-        self.module.eval()
+    return forwards
 
 
 def table(timings: dict[str, Timing]) -> str:
@@ -309,32 +283,21 @@ def _repeat(work: Callable[[], object], times: int) -> None:
         work()
 
 
-def _images(make: Callable[..., nn.Module]) -> dict[str, Any]:
+def _images(make: Callable[[], nn.Module], seed: int) -> dict[str, Any]:
     """A network and random images of CIFAR's size (on a GPU also as many): for timing, not for learning."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    share = 1 if device == "cuda" else 50
+    device, share = ("cuda", 1) if torch.cuda.is_available() else ("cpu", 50)
 
     def batches(images: int, **settings: Any) -> tw.data.DeviceBatches:
-        pixels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8)
-        return tw.data.DeviceBatches(
-            pixels, torch.randint(10, (images,)), 128, mean=(0.5,) * 3, std=(0.25,) * 3, device=device, **settings
-        )
+        pixels, labels = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (images,))
+        settings |= {"mean": (0.5,) * 3, "std": (0.25,) * 3, "device": device}
+        return tw.data.DeviceBatches(pixels, labels, 128, **settings)
 
     train = batches(50_000 // share, shuffle=True, crop=4, flip=True)
     data = {"train": train.clean(), "test": batches(10_000 // share)}
-    return {"model": make(), "task": classification(), "train": train, "bn_batches": train.clean(), "data": data}
+    return {"model": make(), "task": tw.classification(), "train": train, "bn_batches": train.clean(), "data": data}
 
 
-def vgg16(seed: int) -> dict[str, Any]:
-    """A task factory for `thalweg bench`."""
-    return _images(tw.models.vgg16)
-
-
-def preresnet164(seed: int) -> dict[str, Any]:
-    """A task factory for `thalweg bench`."""
-    return _images(tw.models.preresnet)
-
-
-def wrn28_10(seed: int) -> dict[str, Any]:
-    """A task factory for `thalweg bench`."""
-    return _images(tw.models.wrn28_10)
+# task factories for `thalweg bench`
+vgg16 = partial(_images, tw.models.vgg16)
+preresnet164 = partial(_images, tw.models.preresnet)
+wrn28_10 = partial(_images, tw.models.wrn28_10)
