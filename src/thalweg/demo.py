@@ -1,6 +1,6 @@
 """The demo: networks on handwritten digits, curves between two of them, planes, and ensembles at equal budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,44 +44,38 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
 
 class _Demo:
     def __init__(self, folder: Path, progress: bool | None, say: Callable[[str], object]):
-        self.folder, self.progress, self.say = folder, progress, say
-        made = digits(0)
+        self.folder, self.progress, self.say, made = folder, progress, say, digits(0)
         self.task, self.train, self.data, self.model = (made[key] for key in ("task", "train", "data", "model"))
         self.scanning = {"weight_decay": WEIGHT_DECAY, "bn_batches": made["bn_batches"], "progress": progress}
 
     def train_networks(self) -> list[tw.Weights]:
         self.say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
-        networks = []
-        for seed in range(3):
-            networks.append(tw.fit(_network(seed), self.task, self.train, seed=seed, progress=self.progress, **FIT))
-            networks[-1].save(self.folder / f"network-{seed}.safetensors")
+        networks = [
+            tw.fit(_network(seed), self.task, self.train, seed=seed, progress=self.progress, **FIT) for seed in range(3)
+        ]
+        self._save({f"network-{seed}": network for seed, network in enumerate(networks)}, "safetensors")
         return networks
 
     def find_curves(self, networks: list[tw.Weights]) -> dict[str, tw.Curve]:
-        self.say(
-            f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs "
-            "each) ..."
-        )
-        curves: dict[str, tw.Curve] = {"Segment": tw.Segment(*networks[:2])}
-        for fresh in (tw.Bezier(networks[0], networks[1]), tw.PolyChain(networks[0], networks[1])):
-            curve = tw.connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
-            curves[type(curve).__name__] = curve
-            curve.save(self.folder / f"{type(curve).__name__.lower()}.safetensors")
-        return curves
+        epochs, (a, b, _) = CONNECT["epochs"], networks
+        self.say(f"Connecting the first two by a Bezier curve and by a chain with one bend ({epochs} epochs each) ...")
+        curves = {
+            name: tw.connect(self.model, fresh, self.task, self.train, progress=self.progress, **CONNECT)
+            for name, fresh in {"Bezier": tw.Bezier(a, b), "PolyChain": tw.PolyChain(a, b)}.items()
+        }
+        self._save(curves, "safetensors")
+        return {"Segment": tw.Segment(a, b), **curves}
 
     def scan_curves(self, networks: list[tw.Weights], curves: dict[str, tw.Curve]) -> dict[str, tw.Scan]:
         self.say("Measuring 61 points along each ...")
-        targets: dict[str, Any] = {"Single": networks[:2], **curves}
-        scans = {
-            name: tw.scan(
-                self.model, target, self.task, self.data, points=None if name == "Single" else 61, **self.scanning
-            )
-            for name, target in targets.items()
+        single = tw.scan(self.model, networks[:2], self.task, self.data, **self.scanning)
+        profiles = {
+            name: tw.scan(self.model, curve, self.task, self.data, points=61, **self.scanning)
+            for name, curve in curves.items()
         }
+        scans = {"Single": single, **profiles}
         self.say("\n" + tables.curves(scans) + "\n")
-        profiles = {name: scans[name] for name in curves}
-        for name, result in profiles.items():
-            result.save(self.folder / f"{name.lower()}.json")
+        self._save(profiles)
         figure = Figure(figsize=(10, 4), layout="constrained")
         left, right = figure.subplots(1, 2)
         tw.figures.profile(profiles, "train", "loss", left)
@@ -94,12 +88,10 @@ class _Demo:
         thirds = {"three networks": networks[2], **{name: curves[name].bends[0] for name in ("Bezier", "PolyChain")}}
         scans = {}
         for name, third in thirds.items():
-            drawn = {name: curves[name]} if name in curves else {}
-            plane = tw.Plane(networks[0], networks[1], third)
-            scans[name] = tw.scan(
-                self.model, plane, self.task, {"train": self.data["train"]}, overlay=drawn, **self.scanning
-            )
-            scans[name].save(self.folder / f"plane-{name.lower().replace(' ', '-')}.json")
+            plane, drawn = tw.Plane(networks[0], networks[1], third), {name: curves[name]} if name in curves else {}
+            data = {"train": self.data["train"]}
+            scans[name] = tw.scan(self.model, plane, self.task, data, overlay=drawn, **self.scanning)
+        self._save({f"plane-{name.replace(' ', '-')}": scan for name, scan in scans.items()})
         figure = Figure(figsize=(14, 3.4), layout="compressed")
         tw.figures.surfaces(scans, "train", "loss", figure.subplots(1, 3))
         tw.figures.save(figure, self.folder / "planes")
@@ -116,16 +108,18 @@ class _Demo:
             tw.Snapshot(cycles=4, lr_max=0.05),
             tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025),
         ]
-        settings: dict[str, Any] = {"bn_batches": self.scanning["bn_batches"], "lr": 0.05, "weight_decay": WEIGHT_DECAY}
-        test = self.data["test"]
         result = tw.compare(
-            _network, self.task, self.train, test, ways, budget=BUDGET, progress=self.progress, **settings
+            _network, self.task, self.train, self.data["test"], ways, budget=BUDGET, lr=0.05, **self.scanning
         )
         result.save(self.folder / "budget.json")
         self.say("\n" + result.table() + "\n")
         figure = Figure(layout="constrained")
         tw.figures.budget(result, ax=figure.subplots())
         tw.figures.save(figure, self.folder / "budget")
+
+    def _save(self, results: Mapping[str, Any], kind: str = "json") -> None:
+        for name, result in results.items():
+            result.save(self.folder / f"{name.lower()}.{kind}")
 
 
 def _network(seed: int) -> nn.Module:
