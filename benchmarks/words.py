@@ -35,7 +35,7 @@ def time_all(name: str, precision: str, data: Path, steps: int) -> dict[str, flo
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compute = tw.Compute(precision, False)  # type: ignore[arg-type]
     experiment = TextExperiment(
-        Path(), RECIPES[name], SCALES["full"], data, device=device, compute=compute, progress=False
+        Path(), RECIPES["ptb", name], SCALES["full"], data, device=device, compute=compute, progress=False
     )
     few = TokenBatches(experiment.tokens["train"][: 20 * (STEPS * steps + 1)], 20, STEPS, device=device)
     networks, common = [experiment.model(seed) for seed in range(2)], {**experiment.rates(STEPS), **experiment.settings}

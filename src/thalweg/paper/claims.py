@@ -15,6 +15,19 @@ from ..results import CurveEnsemble, Trace
 from .published import figure
 
 TWENTIETH = 0.05
+DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one, where it has them
+    "independent": (
+        "disagreement of two independent networks (% of test)",
+        "",
+        "accuracy of a fully trained network (%)",
+    ),
+    "FGE": (
+        "disagreement of two networks of one FGE run (% of test)",
+        "Euclidean distance between consecutive FGE members",
+        "accuracy of a single FGE member (%)",
+    ),
+    "SSE": ("", "Euclidean distance between consecutive SSE members", ""),
+}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -29,21 +42,18 @@ def limit(error: float, spread: float | None = None) -> float:
 
 def on_budgets(rows: Rows, seeds: int) -> list[Claim]:
     """The order of the methods at each budget, and how far each is from the paper's error."""
-    means = {row["method"]: row["1B (%)"] for row in rows}
-    order = means["FGE"] < means["SSE"] < means["Ind"]
-    first = Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", order, _listed(means))
-    larger = [_at_budget(rows, k) for k in range(2, min(seeds, 3) + 1)]
-    return [first, *larger, *(claim for row in rows for claim in _near(row))]
+    at_budgets = [_at_budget(rows, k, seeds) for k in range(1, min(seeds, 3) + 1)]
+    return [*at_budgets, *(claim for row in rows for claim in _near(row))]
 
 
-def _listed(errors: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f} %" for name, value in errors.items())
-
-
-def _at_budget(rows: Rows, k: int) -> Claim:
+def _at_budget(rows: Rows, k: int, seeds: int) -> Claim:
     errors = {row["method"]: row[f"{k}B (%)"] for row in rows}
-    best = min(errors, key=lambda name: errors[name])
-    return Claim(f"FGE is better than both others at {k}B (one pool of {k} runs each)", best == "FGE", _listed(errors))
+    fge, sse, alone = (errors[name] for name in ("FGE", "SSE", "Ind"))
+    text = ", ".join(f"{name} {value:.2f} %" for name, value in errors.items())
+    if k == 1:
+        says = f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})"
+        return Claim(says, fge < sse < alone, text)
+    return Claim(f"FGE is better than both others at {k}B (one pool of {k} runs each)", fge < min(sse, alone), text)
 
 
 def _near(row: dict[str, Any]) -> list[Claim]:
@@ -62,8 +72,13 @@ def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
     watched = dict(zip(trace.watched_at, trace.watched["test"]["error"], strict=True))
     low = statistics.mean(value for at, value in watched.items() if at in trace.collected)
     high = statistics.mean(value for at, value in watched.items() if at and at not in trace.collected)
-    text = f"{100 * low:.2f} % where collected, {100 * high:.2f} % at other ends of epochs"
-    found = [Claim("test error is lowest where the learning rate is", low < high, text)]
+    found = [
+        Claim(
+            "test error is lowest where the learning rate is",
+            low < high,
+            f"{100 * low:.2f} % where collected, {100 * high:.2f} % at other ends of epochs",
+        )
+    ]
     errors = {
         name: [row["error of the ensemble (%)"] for row in rows if row["method"] == name] for name in ("FGE", "SSE")
     }
@@ -81,16 +96,25 @@ def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
     before, after, *by_loss = (100 * found.scores[name]["error"] for name in kinds)
     spread = [max(found.nll[name]) - min(found.nll[name]) for name in kinds]
     others = "temperatures that follow the train loss or its inverse"
-    flatter = f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}; with {others} {spread[2]:.3g}, {spread[3]:.3g}"
-    text = f"{before:.2f} to {after:.2f} %, {found.fitted_on}; with {others} {by_loss[0]:.2f}, {by_loss[1]:.2f} %"
-    near = f"{before:.2f} before and {after:.2f} after scaling, {three:.2f} %"
     return [
         Claim(
             "the points of one curve together beat its two ends", before < ends, f"{before:.2f} against {ends:.2f} %"
         ),
-        Claim("a temperature fitted for each point helps them", after < before, text),
-        Claim("and flattens the test NLL along the curve", spread[1] < spread[0], flatter),
-        Claim("after it they outperform three networks, which have as many weights", after < three, near),
+        Claim(
+            "a temperature fitted for each point helps them",
+            after < before,
+            f"{before:.2f} to {after:.2f} %, {found.fitted_on}; with {others} {by_loss[0]:.2f}, {by_loss[1]:.2f} %",
+        ),
+        Claim(
+            "and flattens the test NLL along the curve",
+            spread[1] < spread[0],
+            f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}; with {others} {spread[2]:.3g}, {spread[3]:.3g}",
+        ),
+        Claim(
+            "after it they outperform three networks, which have as many weights",
+            after < three,
+            f"{before:.2f} before and {after:.2f} after scaling, {three:.2f} %",
+        ),
     ]
 
 
@@ -99,18 +123,23 @@ def on_diversity(rows: Rows) -> list[Claim]:
     near, far = (named[name]["disagreement (%)"] for name in ("FGE", "independent"))
     member, single = (named[name]["error of one (%)"] for name in ("FGE", "independent"))
     short, long = (named[name]["distance"] for name in ("FGE", "SSE"))
-    kinds = [f"disagreement of two {of} (% of test)" for of in ("networks of one FGE run", "independent networks")]
-    share = (1 - TWENTIETH) * figure(kinds[0]) / figure(kinds[1])
-    accuracies = [figure(f"accuracy of a {of} (%)") for of in ("fully trained network", "single FGE member")]
-    points = limit(accuracies[0] - accuracies[1])
-    step = (1 + TWENTIETH) / figure("Euclidean distance between consecutive SSE members")
-    step *= figure("Euclidean distance between consecutive FGE members")
-    text = f"{near:.2f} and {far:.2f} % of the test set, {near / far:.2f}"
-    much = f"networks of one FGE run disagree less than independent ones, but on at least {share:.2f} as much"
-    worse = f"a network of FGE is a little worse than one trained to the end, by at most {points:.1f} points"
+    disagreement, distance, accuracy = (
+        {kind: figure(names[k]) for kind, names in DIVERSITY.items() if names[k]} for k in range(3)
+    )
+    share = (1 - TWENTIETH) * disagreement["FGE"] / disagreement["independent"]
+    points = limit(accuracy["independent"] - accuracy["FGE"])
+    step = (1 + TWENTIETH) / distance["SSE"] * distance["FGE"]
     return [
-        Claim(much, share * far <= near < far, text),
-        Claim(worse, single < member <= single + points, f"{member:.2f} and {single:.2f} %"),
+        Claim(
+            f"networks of one FGE run disagree less than independent ones, but on at least {share:.2f} as much",
+            share * far <= near < far,
+            f"{near:.2f} and {far:.2f} % of the test set, {near / far:.2f}",
+        ),
+        Claim(
+            f"a network of FGE is a little worse than one trained to the end, by at most {points:.1f} points",
+            single < member <= single + points,
+            f"{member:.2f} and {single:.2f} %",
+        ),
         Claim(
             f"FGE takes much smaller steps than SSE, at most {step:.2f} as long",
             short <= step * long,
@@ -121,6 +150,9 @@ def on_diversity(rows: Rows) -> list[Claim]:
 
 def on_pieces(rows: Rows, name: str) -> Claim:
     gains = [row[f"{name}, better member"] - row[f"{name}, best between"] for row in rows]
-    lower, mean = sum(gain > 0 for gain in gains), statistics.mean(gains)
-    says = f"between most consecutive members there are points with a lower {name} than either"
-    return Claim(says, lower > len(gains) / 2, f"{lower} of {len(gains)}, by {mean:.3g} on average")
+    lower = sum(gain > 0 for gain in gains)
+    return Claim(
+        f"between most consecutive members there are points with a lower {name} than either",
+        lower > len(gains) / 2,
+        f"{lower} of {len(gains)}, by {statistics.mean(gains):.3g} on average",
+    )

@@ -90,8 +90,13 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> list
         {name: _highest(scan, *of) for name, scan in scans.items()} for of in (("train", "loss"), ("test", "error"))
     )
     ends, middle = losses["single"], 100 * np.median(scans["segment"].values["test"]["error"])
-    text = f"train loss {losses['segment']:.3g} on it, {ends:.3g} at its ends; median test error {middle:.1f} %"
-    claims = [Claim("the straight line meets a barrier", losses["segment"] > 2 * ends, text)]
+    claims = [
+        Claim(
+            "the straight line meets a barrier",
+            losses["segment"] > 2 * ends,
+            f"train loss {losses['segment']:.3g} on it, {ends:.3g} at its ends; median test error {middle:.1f} %",
+        ),
+    ]
     if experiment.recipe.model == "vgg16":
         worst, chance = errors["segment"], 1 - 1 / experiment.recipe.classes
         text = f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %"
@@ -155,9 +160,13 @@ def planes(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     ]
     highest = max(_highest(experiment.scan(kind, curve)) for kind, curve in curves.items())
     between = min(_halfway(scans["three optima"]))
-    says = "the three optima are apart, each in a hollow of its own, and the curves lead around what is between"
-    text = f"highest train loss {highest:.3g} on the curves, at least {between:.3g} halfway between two of the three"
-    return rows, [Claim(says, highest < 0.5 * between, text)]
+    return rows, [
+        Claim(
+            "the three optima are apart, each in a hollow of its own, and the curves lead around what is between",
+            highest < 0.5 * between,
+            f"highest train loss {highest:.3g} on the curves, at least {between:.3g} halfway between two of the three",
+        )
+    ]
 
 
 def _halfway(scan: tw.Scan) -> list[float]:
@@ -176,23 +185,23 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     of_bends, of_ends = "distance between the bends of two polychains with the same ends", "distance between those ends"
     row = quoted("bends apart", apart, of_bends, same) | quoted("ends apart", ends, of_ends, same)
     share = (1 - TWENTIETH) * figure(of_bends) / figure(of_ends)
-    says = (
+    unlike = Claim(
         f"curves between the same networks are not unique: their bends lie at least {share:.2f} as far apart as the "
-        "ends"
+        "ends",
+        apart >= share * ends,
+        f"{apart:.1f} against {ends:.1f}, {apart / ends:.2f}",
     )
     worst = [_highest(experiment.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
     alone = _highest(experiment.scan_ends())
-    low = f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends"
     along = [
         Claim(
             f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})",
             max(worst) <= times * alone,
-            low,
+            f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends",
         )
         for whose, _, times in _bars(experiment, "polychain")
         if times < inf
     ]
-    unlike = Claim(says, apart >= share * ends, f"{apart:.1f} against {ends:.1f}, {apart / ends:.2f}")
     return [row | {"ratio": apart / ends}], [unlike, *along]
 
 

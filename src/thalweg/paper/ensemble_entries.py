@@ -23,19 +23,6 @@ SCALED = {  # what the paper calls the errors of points of a chain, by how they 
     "none": "error of the 50-point polychain ensemble (%)",
     **dict.fromkeys(("train loss", "per point"), "the same after temperature scaling (%)"),
 }
-DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one
-    "independent": (
-        "disagreement of two independent networks (% of test)",
-        None,
-        "accuracy of a fully trained network (%)",
-    ),
-    "FGE": (
-        "disagreement of two networks of one FGE run (% of test)",
-        "Euclidean distance between consecutive FGE members",
-        "accuracy of a single FGE member (%)",
-    ),
-    "SSE": (None, "Euclidean distance between consecutive SSE members", None),
-}
 
 
 def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
@@ -65,12 +52,17 @@ def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     late = max(row["error of the pair (%)"] for row in rows if row["t"] >= 0.4)
     near = figure("two-network ensemble as good as the endpoints' ensemble from t")
     early = figure("two-network ensemble error starts to fall at t")
-    soon = f"from t = {falls:.2f}; in the paper from {early:g}"
-    says = f"from t = {near:g} on it is as good as that of both ends, to half a point"
-    text = f"at most {late:.2f} % from there, {both:.2f} % with both ends, {alone:.2f} % alone"
     return rows, [
-        Claim("the ensemble improves soon on the way, by a tenth of a point", falls <= early + claims.TWENTIETH, soon),
-        Claim(says, late <= claims.limit(both), text),
+        Claim(
+            "the ensemble improves soon on the way, by a tenth of a point",
+            falls <= early + claims.TWENTIETH,
+            f"from t = {falls:.2f}; in the paper from {early:g}",
+        ),
+        Claim(
+            f"from t = {near:g} on it is as good as that of both ends, to half a point",
+            late <= claims.limit(both),
+            f"at most {late:.2f} % from there, {both:.2f} % with both ends, {alone:.2f} % alone",
+        ),
     ]
 
 
@@ -177,7 +169,7 @@ def diversity(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     }
     rows = []
     for name, members in groups.items():
-        found, (disagreement, distance, accuracy) = experiment.report(members), DIVERSITY[name]
+        found, (disagreement, distance, accuracy) = experiment.report(members), claims.DIVERSITY[name]
         rows.append(
             {
                 "networks": name,

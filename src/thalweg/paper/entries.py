@@ -17,7 +17,7 @@ from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
 from .ensemble_entries import CHAIN
 from .experiment import Experiment, Need, missing, prepare
-from .recipes import RECIPES, SCALES, Preset, find_recipe
+from .recipes import RECIPES, SCALES, Preset
 
 Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
@@ -155,15 +155,12 @@ ENTRIES = {
 
 def open_experiment(folder: Path, data: str, model: str, scale: str, **settings: Any) -> Experiment:
     """The experiment for a network on a data set."""
-    if scale not in SCALES:
-        raise ThalwegError(f"the scales are {', '.join(SCALES)}; got '{scale}'")
-    if data == "ptb":
-        if model not in penn_treebank.RECIPES:
-            raise ThalwegError(f"on ptb the networks are {', '.join(penn_treebank.RECIPES)}; got '{model}'")
-        return penn_treebank.TextExperiment(folder, penn_treebank.RECIPES[model], SCALES[scale], **settings)
-    if data == "imagenet":
-        return imagenet.ImageExperiment(folder, imagenet.RECIPE, SCALES[scale], **settings)
-    return Experiment(folder, find_recipe(data, model), SCALES[scale], **settings)
+    recipes = RECIPES | penn_treebank.RECIPES | imagenet.RECIPES
+    if (data, model) not in recipes:
+        known = ", ".join(f"{model} on {data}" for data, model in recipes)
+        raise ThalwegError(f"there are recipes for {known}; got {model} on {data}")
+    kinds: Any = {"ptb": penn_treebank.TextExperiment, "imagenet": imagenet.ImageExperiment}
+    return kinds.get(data, Experiment)(folder, recipes[data, model], SCALES[scale], **settings)
 
 
 def find_entry(name: str) -> Entry:

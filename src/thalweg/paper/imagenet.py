@@ -14,7 +14,9 @@ from .experiment import Experiment
 from .published import figure, quoted
 from .recipes import Recipe
 
-RECIPE = Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)
+RECIPES = {
+    ("imagenet", "resnet50"): Recipe("imagenet", "resnet50", "ImageNet", "ResNet-50", 5, 1e-3, 1e-4, 0, 0.0, batch=256)
+}
 
 
 class ImageExperiment(Experiment):

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ThalwegError
-
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -138,14 +136,3 @@ RECIPES = {
         *_both("wrn28_10", "WRN-28-10", True, **WIDE, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
     ]
 }
-
-
-def find_recipe(data: str, model: str) -> Recipe:
-    """
-    >>> find_recipe("cifar100", "vgg16").curve_epochs
-    600
-    """
-    if (data, model) not in RECIPES:
-        known = ", ".join(f"{model} on {data}" for data, model in RECIPES)
-        raise ThalwegError(f"there are recipes for {known}; got {model} on {data}")
-    return RECIPES[data, model]
