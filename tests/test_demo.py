@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import thalweg as tw
 from thalweg import demo as demo_module
 from thalweg.cli import app
-from thalweg.reporting.contents import content
-from thalweg.reporting.folders import find
+from thalweg.reporting.contents import content, find
 
 ROOT = Path(__file__).parents[1]
 

@@ -68,10 +68,7 @@ def finish(
     """Labels, limits and legend; `above` is the number of columns of a legend above the axes, where there is no free
     space.
     """
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    if limits is not None:
-        ax.set_xlim(*limits)
+    ax.set(xlabel=x, ylabel=y, xlim=limits)
     ax.grid(alpha=0.3)
     if above:
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=above, frameon=False)
@@ -124,10 +121,8 @@ class Scale:
 
 def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
     """The highest value in the grid row of the straight line between the first two networks."""
-    if len(scan.corners) < 2:
+    if scan.x is None or scan.y is None or len(scan.corners) < 2:
         return low
-    assert scan.x is not None
-    assert scan.y is not None
     (start, height), (end, _) = scan.corners[:2]
     between = values[np.abs(scan.y - height).argmin(), (scan.x >= start) & (scan.x <= end)]
     return max(between[np.isfinite(between)], default=low)

@@ -1,16 +1,19 @@
-"""What a page shows, gathered from result files as plain data."""
+"""What a page shows: the result files inside folders, found, checked and named, and gathered as plain data."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..errors import ThalwegError
 from ..results import SHARES, Comparison, Report, Scan, Trace
+from ..store import files
 from ..store.files import check_record, reading
 from .axes import Scale, factor, places
-from .folders import ResultFile
 from .result import Result
 
 MISSING = {
@@ -23,6 +26,70 @@ MISSING = {
 }
 STEPS = 4000  # about this many points of a walk are shown, however long it is
 RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a finished command leaves
+MEASURED = ("scan", "report", "comparison", "trace")
+USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does not
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """One file of ours: where it is, what kind it is, and its content.
+
+    Args:
+        path: The file.
+        kind: Its kind.
+        content: What it holds.
+        group: The folder above the one it is in, relative to where the search began; results in one group belong
+            together.
+        label: A short name inside the group.
+    """
+
+    path: Path
+    group: str
+    label: str
+    kind: str
+    content: dict[str, Any]
+
+    @property
+    def full_label(self) -> str:
+        return f"{self.group}/{self.label}" if self.group else self.label
+
+
+def find(folders: Sequence[str | Path]) -> list[ResultFile]:
+    """Every JSON file of ours in the folders and their subfolders; a damaged one is an error that names it."""
+    for folder in folders:
+        if not files.place(folder).is_dir():
+            raise ThalwegError(
+                f"a page is made from folders that thalweg commands have written; {folder} is not a folder"
+            )
+    roots = [Path(folder).resolve() for folder in folders]
+    bases = roots if len(roots) == 1 else [root.parent for root in roots]
+    common = Path(os.path.commonpath(bases))
+    found: dict[Path, ResultFile] = {}
+    for root, base in zip(roots, bases, strict=True):
+        for path in sorted(root.rglob("*.json")):
+            hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+            if not hidden and path not in found and (kind := files.json_kind(path)) is not None:
+                item = ResultFile(path, *_named(path, base, common), kind, files.load_json(path, kind))
+                others = [other for other in found.values() if other.path.is_relative_to(root)]
+                known = [(other.group, other.kind, other.content) for other in others]
+                if kind == "run" or (item.group, kind, item.content) not in known:
+                    found[path] = item
+    return list(found.values())
+
+
+def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
+    """Group and label; a folder passed by itself is named by its place among the others."""
+    # parts of a run, such as the straight line of a curve, are inside its folder
+    runs = [folder for folder in path.parents if folder.is_relative_to(base) and (folder / "run.json").is_file()]
+    around = base / [path.parent, *runs][-1].relative_to(base).parent
+    alone = path.stem == path.parent.name and not any((path.parent / f"{name}.json").is_file() for name in MEASURED)
+    named = path.parent if alone or path.stem in USUAL else path.with_suffix("")
+    label = base.relative_to(common) / named.relative_to(around)
+    return _plain(around.relative_to(base)), _plain(label) or base.name
+
+
+def _plain(path: Path) -> str:
+    return path.as_posix().removeprefix(".")
 
 
 def content(found: Sequence[ResultFile]) -> dict[str, Any]:
@@ -158,7 +225,7 @@ def _trace(item: ResultFile) -> dict[str, Any]:
         for data, entry in trace.watched.items()
         for quantity, values in entry.items()
     ]
-    named = (("learning rate", trace.lr), ("mini-batch loss", trace.loss), ("distance from the start", trace.distance))
+    stepwise = {"learning rate": trace.lr, "mini-batch loss": trace.loss, "distance from the start": trace.distance}
     own: list[dict[str, Any]] = [
         {
             "data": "",
@@ -168,7 +235,7 @@ def _trace(item: ResultFile) -> dict[str, Any]:
             "every": pace,
             "unit": "",
         }
-        for name, values in named
+        for name, values in stepwise.items()
     ]
     series = sorted([*watched, *own], key=lambda one: one["quantity"] != "error")  # the most informative first
     return {"label": item.full_label, "steps": trace.steps, "collected": trace.collected, "series": series}
@@ -225,13 +292,17 @@ def _flat(entry: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
 
 def _brief(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 8:
-        return f"{_brief(value[:2])}, ..., {_brief(value[-1])} ({len(value)} values)"
-    if isinstance(value, list):
-        return ", ".join(map(_brief, value))
-    if value is None or isinstance(value, bool):
-        return {None: "not given", True: "yes", False: "no"}[value]
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    match value:
+        case list() if len(value) > 8:
+            return f"{_brief(value[:2])}, ..., {_brief(value[-1])} ({len(value)} values)"
+        case list():
+            return ", ".join(map(_brief, value))
+        case None | True | False:
+            return {None: "not given", True: "yes", False: "no"}[value]
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return str(value)
 
 
 def _data_of(runs: Iterable[ResultFile]) -> dict[str, str]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..results import Scan, titled
+from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, titled
 from ..store.files import write
-from .axes import STYLES, Scale, factor, finish, one, several, styled
-from .ensemble_figures import budget, curve_ensemble, growth, pair_ensemble, reliability, trace
+from .axes import STYLES, Scale, factor, finish, one, places, several, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +24,10 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
+# for single networks and ensembles, distinguishable in grey
+MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
+# a curve ensemble's scalings, and their names in figures
+SCALED = {"none": "before rescaling", "per point": "after rescaling"}
 FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what is outside the plane: the loss drawn below it is not its own
 
 
@@ -42,9 +45,9 @@ def profile(
     named = _named(scans)
     ax, styles = one(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
     for (name, scan), (colour, style) in zip(named.items(), styles, strict=True):
-        t, values = _need(scan.t, "a profile"), _pick(scan, data, quantity)
-        ax.plot(t, values, color=colour, linestyle=style, label=name)
-    return finish(ax, "t", _label(next(iter(named.values())), data, quantity), limits=(0, 1), legend=len(named) > 1)
+        values, label = _pick(scan, data, quantity)
+        ax.plot(_need(scan.t, "a profile"), values, color=colour, linestyle=style, label=name)
+    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1)
 
 
 def chain(
@@ -64,8 +67,8 @@ def chain(
     axes, knots = several(axes, 1, len(quantities)), np.linspace(0, 1, members)
     for ax, (data, quantity) in zip(axes, quantities, strict=True):
         profile(scan, data, quantity, ax)
-        values = np.interp(knots, _need(scan.t, "a chain"), _pick(scan, data, quantity))
-        ax.plot(knots, values, "o", color="black", fillstyle="none", label="networks", clip_on=False)
+        at_knots = np.interp(knots, _need(scan.t, "a chain"), _pick(scan, data, quantity)[0])
+        ax.plot(knots, at_knots, "o", color="black", fillstyle="none", label="networks", clip_on=False)
         ax.legend()
     return axes
 
@@ -79,10 +82,10 @@ def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, a
         axes: Axes to draw into; new ones by default.
     """
     left, right = several(axes, 1, 2)
-    at, worst = list(scans), [[float(_pick(scan, data, "loss").max()) for scan in pair] for pair in scans.values()]
+    at, worst = list(scans), [[float(_pick(scan, data, "loss")[0].max()) for scan in pair] for pair in scans.values()]
     bent, ends = (list(part) for part in zip(*worst, strict=True))
     first = next(iter(scans.values()))[0]
-    lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", _label(first, data, "loss"), left)
+    lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", _pick(first, data, "loss")[1], left)
     lines(
         {first.name: (at, [np.nan if scan.length_ratio is None else scan.length_ratio for scan, _ in scans.values()])},
         "width K",
@@ -105,11 +108,12 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     [scan] = _named(scan).values()
     flat = np.ptp(_need(scan.y, "a surface")) / np.ptp(_need(scan.x, "a surface"))
     ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * flat, 2, 8) + 0.9)[0]
-    scale = Scale.of([(scan, _pick(scan, data, quantity))])
-    filled = _contours(scan, data, quantity, ax, scale)
+    values, label = _pick(scan, data, quantity)
+    scale = Scale.of([(scan, values)])
+    filled = _contours(scan, values, ax, scale)
     ax.set_ylabel(DISTANCE)
     bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat it is
-    ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(_label(scan, data, quantity))
+    ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(label)
     return ax
 
 
@@ -123,9 +127,10 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
         axes: Axes to draw into; new ones by default.
     """
     axes = several(axes, 1, len(scans), layout="compressed")
-    scale = Scale.of([(scan, _pick(scan, data, quantity)) for scan in scans.values()])
+    picked = {name: _pick(scan, data, quantity) for name, scan in scans.items()}
+    scale = Scale.of([(scan, picked[name][0]) for name, scan in scans.items()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
-        filled = _contours(scan, data, quantity, ax, scale)
+        filled = _contours(scan, picked[name][0], ax, scale)
         ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
@@ -133,25 +138,24 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
     if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
     axes[0].set_ylabel(DISTANCE)
-    axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(_label(scan, data, quantity))
+    axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(picked[name][1])
     return axes
 
 
-def _contours(scan: Scan, data: str | None, quantity: str, ax: "Axes", scale: Scale) -> Any:
+def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
     x, y, levels = _need(scan.x, "a surface"), _need(scan.y, "a surface"), np.linspace(0, 1, LEVELS)
-    shares = scale.share(_pick(scan, data, quantity))
+    shares = scale.share(values)
     filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
     ax.contour(x, y, shares, levels, colors="white", linewidths=0.5)
     off = scan.off_plane()
     for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
         own: Any = FADED if name in off else {"linestyle": style}
         ax.plot(*zip(*path, strict=True), color="black", linewidth=2, label=_legend(name, off), **own)
-    for (name, places), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
+    for (name, points), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         own = {"alpha": FADED["alpha"], "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
-        ax.plot(*zip(*places, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
+        ax.plot(*zip(*points, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
     ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
-    ax.set_aspect("equal")
-    ax.set_xlabel(DISTANCE)
+    ax.set(aspect="equal", xlabel=DISTANCE)
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
@@ -178,15 +182,177 @@ def lines(
         levels: Name -> value of a dashed line.
     """
     ax = one(ax)
-    for (name, (places, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
-        ax.plot(places, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
+    for (name, (at, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
+        ax.plot(at, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
     for (name, value), (colour, _) in zip((levels or {}).items(), cycle(STYLES), strict=False):
         ax.axhline(value, color=colour, linestyle="--", linewidth=1, label=name)
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set(xlabel=x, ylabel=y)
     if len(series) + len(levels or {}) > 1:
         ax.legend(frameon=False)
     return ax
+
+
+def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
+    """Plot the test error of phi(0) and phi(t) ensembled against t; the level is that of both ends ensembled.
+
+    Args:
+        found: The ensemble of one curve, or of several by name.
+        ax: Axes to draw into; new ones by default.
+    """
+    ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
+    for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
+        ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
+    last = next(reversed(named.values()))
+    ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
+    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), above=len(named) + 1)
+
+
+def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
+    """Plot the test error and cross-entropy along a curve, with the ensemble's as levels, before and after temperature
+    scaling.
+
+    Args:
+        found: The ensemble of points of a curve.
+        axes: Two axes to draw into; new ones by default.
+    """
+    left, right = several(axes, 1, 2)
+    left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
+    for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
+        left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
+        right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
+    finish(left, "t", "test error (%)", limits=(0, 1), above=2)
+    finish(right, "t", "test cross-entropy", limits=(0, 1), above=2)
+    return left, right
+
+
+def reliability(
+    found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None
+) -> "Axes":
+    """Plot accuracy against confidence; a calibrated prediction lies on the diagonal.
+
+    Args:
+        found: A curve ensemble, plotted before and after temperature scaling; the report of an ensemble; or name ->
+            bins as in `Report.reliability`.
+        ax: Axes to draw into; new ones by default.
+    """
+    if isinstance(found, Report):
+        found = {"the ensemble": found.reliability}
+    if isinstance(found, CurveEnsemble):
+        found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
+    ax = one(ax)
+    ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
+    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
+        share, accuracy, confidence = 100 * np.array(bins).T
+        ax.plot(
+            confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name
+        )
+        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
+    ax.set_aspect("equal")
+    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
+
+
+def growth(
+    reports: Report | Mapping[str, Report],
+    score: str | None = None,
+    budget: float | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plot a score against the epochs spent: crosses are single networks, diamonds the ensemble so far.
+
+    Args:
+        reports: One report, or several by the name of the method; without `epochs` the x axis is the number of
+            networks.
+        score: The score; the first by default.
+        budget: Epochs of one budget, every multiple of which is marked.
+        ax: Axes to draw into; new ones by default.
+    """
+    reports = {"networks": reports} if isinstance(reports, Report) else reports
+    score = score or next(iter(next(iter(reports.values())).scores))
+    ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
+    for (name, report), place in zip(reports.items(), places(reports), strict=True):
+        (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
+        at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
+        alone, pooled = (
+            [factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth)
+        )
+        ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
+        drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
+        ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
+    if timed and budget:
+        spent = max(max(report.epochs or [0]) for report in reports.values())
+        for k in range(1, round(spent / budget) + 1):
+            ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
+            ax.annotate(f"{k}B", (k * budget, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    ax.locator_params(axis="x", integer=True)
+    return finish(ax, "epochs spent" if timed else "networks", f"test {titled(score)}")
+
+
+def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
+    """Plot learning rate, a watched quantity and the distance from the start along a walk; collected networks are
+    marked.
+
+    Args:
+        trace: One of the `traces` that `walk` returns.
+        data: The watched data set; the last by default.
+        quantity: The watched quantity; by default the error, or the loss if there is none.
+        axes: Three axes to draw into; new ones by default.
+
+    Returns:
+        The three axes.
+    """
+    axes = several(axes, 3, 1, sharex=True)
+    iterations = np.arange(1, len(trace.lr) + 1)
+    collected = np.array(trace.collected, dtype=int)
+    panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
+    panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("mini-batch loss", iterations, trace.loss))
+    for ax, (label, at, values) in zip(axes, panels, strict=True):
+        marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
+        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)
+        ax.plot(
+            collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected"
+        )
+        ax.set_ylabel(label)
+        ax.grid(alpha=0.3)
+    axes[-1].legend()  # distances leave a corner free
+    axes[-1].set_xlabel("epoch")
+    return axes
+
+
+def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str, np.ndarray, np.ndarray]:
+    name = list(trace.watched)[-1] if data is None else data
+    quantity = quantity or ("error" if "error" in trace.watched.get(name, {}) else "data_loss")
+    if quantity not in trace.watched.get(name, {}):
+        there = {key: sorted(entry) for key, entry in trace.watched.items()}
+        raise ThalwegError(f"the trace has no '{quantity}' on '{name}'; it has {there}")
+    values = factor(quantity, trace.units) * np.array(trace.watched[name][quantity])
+    return f"{name} {titled(quantity, trace.units)}", np.array(trace.watched_at), values
+
+
+def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
+    """Plot a score of each method against the budget; bars show the standard deviation over runs.
+
+    Args:
+        comparison: What `compare` returned.
+        score: The score; the first by default.
+        ax: Axes to draw into; new ones by default.
+    """
+    ax, entries, score = one(ax), comparison.entries, score or comparison.first_score
+    shifts = np.linspace(-0.06, 0.06, len(entries))
+    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
+        pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
+        at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
+        ax.errorbar(
+            at,
+            pairs[:, 0],
+            pairs[:, 1],
+            color=colour,
+            linestyle=style,
+            marker=marker,
+            capsize=3,
+            label=comparison.titled(name),
+        )
+    ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
+    return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
 
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
@@ -219,17 +385,10 @@ def _need(values: np.ndarray | None, what: str) -> np.ndarray:
     return values
 
 
-def _pick(scan: Scan, data: str | None, quantity: str) -> np.ndarray:
-    name = _data(scan, data)
-    if name not in scan.values or quantity not in scan.values[name]:
+def _pick(scan: Scan, data: str | None, quantity: str) -> tuple[np.ndarray, str]:
+    """Values, and the label of their axis."""
+    name = next(iter(scan.values)) if data is None else data
+    if quantity not in scan.values.get(name, {}):
         there = {key: sorted(entry) for key, entry in scan.values.items()}
         raise ThalwegError(f"the scan has no '{quantity}' on '{name}'; it has {there}")
-    return scan.values[name][quantity] * factor(quantity, scan.units)
-
-
-def _data(scan: Scan, data: str | None) -> str:
-    return next(iter(scan.values)) if data is None else data
-
-
-def _label(scan: Scan, data: str | None, quantity: str) -> str:
-    return f"{_data(scan, data)} {titled(quantity, scan.units)}"
+    return scan.values[name][quantity] * factor(quantity, scan.units), f"{name} {titled(quantity, scan.units)}"

@@ -15,8 +15,7 @@ from .. import __version__
 from ..errors import ThalwegError
 from ..store.files import place
 from ..store.files import write as write_whole
-from .contents import READERS, content
-from .folders import find
+from .contents import READERS, content, find
 
 SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
 
@@ -43,10 +42,8 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
     found = [item for item in find(runs) if item.kind in READERS]
     shown = content(found)
-    known = [item.path for item in found]
+    known = [item.path for item in found if any(other.kind != "run" for other in found)]
     empty = [str(run) for run in runs if not any(path.is_relative_to(Path(run).resolve()) for path in known)]
-    if not any(item.kind != "run" for item in found):
-        empty = list(map(str, runs))
     if empty:
         advice = " ".join(shown["notes"]) or "make some with `thalweg scan` or `thalweg demo`"
         raise ThalwegError(f"{', '.join(empty)} holds no results that a page could show: {advice}")
@@ -54,8 +51,7 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
         raise ThalwegError(
             f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
         )
-    title = ", ".join(Path(run).resolve().name for run in runs)
-    text = _filled(title, shown)
+    text = _filled(", ".join(Path(run).resolve().name for run in runs), shown)
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return path
 
