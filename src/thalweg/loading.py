@@ -1,6 +1,5 @@
 """The inputs of the command line: a task factory by name, weights and curves by path."""
 
-import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass, fields
@@ -17,14 +16,10 @@ from .evaluation.ensemble import MANIFEST, Ensemble
 from .runtime.rng import seeded
 from .store import files
 from .store.checkpoints import find_curve
-from .store.files import CURVE, WEIGHTS
-from .store.runs import STATE
 from .tasks import Task
 from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
 from .weightspace.weights import Weights
-
-CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 
 
 @dataclass(frozen=True)
@@ -44,8 +39,7 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         factory = _find(spec)
     with seeded(seed):
         made = _call(factory, spec, seed)
-    wanted = [f.name for f in fields(Inputs)]
-    if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= set(wanted):
+    if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= {f.name for f in fields(Inputs)}:
         got = f"a dict with {sorted(made)}" if isinstance(made, dict) else type(made).__name__
         raise ThalwegError(
             f"{spec} must return a dict with model, task, train and perhaps bn_batches and data; it returned {got}"
@@ -65,66 +59,44 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     return Inputs(**made)
 
 
-def load_weights(path: Path, model: nn.Module, key: str | None = None) -> Weights:
-    """Weights from a run folder, a file of ours, or any other checkpoint."""
-    return Weights.load(_inside(path, WEIGHTS), model, key)
-
-
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
     """Where a walk starts: a kept epoch with its optimizer state, or weights."""
-    if path.is_file() and files.is_safetensors(path) and files.kind_of(path) == "checkpoint":
+    if path.is_file() and _kind(path) == "checkpoint":
         return Checkpoint.load(path)
-    return load_weights(path, model, key)
+    return Weights.load(path, model, key)
 
 
 def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:
     """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
     if any((folder / MANIFEST).is_file() for folder in (path, path / "members")):
         return Ensemble.load(path, model).members
-    return [load_weights(path, model, key)]
+    return [Weights.load(path, model, key)]
 
 
 def load_curve(path: Path, model: nn.Module) -> Curve:
-    path = _inside(path, CURVE)
-    if not is_curve(files.existing(path)):
+    path = files.existing(files.inside(path, files.CURVE))
+    if not is_curve(path):
         raise ThalwegError(
             f"{path} is not a curve: give a folder of `thalweg connect`, or two networks, for the straight line "
             "between them"
         )
-    state = find_curve(path) if _foreign(path) else None
+    state = find_curve(path) if _kind(path) is None else None
     with files.reading(path):
         made = Curve.load(path) if state is None else Curve.from_state(state, model)
-    return made.to(_device(model))
+    return made.to(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
 
 
 def is_curve(path: Path) -> bool:
-    path = path / CURVE if path.is_dir() else path
+    path = path / files.CURVE if path.is_dir() else path
     if not path.is_file():
         return False
-    return find_curve(path) is not None if _foreign(path) else files.kind_of(path) == "curve"
+    kind = _kind(path)
+    return find_curve(path) is not None if kind is None else kind == "curve"
 
 
-def _foreign(path: Path) -> bool:
-    return not files.is_safetensors(path) or files.kind_of(path) is None
-
-
-def _inside(path: Path, name: str) -> Path:
-    if path.is_dir() and not (path / name).is_file():
-        raise ThalwegError(f"{path} holds no {name}: {_advice(path, name)}")
-    return path / name if path.is_dir() else path
-
-
-def _advice(folder: Path, name: str) -> str:
-    """What to pass instead of a folder that does not hold what was wanted."""
-    if (folder / STATE).is_file():
-        return "its run has not finished; give its command again with --resume"
-    inside = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in CHECKPOINTS]
-    if inside:
-        return (
-            f"it holds {', '.join(inside[:8])}{', ...' if len(inside) > 8 else ''}: give {folder / inside[0]} or "
-            "another"
-        )
-    return f"give a folder of `thalweg {'fit' if name == WEIGHTS else 'connect'}`, or a file"
+def _kind(path: Path) -> str | None:
+    """What a tensor file of ours holds; None for files of others."""
+    return files.kind_of(path) if files.is_safetensors(path) else None
 
 
 def _move(model: nn.Module, device: str) -> None:
@@ -138,15 +110,16 @@ def _move(model: nn.Module, device: str) -> None:
 
 def _find(spec: str) -> Any:
     """The factory that `package.module:factory` or `path/to/file.py:factory` names."""
-    place, colon, name = spec.rpartition(":")
-    if not (place and colon and name) or ("/" in place and not place.endswith(".py")):
+    place, _, name = spec.rpartition(":")
+    if not (place and name) or ("/" in place and not place.endswith(".py")):
         raise ThalwegError(f"a task is named file.py:factory or package.module:factory; got '{spec}'")
     path = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
         raise ThalwegError(f"the task {spec} cannot be found: there is no file {path}")
-    for folder in ("", *([str(path.parent)] if path else [])):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)  # and it stays, for what the factory itself imports
+    folders = ["", *([str(path.parent)] if path else [])]
+    sys.path[:0] = [
+        folder for folder in reversed(folders) if folder not in sys.path
+    ]  # for what the factory imports, too
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:
@@ -162,7 +135,7 @@ def _find(spec: str) -> Any:
 def _from_file(path: Path) -> Any:
     """Import a file under its own name, so that pickles and data loading processes find it again."""
     name = path.stem
-    if (known := sys.modules.get(name)) is not None and not _is_from(known, path):
+    if name in sys.modules and Path(getattr(sys.modules[name], "__file__", None) or "").resolve() != path:
         name = f"{name} in {path.parent}"  # where another module has its name
     if name not in sys.modules:
         found = importlib.util.spec_from_file_location(name, path)
@@ -177,11 +150,6 @@ def _from_file(path: Path) -> Any:
     return sys.modules[name]
 
 
-def _is_from(module: Any, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() == path
-
-
 def _call(factory: Any, spec: str, seed: int) -> Any:
     try:
         return factory(seed)
@@ -191,7 +159,3 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise ThalwegError(f"a task factory takes one argument, the seed; {spec} does not ({error})") from error
         raise ThalwegError(f"the task factory {spec} failed with {in_a_sentence(error)}") from error
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

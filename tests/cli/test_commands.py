@@ -11,11 +11,13 @@ import time
 
 import pytest
 import torch
+from run_folders import RECORD
 from torch import nn
 from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app, options, scan
+from thalweg.store.files import save_json
 
 TASK = """
 import torch
@@ -278,7 +280,7 @@ BAD = {
     ),
     "a curve that is not finished": (
         ("scan", "begun", *CONNECT[3:]),
-        "its run has not finished; give its command again with --resume",
+        "its run of connect has not finished: resume it (--resume on the command line), or choose another folder",
     ),
     "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
     "a task without a colon": ((*FIT, "mine"), "file.py:factory or package.module:factory; got 'mine'"),
@@ -335,6 +337,7 @@ def bad_files(place):
     torch.save(tw.Weights.load(place / "a" / "weights.safetensors").state_dict(), place / "one.pt")
     (place / "begun").mkdir()
     (place / "begun" / "state.safetensors").write_bytes(content)
+    save_json(place / "begun" / "run.json", "run", {**RECORD, "command": "connect", "facts": {}})
     (place / "broken.py").write_text("def task(:\n")
     (place / "failing.py").write_text("import json\n\nvalue = 1 / 0\n")
     ends = [tw.Weights.load(place / name / "weights.safetensors") for name in ("a", "b")]

@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import thalweg as tw
-from thalweg.loading import load_weights
 
 
 def network(seed=0):
@@ -55,7 +54,7 @@ def test_weights_are_found_in_wrappers_and_behind_prefixes(wrapper, prefix, tmp_
     for suffix in (".pt", ".pth", ".ckpt", ".bin"):
         path = written(tmp_path / f"c{suffix}", WRAPPERS[wrapper](prefixed(prefix, module.state_dict())))
         assert same(tw.Weights.load(path, network()), module)
-        assert same(load_weights(path, network()), module)
+        assert same(tw.Weights.load(path, network()), module)
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "model."])

@@ -135,10 +135,8 @@ def connect(
     Writes `curve.safetensors`.
     """
     own = Arguments(locals())
-    from ..loading import load_weights
-
     inputs = own.inputs
-    loaded = [load_weights(path, inputs.model, key) for path in ends]
+    loaded = [tw.Weights.load(path, inputs.model, key) for path in ends]
     if len(loaded) != 2:
         raise ThalwegError(f"a curve joins two networks; got {' '.join(map(str, ends))}: give START and END")
     a, b = (weights.to("cpu") for weights in loaded) if stream else loaded
@@ -236,14 +234,14 @@ def plane(
 
 
 def _curve_or_networks(own: Arguments, number: int, rule: str) -> "tw.Curve | list[tw.Weights]":
-    from ..loading import is_curve, load_curve, load_weights
+    from ..loading import is_curve, load_curve
 
     what, model = own.given["what"], own.inputs.model
     if len(what) == 1:
         return load_curve(what[0], model)
     if len(what) != number or any(map(is_curve, what)):
         raise ThalwegError(f"{rule}; got {' '.join(map(str, what))}")
-    return [load_weights(path, model, own.given["key"]) for path in what]
+    return [tw.Weights.load(path, model, own.given["key"]) for path in what]
 
 
 def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":

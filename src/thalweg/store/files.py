@@ -36,6 +36,7 @@ RUN_FIELDS = {  # of `run.json`, which describes a run
     "started": str,
     "argv": list[str],
 }
+CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # that may hold weights
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
@@ -273,23 +274,27 @@ def inside(path: str | Path, *names: str) -> Path:
         return path
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
-        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {_instead(path / 'run.json')}")
+        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {_instead(path, names[0])}")
     return found
 
 
-def _instead(record: Path) -> str:
+def _instead(folder: Path, name: str) -> str:
     """What to do about a folder without the result that was looked for."""
-    if not record.is_file():
-        return "give a file, or the folder of a run that has finished"
-    about = load_json(record, "run")
-    advice = (
-        "has finished: give a file in it"
-        if "finished" in about
-        else "has not finished: resume it"
-        if "facts" in about
-        else "is of an older thalweg and cannot be resumed: make it again in a new folder"
-    )
-    return f"its run of {about.get('command')} {advice}, or choose another folder"
+    if (folder / "run.json").is_file():
+        about = load_json(folder / "run.json", "run")
+        advice = (
+            "has finished: give a file in it"
+            if "finished" in about
+            else "has not finished: resume it (--resume on the command line)"
+            if "facts" in about
+            else "is of an older thalweg and cannot be resumed: make it again in a new folder"
+        )
+        return f"its run of {about.get('command')} {advice}, or choose another folder"
+    suffixes = CHECKPOINTS if name == WEIGHTS else (Path(name).suffix,)
+    held = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in suffixes]
+    if held:
+        return f"it holds {', '.join(held[:8])}{', ...' if len(held) > 8 else ''}: give {folder / held[0]} or another"
+    return "give a file, or the folder of a run that has finished"
 
 
 def existing(path: Path) -> Path:
