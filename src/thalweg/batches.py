@@ -31,10 +31,9 @@ def count(batches: Batches, name: str = "the batches") -> int:
     try:
         length = len(batches)
     except TypeError:
-        message = (
+        raise ThalwegError(
             f"{name} must have a length and be iterable repeatedly, as a list is; got {type(batches).__name__}, without"
-        )
-        raise ThalwegError(message) from None
+        ) from None
     if isinstance(batches, Iterator):
         raise ThalwegError(f"{name} must be iterable repeatedly; got the iterator {batches!r}: pass a list instead")
     if length == 0:
@@ -50,10 +49,9 @@ def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
     """
     if isinstance(batch, torch.Tensor) or (hasattr(type(batch), "to") and not isinstance(batch, Mapping)):
         return function(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(item, function) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(mapped(item, function) for item in batch)
+        parts = [mapped(item, function) for item in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if isinstance(batch, MutableMapping):
         items = copy(batch)
         for key, value in batch.items():
@@ -90,11 +88,11 @@ def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.
     """
     for number, batch in enumerate(batches, start=1):
         items = batch if isinstance(batch, list | tuple) else [batch]
-        parts = batch if isinstance(batch, Mapping) else {f"item {k}": item for k, item in enumerate(items)}
+        numbered = {f"item {k}": item for k, item in enumerate(items)}
+        parts = {f"'{key}'": part for key, part in batch.items()} if isinstance(batch, Mapping) else numbered
         for name, part in parts.items():
             if any(tensor.is_floating_point() and bool(also(tensor).any()) for tensor in tensors_in(part)):
-                place = f"'{name}'" if isinstance(batch, Mapping) else name
-                return f"{place} of batch {number} holds {'infinity' if also is torch.isinf else 'NaN'}"
+                return f"{name} of batch {number} holds {'infinity' if also is torch.isinf else 'NaN'}"
     return None
 
 

@@ -1,6 +1,5 @@
 """Where user code failed, and on which input."""
 
-import importlib
 import re
 import sysconfig
 import traceback
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from .errors import GAVE, WAS, first_line, note, notes_of
 
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
-OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(importlib.__file__).parent)
+OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"), "importlib"))
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
 # raised by a DataLoader's worker
 WORKER = re.compile(r"\ACaught .*\nOriginal Traceback(?:.*\n)+  File .*\n(?: .*\n)*(\S.*)")
@@ -75,13 +74,15 @@ def _weights(module: nn.Module) -> str:
 
 
 def _said(item: Any) -> str:
-    if isinstance(item, Tensor):
-        return f"{_short(item.dtype)} {' x '.join(map(str, item.shape)) or 'number'}"
-    if isinstance(item, Mapping):
-        return "{" + ", ".join(f"{key}: {_said(value)}" for key, value in item.items()) + "}"
-    if isinstance(item, list | tuple):
-        return f"({', '.join(map(_said, item))})"
-    return type(item).__name__
+    match item:
+        case Tensor():
+            return f"{_short(item.dtype)} {' x '.join(map(str, item.shape)) or 'number'}"
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {_said(value)}" for key, value in item.items()) + "}"
+        case list() | tuple():
+            return f"({', '.join(map(_said, item))})"
+        case _:
+            return type(item).__name__
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -48,8 +48,10 @@ def outputs_of(result: Any) -> Tensor:
     """The tensor in the result of a network or of a task's predict: itself, its `.logits`, or its first item."""
     found = tensor_in(result)
     if found is None:
-        rule = "outputs must be a tensor, have one as .logits, or start with one"
-        raise ThalwegError(f"{rule}; got {describe(result)}: choose one in Task(predict=)")
+        raise ThalwegError(
+            f"outputs must be a tensor, have one as .logits, or start with one; got {describe(result)}: choose one in "
+            "Task(predict=)"
+        )
     return found
 
 
@@ -133,8 +135,10 @@ class Task:
                 raise
             raise ThalwegError(f"{MOVED} (it failed with {type(error).__name__}: {first_line(error)})") from error
         if not isinstance(values, Tensor) or not values.is_floating_point():
-            what = f"a task's loss must return a tensor of floats, one per example; got {describe(values)}"
-            raise ThalwegError(what + (f"; {MOVED}" if self._takes_network() else ""))
+            raise ThalwegError(
+                f"a task's loss must return a tensor of floats, one per example; got {describe(values)}"
+                + (f"; {MOVED}" if self._takes_network() else "")
+            )
         if values.ndim == 0:
             if self.size is None:
                 raise ThalwegError(
@@ -204,8 +208,10 @@ def regression() -> Task:
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.shape != targets.shape:
-        shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
-        raise ThalwegError(f"regression needs outputs and targets of one shape; got {shapes}: reshape one of them")
+        raise ThalwegError(
+            f"regression needs outputs and targets of one shape; got {tuple(outputs.shape)} and "
+            f"{tuple(targets.shape)}: reshape one of them"
+        )
     return (outputs - targets).square().flatten(1).mean(1) if outputs.ndim > 1 else (outputs - targets).square()
 
 
