@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
@@ -25,6 +25,7 @@ SHARES = {
 FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
 
 
+@dataclass(frozen=True, eq=False)
 class Saved:
     """A result that is saved as one JSON file."""
 
@@ -32,7 +33,7 @@ class Saved:
     names: ClassVar[tuple[str, ...]] = ()  # of its file in a run folder, where that is not called as it is saved
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: plain(value) for key, value in vars(self).items()}
+        return plain(asdict(self))
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:

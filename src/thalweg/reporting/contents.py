@@ -103,12 +103,12 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
     groups = list(dict.fromkeys(scan["group"] for scan in scans))
-    curves = [scan for scan in scans if scan["kind"] == "curve"]
-    curves.sort(key=lambda scan: (groups.index(scan["group"]), scan["name"] != "Segment"))
-    for group in groups:
-        own = [scan for scan in curves if scan["group"] == group]
-        for scan, place in zip(own, places(scan["label"] for scan in own), strict=True):
-            scan["style"] = place
+    curves = sorted(
+        (scan for scan in scans if scan["kind"] == "curve"),
+        key=lambda scan: (groups.index(scan["group"]), scan["name"] != "Segment"),
+    )
+    styles = {group: iter(places(scan["label"] for scan in curves if scan["group"] == group)) for group in groups}
+    curves = [{**scan, "style": next(styles[scan["group"]])} for scan in curves]
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
     points = [scan for scan in scans if scan["kind"] == "points"]
     data = _data_of(parts["run"])

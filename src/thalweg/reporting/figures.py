@@ -321,11 +321,8 @@ def trace(trace: Trace, data: str | None = None, quantity: str | None = None, ax
 def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str, np.ndarray, np.ndarray]:
     name = list(trace.watched)[-1] if data is None else data
     quantity = quantity or ("error" if "error" in trace.watched.get(name, {}) else "data_loss")
-    if quantity not in trace.watched.get(name, {}):
-        there = {key: sorted(entry) for key, entry in trace.watched.items()}
-        raise ThalwegError(f"the trace has no '{quantity}' on '{name}'; it has {there}")
-    values = factor(quantity, trace.units) * np.array(trace.watched[name][quantity])
-    return f"{name} {titled(quantity, trace.units)}", np.array(trace.watched_at), values
+    values, label = _values("trace", trace.watched, trace.units, name, quantity)
+    return label, np.array(trace.watched_at), values
 
 
 def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
@@ -386,9 +383,14 @@ def _need(values: np.ndarray | None, what: str) -> np.ndarray:
 
 
 def _pick(scan: Scan, data: str | None, quantity: str) -> tuple[np.ndarray, str]:
-    """Values, and the label of their axis."""
-    name = next(iter(scan.values)) if data is None else data
-    if quantity not in scan.values.get(name, {}):
-        there = {key: sorted(entry) for key, entry in scan.values.items()}
-        raise ThalwegError(f"the scan has no '{quantity}' on '{name}'; it has {there}")
-    return scan.values[name][quantity] * factor(quantity, scan.units), f"{name} {titled(quantity, scan.units)}"
+    return _values("scan", scan.values, scan.units, next(iter(scan.values)) if data is None else data, quantity)
+
+
+def _values(
+    what: str, held: Mapping[str, Mapping[str, Any]], units: Mapping[str, str], data: str, quantity: str
+) -> tuple[np.ndarray, str]:
+    """The values of a result, and the label of their axis."""
+    if quantity not in held.get(data, {}):
+        there = {key: sorted(entry) for key, entry in held.items()}
+        raise ThalwegError(f"the {what} has no '{quantity}' on '{data}'; it has {there}")
+    return factor(quantity, units) * np.asarray(held[data][quantity]), f"{data} {titled(quantity, units)}"

@@ -27,8 +27,8 @@ class Claim:
     earlier: str = ""
 
     def __str__(self) -> str:
-        before = f"; earlier: {self.earlier}" if self.earlier else ""
-        return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.says} ({self.measured}{before})"
+        verdict = "holds" if self.holds else "DOES NOT HOLD"
+        return f"{verdict}: {self.says} ({self.measured}{self.earlier and f'; earlier: {self.earlier}'})"
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,6 @@ class Result(Saved):
     def check(self) -> None:
         super().check()
         self.table()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "claims": [vars(claim) for claim in self.claims]}
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
