@@ -129,25 +129,19 @@ def _listed(labels: Any) -> str:
 
 
 def _unpickled(path: Path, key: str | None) -> Any:
-    try:
-        with files.reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about very old pickles, which are refused or fine
-            _check_archive(path)
+    with files.reading(path, "checkpoint"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about very old pickles, which are refused or fine
+        _check_archive(path)
+        try:
             return torch.load(path, map_location="cpu", weights_only=True)
-    except ThalwegError as error:
-        why = str(error.__cause__ or error)
-        if any(word in why for word in ("GLOBAL", "Unsupported global", "Unsupported class", "TorchScript")):
-            raise ThalwegError(
-                f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
-                "read; "
-                f"where you trust it, convert it:\n{conversion(path, key)}"
-            ) from error
-        if isinstance(error.__cause__, OSError):
-            raise
-        said = (why.partition("WeightsUnpickler error: ")[2] or why).strip() or "it is empty"
-        raise ThalwegError(
-            f"{path} is not a whole checkpoint ({said.splitlines()[0][:200]}): it may be truncated"
-        ) from error
+        except Exception as error:  # whose first line is about options of torch.load
+            why = str(error)
+            if any(word in why for word in ("GLOBAL", "Unsupported global", "Unsupported class", "TorchScript")):
+                raise ThalwegError(
+                    f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
+                    f"read; where you trust it, convert it:\n{conversion(path, key)}"
+                ) from error
+            raise ValueError(why.partition("WeightsUnpickler error: ")[2] or why or "it is empty") from error
 
 
 def _check_archive(path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,7 @@ class Run:
 
     def due(self, epoch: int | None) -> bool:
         """Whether it is time to save: by the clock at any time, by epochs at the end of one."""
-        if self.seconds is not None:
-            return time.monotonic() - self.saved >= self.seconds
-        return epoch is not None and self.epochs is not None and epoch % self.epochs == 0
+        return time.monotonic() - self.saved >= self.seconds or bool(epoch and self.epochs and epoch % self.epochs == 0)
 
     def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         files.save_tensors(self.folder / STATE, "state", tensors, about)
@@ -255,13 +254,12 @@ def versions() -> dict[str, str]:
 
 
 def _occupied(folder: Path) -> bool:
-    """A run that failed before it had results leaves only its note, which does not count."""
-    return folder.exists() and (not folder.is_dir() or any(map(_counts, folder.iterdir())))
-
-
-def _counts(path: Path) -> bool:
-    """Whether it is more than our note, or a hidden file that the operating system leaves."""
-    return path.name not in (RECORD, LOCK) and not path.name.startswith(".")
+    """Whether it holds more than the note that a run leaves which failed before it had results, and hidden files: our
+    lock, or those of the operating system.
+    """
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name != RECORD and not path.name.startswith(".") for path in folder.iterdir())
 
 
 @contextmanager
@@ -301,13 +299,14 @@ def _line(path: Path, text: str) -> dict[str, Any] | None:
     return record["entry"] if whole else None
 
 
-def _interval(every: int | str) -> tuple[int | None, float | None]:
+def _interval(every: int | str) -> tuple[int, float]:
+    """Epochs, or 0, and seconds, or infinity."""
     text = str(every)
     with suppress(ValueError):
         if text.endswith("m") and float(text[:-1]) >= 0:
-            return None, 60 * float(text[:-1])
+            return 0, 60 * float(text[:-1])
         if int(text) >= 1:
-            return int(text), None
+            return int(text), inf
     raise ThalwegError(f"every is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
 
 
