@@ -235,35 +235,34 @@ def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, tupl
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, part in module.named_modules():
-        yield from (
-            (f"{name}.{key}".removeprefix("."), value) for key, value in {**vars(part), **part._buffers}.items()
-        )
+    return (
+        (f"{name}.{key}".removeprefix("."), value)
+        for name, part in module.named_modules()
+        for key, value in {**vars(part), **part._buffers}.items()
+    )
 
 
 def _parts(other: Any) -> Iterator[tuple[str, Any]]:
     """The settings and state of an optimizer, the attributes of a loss that is an object, or the closure of a function,
     and one level into that.
     """
-    if isinstance(other, torch.optim.Optimizer):
-        for group in other.param_groups:
-            yield from ((key, value) for key, value in group.items() if key not in ("lr", "params"))
-        for k, memory in enumerate(other.state.values()):
-            yield from ((f"{key} of vector {k}", value) for key, value in memory.items())
-        return
-    while isinstance(other, partial):
-        other = other.func
-    if isinstance(other, nn.Module):
-        yield from _attributes(other)
-        return
-    inside = [("", getattr(other, "__self__", other))]
-    code = getattr(other, "__code__", None)
-    if code is not None and other.__closure__:
-        inside += [(name, cell.cell_contents) for name, cell in zip(code.co_freevars, other.__closure__, strict=True)]
-    for name, value in inside:
-        yield name, value
-        if hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type):
-            yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
+    match other:
+        case torch.optim.Optimizer():
+            groups, states = other.param_groups, enumerate(other.state.values())
+            yield from ((k, v) for group in groups for k, v in group.items() if k not in ("lr", "params"))
+            yield from ((f"{k} of vector {n}", v) for n, memory in states for k, v in memory.items())
+        case partial():
+            yield from _parts(other.func)
+        case nn.Module():
+            yield from _attributes(other)
+        case _:
+            cells = getattr(other, "__closure__", None) or ()
+            names = other.__code__.co_freevars if cells else ()
+            closure = ((name, cell.cell_contents) for name, cell in zip(names, cells, strict=True))
+            for name, value in [("", getattr(other, "__self__", other)), *closure]:
+                yield name, value
+                if hasattr(value, "__dict__") and not isinstance(value, nn.Module | Tensor | type):
+                    yield from ((f"{name}.{key}", item) for key, item in vars(value).items())
 
 
 def _noted(value: Any, key: str) -> tuple[Any, Any]:

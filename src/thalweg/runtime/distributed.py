@@ -268,20 +268,20 @@ def _cut(item: Any, length: int, some: slice) -> Any:
 
 def _check_divisible(item: Any) -> None:
     """Numbers outside tensors would go to every rank undivided."""
-    if isinstance(item, Mapping):
-        item = list(item.values())
-    if isinstance(item, list | tuple):
-        for part in item:
-            _check_divisible(part)
-        plain = [part for part in item if isinstance(part, int | float | str)]
-        if len(plain) > 1 and len(plain) == len(item):
+    match item:
+        case Mapping():
+            _check_divisible(list(item.values()))
+        case list() | tuple():
+            for part in item:
+                _check_divisible(part)
+            if len(item) > 1 and all(isinstance(part, int | float | str) for part in item):
+                raise ThalwegError(
+                    f"a batch is divided along the first dimension of its tensors; the list {item!r:.60} is none"
+                )
+        case np.ndarray():
             raise ThalwegError(
-                f"a batch is divided along the first dimension of its tensors; the list {item!r:.60} is none"
+                "a batch is divided along the first dimension of its tensors; make tensors of its numpy arrays"
             )
-    elif isinstance(item, np.ndarray):
-        raise ThalwegError(
-            "a batch is divided along the first dimension of its tensors; make tensors of its numpy arrays"
-        )
 
 
 def _meeting(exchange: Callable[[], object]) -> None:
