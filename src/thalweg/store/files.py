@@ -136,11 +136,7 @@ def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str,
 def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read what `save_tensors` wrote, after checking its kind, format and hash."""
     tensors, metadata = read_safetensors(path)
-    found = _own_kind(path, metadata)
-    if found != kind:
-        told = "thalweg did not write it" if found is None else f"it holds {found[:80]}"
-        raise ThalwegError(f"{path} must be a file of {kind}, but {told}")
-    check_format(path, metadata.get("format"))
+    _expect(path, kind, metadata, _own_kind(path, metadata))
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise _damaged(path)
     with reading(path):
@@ -221,6 +217,14 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
     return kind
 
 
+def _expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
+    """Raise unless a file is one of ours, of this kind, in the format that we read."""
+    if found != kind:
+        told = "thalweg did not write it" if found is None else f"it holds {found[:80]}"
+        raise ThalwegError(f"{path} must be a file of {kind}, but {told}")
+    check_format(path, said.get("format"))
+
+
 def _damaged(path: Path) -> ThalwegError:
     return ThalwegError(
         f"{path} is damaged or was edited: its contents do not match the hash stored in it; restore it from a copy"
@@ -241,9 +245,7 @@ def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
     record = _parse(path)
-    if json_kind(path, record) != kind:
-        raise ThalwegError(f"{path} must be a thalweg file of kind '{kind}', and it is not one")
-    check_format(path, record.get("format"))
+    _expect(path, kind, record, json_kind(path, record))
     with reading(path):
         content = record["content"]
         if record["sha256"] != text_digest(kind, json.dumps(content)) or not isinstance(content, dict):
