@@ -1,0 +1,235 @@
+"""Axes of tensors as products and sums of atoms: which of them must be renumbered together, and which not at all.
+
+An atom is a set of units. Joining two (`unify`) makes them one; a reshape refines an atom into a product, a split or
+a concatenation into a sum. All tensors that mention an atom see its refinement.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+
+FEW = 4  # parts of a packed axis, such as queries, keys and values, that may be told apart by index
+APART = "it is taken apart in ways that do not fit together"
+INDEXED = "its units are chosen by index"
+
+
+@dataclass(eq=False, slots=True)
+class Atom:
+    """A set of units: a leaf, a product or a sum of others, or one of several, chosen by the index of another atom."""
+
+    size: int
+    kind: str = ""
+    parts: "tuple[Atom, ...]" = ()
+    chooser: "Atom | None" = None
+    link: "Atom | None" = None
+    pinned: str = ""
+
+
+class Axes(tuple[Atom, ...]):
+    """The axes of a tensor."""
+
+    __slots__ = ()
+
+
+def find(atom: Atom) -> Atom:
+    while atom.link is not None:
+        atom = atom.link
+    return atom
+
+
+def fresh(shape: Iterable[int], why: str = "") -> Axes:
+    """New axes, pinned if there is a reason."""
+    return Axes(Atom(size, pinned=why) for size in shape)
+
+
+def product(atoms: Sequence[Atom]) -> Atom:
+    atoms = [atom for atom in atoms if atom.size > 1]
+    if len(atoms) < 2:
+        return atoms[0] if atoms else Atom(1)
+    return Atom(prod(atom.size for atom in atoms), "product", tuple(atoms))
+
+
+def total(atoms: Sequence[Atom]) -> Atom:
+    return atoms[0] if len(atoms) == 1 else Atom(sum(atom.size for atom in atoms), "sum", tuple(atoms))
+
+
+def factors(atom: Atom) -> list[Atom]:
+    """What an axis is the product of, the outermost first."""
+    atom = find(atom)
+    if atom.kind == "product":
+        return list(chain.from_iterable(map(factors, atom.parts)))
+    return [atom] if atom.size > 1 else []
+
+
+def terms(atom: Atom) -> list[Atom]:
+    """What an axis is the concatenation of."""
+    atom = find(atom)
+    if atom.kind == "sum":
+        return list(chain.from_iterable(map(terms, atom.parts)))
+    first, *rest = factors(atom) or [atom]
+    if rest and first.kind == "sum":
+        return [product([term, *rest]) for term in terms(first)]
+    return [atom]
+
+
+def pin(atom: Atom, why: str) -> None:
+    """Units that keep their order."""
+    atom = find(atom)
+    for part in atom.parts:
+        pin(part, why)
+    if not atom.parts:
+        atom.pinned = atom.pinned or why
+
+
+def refine(atom: Atom, kind: str, parts: Iterable[Atom]) -> tuple[Atom, ...]:
+    atom.kind, atom.parts, atom.chooser = kind, tuple(parts), None
+    if atom.pinned:
+        pin(atom, atom.pinned)
+    return atom.parts
+
+
+def settle(choice: Atom) -> None:
+    """Make the alternatives of a choice one."""
+    for part in choice.parts[1:]:
+        unify(choice.parts[0], part)
+    choice.link = choice.parts[0]
+
+
+def settle_loose(axes: Axes) -> None:
+    """Settle what is chosen by the index of another axis; an operation may mix along that."""
+    for axis in axes:
+        inside = factors(axis)
+        for atom in inside:
+            if atom.kind == "choice" and atom.chooser is not None and find(atom.chooser) not in inside:
+                settle(atom)
+
+
+def choose(atom: Atom, chooser: Atom, index: int) -> Atom:
+    """What an axis is where the chooser has this index."""
+    atom = find(atom)
+    if atom.kind == "choice" and atom.chooser is not None and find(atom.chooser) is find(chooser):
+        return atom.parts[index]
+    if not atom.parts:
+        return atom
+    parts = [choose(part, chooser, index) for part in atom.parts]
+    if atom.kind == "choice":
+        return Atom(parts[0].size, "choice", tuple(parts), atom.chooser)
+    return product(parts) if atom.kind == "product" else total(parts)
+
+
+def split(atom: Atom, outer: int) -> Sequence[Atom] | None:
+    """Refine an atom into `outer` times the rest; None where that is not possible."""
+    inner = atom.size // outer
+    if atom.kind == "choice":
+        halves = [regroup([part], (outer, inner)) for part in atom.parts]
+        if any(half is None for half in halves):
+            return None
+        pairs = zip(*(half for half in halves if half), strict=True)
+        return refine(atom, "product", [Atom(p[0].size, "choice", p, atom.chooser) for p in pairs])
+    if atom.kind or atom.size % outer:
+        return None
+    first, rest = Atom(outer), Atom(inner)
+    if outer <= FEW and not atom.pinned:
+        rest = Atom(inner, "choice", fresh([inner] * outer), first)
+    return refine(atom, "product", [first, rest])
+
+
+def regroup(atoms: Iterable[Atom], sizes: Iterable[int]) -> Axes | None:
+    """The axes after a reshape; None where it takes apart what has no parts."""
+    queue, found = list(atoms), []
+    for size in sizes:
+        taken: list[Atom] = []
+        while size > 1:
+            if not queue:
+                return None
+            atom = find(queue.pop(0))
+            if atom.kind == "product":
+                queue = [*factors(atom), *queue]
+            elif size % atom.size == 0:
+                taken, size = [*taken, atom], size // atom.size
+            elif atom.size % size == 0 and (halves := split(atom, size)):
+                queue = [*halves, *queue]
+            else:
+                return None
+        found.append(product(taken))
+    return Axes(found)
+
+
+def cut(atom: Atom, at: int) -> tuple[Atom, Atom] | None:
+    """The units before `at` and those from it on; None where that is not possible."""
+    atom = find(atom)
+    if atom.kind == "choice":
+        settle(atom)
+        return cut(atom, at)
+    if not atom.kind:
+        one, two = refine(atom, "sum", [Atom(at), Atom(atom.size - at)])
+        return one, two
+    if atom.kind == "product" and len(terms(atom)) == 1:
+        first, *rest = factors(atom)
+        for other in [other for other in rest if other.kind == "choice"]:
+            settle(other)
+        inner = prod(other.size for other in rest)
+        halves = None if at % inner else cut(first, at // inner)
+        return halves and (product([halves[0], *rest]), product([halves[1], *rest]))
+    before, after = [], terms(atom)
+    while at >= after[0].size:
+        at -= after[0].size
+        before.append(after.pop(0))
+    if at:
+        halves = cut(after[0], at)
+        if halves is None:
+            return None
+        before, after = [*before, halves[0]], [halves[1], *after[1:]]
+    return total(before), total(after)
+
+
+def unify(one: Atom, two: Atom) -> None:
+    """From now on both are renumbered together."""
+    one, two = find(one), find(two)
+    if one is two or one.size == 1 or two.size == 1:
+        return
+    if one.size != two.size:
+        pin(one, APART)
+        return pin(two, APART)
+    for atom in (one, two):
+        if atom.kind == "choice":
+            settle(atom)
+            return unify(one, two)
+    if one.kind and not two.kind:
+        one, two = two, one
+    if not one.kind:
+        one.link = two
+        if one.pinned:
+            pin(two, one.pinned)
+        return
+    added = [terms(one), terms(two)]
+    if max(map(len, added)) > 1:
+        fits = _side_by_side(*added, cut)
+    else:
+        fits = _side_by_side(factors(one), factors(two), split)
+    if not fits:
+        pin(one, APART)
+        pin(two, APART)
+
+
+def _side_by_side(one: list[Atom], two: list[Atom], divide: Callable[[Atom, int], Sequence[Atom] | None]) -> bool:
+    """Unify the parts of two axes in order, dividing the larger of each pair."""
+    while one and two:
+        first, second = find(one[0]), find(two[0])
+        if divide is split and (first.kind == "product" or second.kind == "product"):
+            one, two = [*factors(first), *one[1:]], [*factors(second), *two[1:]]
+        elif first.size == second.size:
+            unify(first, second)
+            one, two = one[1:], two[1:]
+        else:
+            big, size = (one, second.size) if first.size > second.size else (two, first.size)
+            atom = find(big[0])
+            if divide is split and atom.kind == "choice":
+                settle(atom)
+                continue
+            halves = divide(atom, size)
+            if halves is None:
+                return False
+            big[:1] = halves
+    return True

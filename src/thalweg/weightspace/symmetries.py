@@ -1,0 +1,511 @@
+"""Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf, prod
+from operator import attrgetter
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ..batches import mapped, tensors_in, to_device
+from ..errors import ThalwegError, first_line
+from ..runtime.recompiled import interpreted
+from ..runtime.rng import seeded
+from ..tasks import Task, check_task
+from ..text_tables import grid
+from .axes import Atom, Axes, choose, factors, find, fresh, pin, product, settle
+from .layout import Layout, named_parameters, named_statistics, unwrapped
+from .operations import trace
+from .permutation import Term, renumber, spread
+from .probe import Probe
+
+CLOSE = 1e-9  # relative to the largest output, in float64
+LOW = (torch.float32, torch.float16, torch.bfloat16)
+ENOUGH = 4  # examples that a proof computes with
+HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that are renumbered together.
+
+    Attributes:
+        name: The first tensor and axis in which they occur.
+        size: How many there are.
+        axes: Every tensor and axis in which they occur.
+        within: The group of which each unit has its own numbering of these, as each head has of its channels.
+    """
+
+    name: str
+    size: int
+    axes: tuple[tuple[str, int], ...]
+    within: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetries:
+    """The groups of units that can be renumbered; printed, a table.
+
+    Attributes:
+        groups: The groups by name.
+        axes: For each tensor with units of some group its axes, as products and sums of groups.
+        pinned: For each other axis why it keeps its order.
+        dropped: The groups that failed the proof, with how far the outputs were apart.
+        layout: The weights of the network.
+    """
+
+    groups: Mapping[str, Group]
+    axes: Mapping[str, tuple[Term, ...]]
+    pinned: Mapping[str, str]
+    dropped: Mapping[str, float]
+    layout: Layout
+
+    @property
+    def share(self) -> float:
+        """The share of the trainable parameters that lie in a tensor which can be renumbered."""
+        sizes = dict(zip(self.layout.names, map(prod, self.layout.shapes), strict=True))
+        return sum(sizes.get(name, 0) for name in self.axes) / self.layout.size
+
+    def __str__(self) -> str:
+        rows = [[name, str(group.size), _shortly(group)] for name, group in self.groups.items()]
+        counts = Counter(self.pinned.values())
+        first = {why: name for name, why in reversed(self.pinned.items())}
+        lines = [f"pinned: {first[why]}{f' and {n - 1} more' if n > 1 else ''}: {why}" for why, n in counts.items()]
+        head = f"{len(rows)} groups, {100 * self.share:.1f} % of the parameters"
+        return "\n".join([head, grid(["group", "size", "axes"], rows), *lines])
+
+
+def _shortly(group: Group) -> str:
+    shown = ", ".join(f"{name}[{axis}]" for name, axis in group.axes[:3])
+    more = f" and {len(group.axes) - 3} more" if len(group.axes) > 3 else ""
+    return f"{shown}{more}" + (f"; in each of {group.within}" if group.within else "")
+
+
+def symmetries(
+    module: nn.Module, task: Task, batch: Any, *, groups: Mapping[str, Mapping[str, Any]] | None = None
+) -> Symmetries:
+    """Find the groups of hidden units that can be renumbered without changing what a network computes.
+
+    Examples:
+        >>> import thalweg as tw
+        >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> print(symmetries(module, tw.classification(), (torch.randn(2, 4), torch.tensor([0, 1]))))
+        1 groups, 100.0 % of the parameters
+        group        size                               axes
+        ----------------------------------------------------
+        0.weight[0]     8  0.weight[0], 0.bias[0], 2.weight[1]
+        pinned: 0.weight[1]: it is an input
+        pinned: 2.weight[0] and 1 more: it is an output
+
+    The graph of the network is exported and every operation in it says which axes belong together; what an unknown
+    operation touches keeps its order. Each group is then proven: a random renumbering, of every group alone and of all
+    at once, must leave the outputs in float64 equal to 1e-9. A group that fails is dropped and named.
+
+    Args:
+        module: The network; it is not changed.
+        task: How the network is called on a batch, and which of its outputs are used.
+        batch: One batch; a few of its examples are used.
+        groups: Groups by hand, for networks that cannot be traced: name -> tensor -> its axis, or several. An axis
+            that is longer than the shortest of its group, such as that of a linear layer after a flattened
+            convolution, holds several entries per unit. They are proven in the same way.
+
+    Returns:
+        What can be renumbered, and what is pinned and why.
+
+    Raises:
+        ThalwegError: If the network cannot be traced, does not fit the batch, or draws random numbers in eval mode.
+    """
+    return Traced(module, task, batch, groups).proven()
+
+
+Found = tuple[dict[str, Group], dict[str, tuple[Term, ...]]]
+
+
+class Traced:
+    """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
+
+    def __init__(self, module: nn.Module, task: Task, batch: Any, groups: Mapping[str, Any] | None = None):
+        check_task(task)
+        self.task, self.layout = task, Layout.of(module)
+        self.net = unwrapped(Probe(module).module).double().eval()
+        parameters, _ = named_parameters(self.net)
+        self.tensors = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
+        self.tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        self.batch = self._fitting(to_device(batch, next(iter(parameters.values())).device))
+        if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
+            raise ThalwegError(
+                "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
+                "proven, and this one draws random numbers: turn them off in eval mode"
+            )
+        self.program: Any = None
+        self.seen: dict[Any, Any] = {}
+        self.why: dict[str, str] = {}
+        self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph(parameters)
+
+    def _fitting(self, batch: Any) -> Any:
+        """The batch in float64, a few examples of it where the task takes them."""
+        batch = mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
+        lengths = {t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}
+        if len(lengths) == 1 and lengths.pop() > ENOUGH:
+            small = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) else t)
+            try:
+                self.outputs(small)
+                return small
+            except Exception:  # whatever a network says about a batch that is too small
+                pass
+        try:
+            self.outputs(batch)
+        except ThalwegError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise ThalwegError(
+                f"the network must take the batch as its task calls it, in float64, and failed with {why}: check the "
+                "batch and the task"
+            ) from error
+        return batch
+
+    def outputs(self, batch: Any = None, seed: int = 0) -> list[Tensor]:
+        """The task's outputs for the batch."""
+        with _computing(self.net, seed), torch.no_grad():
+            found = tensors_in(self.task.predictions(self.net, self.batch if batch is None else batch)[0])
+        return [tensor.detach().clone() for tensor in found]
+
+    def _by_hand(self, groups: Mapping[str, Any]) -> Found:
+        axes: dict[str, list[Term]] = {name: [("fixed", n) for n in t.shape] for name, t in self.tensors.items()}
+        for group, members in groups.items():
+            places = [(name, axis) for name, given in members.items() for axis in _several(given)]
+            for name, axis in places:
+                if name not in axes or not -len(axes[name]) <= axis < len(axes[name]):
+                    rule = "a group maps trainable tensors, or batch-norm statistics, to their axes"
+                    raise ThalwegError(f"{rule}; '{group}' has '{name}': {axis}, which is none of this network")
+            size = min(axes[name][axis][1] for name, axis in places)
+            for name, axis in places:
+                rest, odd = divmod(axes[name][axis][1], size)
+                if odd or axes[name][axis][0] != "fixed":
+                    rule = "every axis is in one group and is a multiple of its shortest"
+                    raise ThalwegError(f"{rule}; axis {axis} of '{name}' in '{group}' is not: correct groups=")
+                unit = ("group", size, group)
+                axes[name][axis] = unit if rest == 1 else ("product", rest * size, unit, ("fixed", rest))
+        self.why = {f"{n}[{k}]": "not in any group" for n in axes for k, t in enumerate(axes[n]) if t[0] == "fixed"}
+        return _grouped({name: tuple(each) for name, each in axes.items()})
+
+    def _by_graph(self, parameters: Mapping[str, nn.Parameter]) -> Found:
+        called = _Called(self.net, *self._recorded())
+        atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
+        try:
+            with _computing(self.net), torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.program = torch.export.export(called, called.inputs(), strict=False)
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)[:200]}"
+            raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
+        inputs = []
+        nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        for spec, node in zip(self.program.graph_signature.input_specs, nodes, strict=True):
+            held = attrgetter(spec.target)(called) if spec.kind.name in ("PARAMETER", "BUFFER") else None
+            if id(held) in names:
+                inputs.append(atoms[names[id(held)]])
+            elif isinstance(node.meta.get("val"), Tensor):
+                kept = "it is an input" if spec.target is None else f"'{spec.target.removeprefix('net.')}' does not move"
+                inputs.append(fresh(node.meta["val"].shape, kept))
+            else:
+                inputs.append(getattr(spec.arg, "value", None))
+        for axes in trace(self.program.graph_module, inputs, self.seen):
+            for axis in axes if isinstance(axes, Axes) else ():
+                pin(axis, "it is an output")
+        used = {id(axes) for node, axes in self.seen.items() if node.op == "placeholder" and node.users}
+        for axes in [axes for axes in atoms.values() if id(axes) not in used]:
+            for axis in axes:
+                pin(axis, "it is not used on this batch")
+        return self._named(atoms)
+
+    def _recorded(self) -> tuple[Any, Any, list[int]]:
+        """How the task calls the network, and which of the tensors that it returns the task uses."""
+        calls: list[tuple[Any, Any, list[Tensor]]] = []
+
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            leaves: list[Tensor] = []
+
+            def leaf(item: Any) -> Any:
+                if isinstance(item, Tensor):
+                    item = item.detach().clone().requires_grad_(item.is_floating_point())
+                    leaves.append(item)
+                return item
+
+            answer = mapped(output, leaf)
+            calls.append((args, kwargs, leaves))
+            return answer
+
+        hook = self.net.register_forward_hook(note, with_kwargs=True)
+        try:
+            with _computing(self.net), torch.enable_grad():
+                made = tensors_in(self.task.predictions(self.net, self.batch)[0])
+        finally:
+            hook.remove()
+        if not calls or not calls[0][2]:
+            raise ThalwegError(f"the task must call the network, and get tensors from it, to be traced: {HAND}")
+        args, kwargs, leaves = calls[0]
+        total = [tensor.sum() for tensor in made if tensor.requires_grad]
+        moving = [leaf for leaf in leaves if leaf.requires_grad]
+        slopes = torch.autograd.grad(sum(total, torch.zeros(())), moving, allow_unused=True) if total else moving
+        unused = {id(leaf) for leaf, slope in zip(moving, slopes, strict=True) if slope is None}
+        return args, kwargs, [k for k, leaf in enumerate(leaves) if id(leaf) not in unused]
+
+    def _named(self, atoms: Mapping[str, Axes]) -> Found:
+        while loose := [atom for axes in atoms.values() for axis in axes for atom in _undecided(axis)]:
+            settle(loose[0])
+        names: dict[int, str] = {}
+        for tensor, axes in atoms.items():
+            for k, axis in enumerate(axes):
+                found = [leaf for leaf in _leaves(axis) if not leaf.pinned and leaf.size > 1 and id(leaf) not in names]
+                for number, leaf in enumerate(dict.fromkeys(found), start=1):
+                    names[id(leaf)] = f"{tensor}[{k}]" + (f".{number}" if number > 1 else "")
+                why = [leaf.pinned for leaf in _leaves(axis) if leaf.pinned and leaf.size > 1]
+                if why and len(why) == len([leaf for leaf in _leaves(axis) if leaf.size > 1]):
+                    self.why[f"{tensor}[{k}]"] = why[0]
+        self.terms = lambda axes: tuple(_term(axis, names) for axis in axes)
+        return _grouped({name: self.terms(axes) for name, axes in atoms.items()})
+
+    def within(self) -> dict[str, str]:
+        """Groups that occur only next to another one, in every tensor of the graph: each of its units may have a
+        numbering of its own.
+        """
+        shapes = [(t, axes) for axes in self.seen.values() for t in _listed(axes) for axes in [self.terms(t)]]
+        blocks = [
+            Counter(filter(None, labels))
+            for axes in {terms for _, terms in shapes}
+            for _, labels in spread(torch.empty([t[1] for t in axes], device="meta"), axes)
+        ]
+        found: dict[str, str] = {}
+        for name in self.groups:
+            mine = [labels for labels in blocks if name in labels]
+            near = set(self.groups).intersection(*mine) - {name}
+            outer = [other for other in near if all(labels[name] == labels[other] == 1 for labels in mine)]
+            alone = [other for other in outer if any(other in labels and name not in labels for labels in blocks)]
+            found |= {name: min(alone)} if alone else {}
+        return {name: outer for name, outer in found.items() if outer not in found}
+
+    def proven(self) -> Symmetries:
+        """What passes the proof."""
+        trial = Trial(self)
+        hopeful = self.within() if self.seen else {}
+        groups: dict[str, Group] = {}
+        dropped: dict[str, float] = {}
+        for name, group in sorted(self.groups.items(), key=lambda item: item[0] in hopeful):
+            finer = replace(group, within=hopeful.get(name, ""))
+            if finer.within in groups and trial.error([finer]) <= CLOSE:
+                groups[name] = finer
+            elif (error := trial.error([group])) <= CLOSE:
+                groups[name] = group
+            else:
+                dropped[name] = error
+        if trial.error(groups.values()) > CLOSE:  # each alone, but not all
+            kept: list[Group] = []
+            for name, group in groups.items():
+                if (error := trial.error([*kept, group])) <= CLOSE:
+                    kept.append(group)
+                else:
+                    dropped[name] = error
+            groups = {group.name: group for group in kept}
+        return self._result({name: groups[name] for name in self.groups if name in groups}, dropped)
+
+    def _result(self, groups: Mapping[str, Group], dropped: Mapping[str, float]) -> Symmetries:
+        axes = {name: tuple(_without(term, dropped) for term in terms) for name, terms in self.axes.items()}
+        for name, error in dropped.items():
+            far = f"renumbering '{name}' changed the outputs, by {error:.1g} of their size"
+            self.why |= {f"{tensor}[{axis}]": far for tensor, axis in self.groups[name].axes}
+        axes = {name: terms for name, terms in axes.items() if any(term[0] != "fixed" for term in terms)}
+        return Symmetries(groups, axes, self.why, dropped, self.layout)
+
+
+class Trial:
+    """Tries renumberings on the copy of a network, away from initial values such as zeros, which could hide errors."""
+
+    def __init__(self, traced: Traced):
+        self.traced = traced
+        given = self._values()
+        before = traced.outputs()
+        with torch.no_grad():
+            for name, tensor in traced.tensors.items():
+                factor, shift = torch.rand(2, *tensor.shape, generator=_generator(name), dtype=torch.float64)
+                size = float(tensor.abs().mean()) or 1.0
+                tensor.mul_((0.5 + factor).to(tensor.device)).add_(shift.to(tensor.device), alpha=0.2 * size)
+        self.expected = traced.outputs()
+        if not all(map(_same_finite, before, self.expected)):
+            self._restore(given)
+            self.expected = before
+        self.given = self._values()
+
+    def _values(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self.traced.tensors.items()}
+
+    def _restore(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.traced.tensors.items():
+                tensor.copy_(values[name])
+
+    def error(self, groups: Iterable[Group]) -> float:
+        """How far a random renumbering of these groups moves the outputs, relative to the largest."""
+        groups = list(groups)
+        within = {group.name: group.within for group in groups if group.within}
+        orders = {group.name: _order(group, self.traced.groups) for group in groups}
+        touched = {name for group in groups for name, _ in group.axes}
+        with torch.no_grad():
+            for name in touched:
+                renumber(spread(self.traced.tensors[name].detach(), self.traced.axes[name]), orders, within)
+        try:
+            return apart(self.expected, self.traced.outputs())
+        finally:
+            self._restore(self.given)
+
+
+def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, relative to the largest of each; infinite where they are not alike."""
+    worst = 0.0 if len(one) == len(two) else inf
+    for mine, yours in zip(one, two, strict=False):
+        if not _same_finite(mine, yours):
+            return inf
+        finite = mine.isfinite()
+        mine, yours = mine[finite].double(), yours[finite].double()
+        if mine.numel():
+            scale = float(mine.abs().max())
+            worst = max(worst, float((mine - yours).abs().max()) / (scale or 1.0))
+    return worst
+
+
+def _same_finite(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.equal(one.isfinite(), two.isfinite())
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(crc32(name.encode()))
+
+
+def _order(group: Group, groups: Mapping[str, Group]) -> Tensor:
+    generator = _generator(group.name)
+    rows = groups[group.within].size if group.within else 1
+    orders = torch.stack([torch.randperm(group.size, generator=generator) for _ in range(rows)])
+    return orders if group.within else orders[0]
+
+
+class _Called(nn.Module):
+    """The network as a task called it, as a function of tensors; it returns those that the task uses."""
+
+    def __init__(self, net: nn.Module, args: Any, kwargs: Any, used: Sequence[int]):
+        super().__init__()
+        self.net, self.used = net, used
+        self.flat, self.spec = tree_flatten((args, kwargs))
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(item for item in self.flat if isinstance(item, Tensor))
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        flat = [next(given) if isinstance(item, Tensor) else item for item in self.flat]
+        args, kwargs = tree_unflatten(flat, self.spec)
+        found = tensors_in(self.net(*args, **kwargs))
+        return [found[k] for k in self.used]
+
+
+class _InDouble(TorchFunctionMode):
+    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            function = Tensor.double
+        args, kwargs = tree_map(
+            lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _computing(net: nn.Module, seed: int = 0) -> Iterator[None]:
+    with interpreted(net), _InDouble(), seeded(seed):
+        yield
+
+
+def _several(given: Any) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _listed(value: Any) -> list[Axes]:
+    return [value] if isinstance(value, Axes) else [v for v in value or () if isinstance(v, Axes)]
+
+
+def _leaves(axis: Atom) -> Iterator[Atom]:
+    axis = find(axis)
+    if not axis.parts:
+        yield axis
+    for part in axis.parts:
+        yield from _leaves(part)
+
+
+def _undecided(axis: Atom) -> Iterator[Atom]:
+    """Choices whose chooser can itself be renumbered, so that they must be the same for all its units."""
+    axis = find(axis)
+    if axis.kind == "choice" and axis.chooser is not None and not all(leaf.pinned for leaf in _leaves(axis.chooser)):
+        yield axis
+    for part in axis.parts:
+        yield from _undecided(part)
+
+
+def _term(axis: Atom, names: Mapping[int, str]) -> Term:
+    """An axis as a product or sum of groups, or fixed."""
+    axis = find(axis)
+    if not axis.parts:
+        return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size)
+    kind, parts = axis.kind, [_term(part, names) for part in axis.parts]
+    if kind == "product":
+        kind, parts = "product", _chosen_terms(factors(axis), names)
+    if kind == "choice" or all(part[0] == "fixed" for part in parts):
+        return ("fixed", axis.size)
+    return parts[0] if len(parts) == 1 else (kind, axis.size, *parts)
+
+
+def _chosen_terms(atoms: list[Atom], names: Mapping[int, str]) -> list[Term]:
+    """The factors of a product; where one chooses among the alternatives of those after it, a sum over its units."""
+    for k, atom in enumerate(atoms):
+        if any(other.chooser is not None and find(other.chooser) is atom for other in atoms[k + 1 :]):
+            rest = [product([choose(other, atom, i) for other in atoms[k + 1 :]]) for i in range(atom.size)]
+            size = atom.size * rest[0].size
+            return [*(_term(a, names) for a in atoms[:k]), ("sum", size, *(_term(each, names) for each in rest))]
+    return [_term(atom, names) for atom in atoms]
+
+
+def _without(term: Term, dropped: Iterable[str]) -> Term:
+    kind, size, *rest = term
+    if kind == "group":
+        return ("fixed", size) if rest[0] in dropped else term
+    parts = [_without(part, dropped) for part in rest]
+    return ("fixed", size) if all(part[0] == "fixed" for part in parts) else (kind, size, *parts)
+
+
+def _grouped(axes: dict[str, tuple[Term, ...]]) -> tuple[dict[str, Group], dict[str, tuple[Term, ...]]]:
+    """The groups that occur in axes, in the order in which they do."""
+    places: dict[str, dict[tuple[str, int], int]] = {}
+    for tensor, terms in axes.items():
+        for k, term in enumerate(terms):
+            for name, size in _sized(term):
+                places.setdefault(name, {})[tensor, k] = size
+    groups = {name: Group(name, next(iter(found.values())), tuple(found)) for name, found in places.items()}
+    return groups, {name: terms for name, terms in axes.items() if any(term[0] != "fixed" for term in terms)}
+
+
+def _sized(term: Term) -> Iterator[tuple[str, int]]:
+    kind, size, *rest = term
+    if kind == "group":
+        yield rest[0], size
+    elif kind != "fixed":
+        for part in rest:
+            yield from _sized(part)
