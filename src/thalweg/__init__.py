@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
     from .training.walk_methods import FGE, SWA, Iterations, Snapshot
+    from .weightspace.align import align
     from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
+    from .weightspace.permutation import Permutation
     from .weightspace.planes import Plane
+    from .weightspace.symmetries import symmetries
     from .weightspace.weights import Weights, average
 
 __version__ = "0.1.0"
@@ -54,9 +57,12 @@ _HOMES = {
     "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot"),
     "training.own_loop": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
+    "weightspace.align": ("align",),
     "weightspace.batchnorm": ("update_bn",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
+    "weightspace.permutation": ("Permutation",),
     "weightspace.planes": ("Plane",),
+    "weightspace.symmetries": ("symmetries",),
     "weightspace.weights": ("Weights", "average"),
 }
 _MODULES = {"data": "paper.data", "figures": "reporting.figures", "models": "paper.models", "page": "reporting.page"}
@@ -64,10 +70,10 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
-    "Independent", "Iterations", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment", "SlowPathWarning",
-    "Snapshot", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights", "average", "classification",
-    "compare", "connect", "curve_ensemble", "data", "distributed", "figures", "fit", "language_modelling", "models",
-    "page", "regression", "scan", "together", "update_bn", "walk",
+    "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
+    "SlowPathWarning", "Snapshot", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights", "align",
+    "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed", "figures", "fit",
+    "language_modelling", "models", "page", "regression", "scan", "symmetries", "together", "update_bn", "walk",
 ]  # fmt: skip
 
 

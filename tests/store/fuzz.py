@@ -71,6 +71,11 @@ def curve_file(path):
     return type(found).__name__, [point.digest() for point in found.points], sorted(vars(found))
 
 
+def permutation(path):
+    found = tw.Permutation.load(path)
+    return {name: order.tolist() for name, order in sorted(found.orders.items())}, found.axes, found.within
+
+
 def state(path):
     tensors, about = Run(path.parent).load()
     return {name: tensor.tolist() for name, tensor in sorted(tensors.items())}, about
@@ -118,6 +123,7 @@ KINDS: dict[str, Reader] = {
     "ours-as-foreign/w.safetensors": foreign,
     "kept/kept-1.safetensors": checkpoint,
     "curve/curve.safetensors": curve_file,
+    "permutation/permutation.safetensors": permutation,
     "members/ensemble.json": members,
     "members/member-*": members,
     "members/base-*": members,
@@ -155,6 +161,11 @@ def make(folder: Path) -> None:
     Checkpoint(a, {"momentum_buffer": torch.randn(a.layout.size)}, "SGD", 3).save(
         folder / "kept" / "kept-1.safetensors"
     )
+    inner = tw.Weights.of(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)))
+    axes = {"0.weight": (("group", 4, "h"), ("fixed", 2)), "0.bias": (("group", 4, "h"),)}
+    axes["1.weight"] = (("fixed", 2), ("product", 4, ("group", 2, "g"), ("group", 2, "i")))
+    orders = {"h": torch.tensor([2, 0, 1, 3]), "g": torch.tensor([1, 0]), "i": torch.tensor([[1, 0], [0, 1]])}
+    tw.Permutation(orders, axes, {"i": "g"}, inner.layout).save(folder / "permutation" / "permutation.safetensors")
     tw.Ensemble(adapted(0), [replace(tw.Weights.of(adapted(k)), made={"by": "fuzz"}) for k in (1, 2)]).save(
         folder / "members"
     )

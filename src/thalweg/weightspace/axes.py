@@ -204,11 +204,9 @@ def unify(one: Atom, two: Atom) -> None:
             pin(two, one.pinned)
         return
     added = [terms(one), terms(two)]
-    if max(map(len, added)) > 1:
-        fits = _side_by_side(*added, cut)
-    else:
-        fits = _side_by_side(factors(one), factors(two), split)
-    if not fits:
+    sums = max(map(len, added)) > 1
+    parts, divide = (added, cut) if sums else ([factors(one), factors(two)], split)
+    if not _side_by_side(parts[0], parts[1], divide):
         pin(one, APART)
         pin(two, APART)
 

@@ -11,7 +11,19 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from .axes import (
-    APART, INDEXED, Atom, Axes, choose, cut, factors, find, fresh, pin, product, regroup, settle_loose, total, unify,
+    APART,
+    INDEXED,
+    Atom,
+    Axes,
+    choose,
+    cut,
+    fresh,
+    pin,
+    product,
+    regroup,
+    settle_loose,
+    total,
+    unify,
 )  # fmt: skip
 
 POSITION = "its entries are positions, not units"
@@ -20,7 +32,7 @@ GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 @dataclass
-class Call:
+class Operation:
     """One operation: its arguments by the names of its schema, with axes for tensors, and the shape it gives."""
 
     name: str
@@ -76,16 +88,21 @@ def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return trace(args[inner], args[inner + 1 :])
     shape = _shape(node.meta.get("val"))
     schema = getattr(node.target, "_schema", None)
-    named = {a.name: a.default_value for a in schema.arguments} if schema else {}
-    named |= dict(zip(named, args, strict=False)) | kwargs if schema else dict(enumerate(args))
-    name = getattr(node.target, "overloadpacket", node.target).__name__.rstrip("_")
-    call = Call(name, node.target, named, shape, node)
+    given = {a.name: a.default_value for a in schema.arguments} if schema else {}
+    given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
+    name = named(node)
+    call = Operation(name, node.target, given, shape, node)
     rule = RULES.get(name, unknown)
     if rule.__name__ not in KEEPING and not (rule is elementwise and len(call.tensors) == 1):
         for axes in call.tensors:
             settle_loose(axes)
     found = rule(call)
     return unknown(call, APART) if found is None and shape is not None else found
+
+
+def named(node: fx.Node) -> str:
+    """The operation of a node, in place or not."""
+    return str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")).rstrip("_")
 
 
 def _shape(value: Any) -> Any:
@@ -95,7 +112,7 @@ def _shape(value: Any) -> Any:
     return tuple(map(int, value.shape)) if isinstance(value, Tensor) else None
 
 
-def unknown(call: Call, why: str = "") -> Any:
+def unknown(call: Operation, why: str = "") -> Any:
     if call.shape is None:
         return None  # an assertion
     why = why or f"'{call.name}' is not known to keep units apart"
@@ -118,7 +135,7 @@ def broadcast(*tensors: Axes) -> Axes:
     return Axes(found)
 
 
-def elementwise(call: Call) -> Axes:
+def elementwise(call: Operation) -> Axes:
     return broadcast(*call.tensors)
 
 
@@ -142,16 +159,16 @@ def contract(equation: str, *tensors: Axes | None) -> Axes:
     return Axes([*(found[letter] for letter in head), *middle, *(found[letter] for letter in tail)])
 
 
-def linear(call: Call) -> Axes:
+def linear(call: Operation) -> Axes:
     return contract("...i,oi,o->...o" if len(call["weight"]) > 1 else "...i,i,->...", *call.tensors)
 
 
-def einsum(call: Call) -> Axes | None:
+def einsum(call: Operation) -> Axes | None:
     equation = call["equation"].replace(" ", "")
     return contract(equation, *call["tensors"]) if "->" in equation else None
 
 
-def matmul(call: Call) -> Axes:
+def matmul(call: Operation) -> Axes:
     *added, one, two = call.tensors
     left, right = ("...ij" if len(one) > 1 else "j"), ("...jk" if len(two) > 1 else "j")
     dots = "..." if len(left) > 1 or len(right) > 1 else ""
@@ -159,7 +176,7 @@ def matmul(call: Call) -> Axes:
     return broadcast(kept, *added)
 
 
-def attention(call: Call) -> Axes:
+def attention(call: Operation) -> Axes:
     query, key, mask = call["query"], call["key"], call["attn_mask"]
     extra = [] if mask is None else [f",{'...' if len(mask) > 2 else ''}{'gls'[-len(mask) :]}"]
     found = contract(f"...gld,...hsd,...hse{''.join(extra)}->...gle", query, key, call["value"], mask)
@@ -182,7 +199,7 @@ def _placed(before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
     return list(fresh(shape, POSITION))
 
 
-def convolution(call: Call) -> Axes:
+def convolution(call: Operation) -> Axes:
     x, weight = call["input"], call["weight"]
     groups, turned = call["groups"], "transpose" in call.name or call["transposed"]
     places = len(weight) - 2
@@ -199,14 +216,14 @@ def convolution(call: Call) -> Axes:
         out = product([own[0], weight[1]]) if turned else weight[0]
     if call["bias"] is not None:
         unify(call["bias"][0], out)
-    space = []
+    space: list[Atom] = []
     for before, kernel, size in zip(x[-places:], weight[2:], call.shape[-places:], strict=True):
         pin(kernel, POSITION)
         space += [before] if kernel.size == 1 and before.size == size else _placed([before], [size])
     return Axes([*x[: -places - 1], out, *space])
 
 
-def spatial(call: Call) -> Any:
+def spatial(call: Operation) -> Any:
     """Pooling and resizing."""
     x, several = call.tensors[0], isinstance(call.shape, list)
     shape = call.shape[0] if several else call.shape
@@ -215,7 +232,7 @@ def spatial(call: Call) -> Any:
     return [found] * len(call.shape) if several else found
 
 
-def channelwise(call: Call) -> Axes:
+def channelwise(call: Operation) -> Axes:
     """Normalisation with one value per channel."""
     x, *rest = call.tensors
     for axes in rest:
@@ -226,7 +243,7 @@ def channelwise(call: Call) -> Axes:
     return x
 
 
-def reduction(call: Call) -> Axes | None:
+def reduction(call: Operation) -> Axes | None:
     if isinstance(call.shape, list):
         return None  # with indices
     (x,) = call.tensors
@@ -236,38 +253,38 @@ def reduction(call: Call) -> Axes | None:
     return Axes(kept if call["keepdim"] else [axis for k, axis in enumerate(kept) if k not in gone])
 
 
-def reshape(call: Call) -> Axes | None:
+def reshape(call: Operation) -> Axes | None:
     return regroup(call.tensors[0], call.shape)
 
 
-def permuted(call: Call) -> Axes:
+def permuted(call: Operation) -> Axes:
     x, *rest = call.args.values()
     sizes = call.target(torch.empty([*range(2, 2 + len(x))], device="meta"), *rest).shape
     return Axes(x[size - 2] for size in sizes)
 
 
-def expand(call: Call) -> Axes:
+def expand(call: Operation) -> Axes:
     x = Axes([*fresh([1] * (len(call.shape) - len(call.tensors[0]))), *call.tensors[0]])
     return Axes(axis if axis.size == size else Atom(size) for axis, size in zip(x, call.shape, strict=True))
 
 
-def repeat(call: Call) -> Axes:
+def repeat(call: Operation) -> Axes:
     x = Axes([*fresh([1] * (len(call.shape) - len(call.tensors[0]))), *call.tensors[0]])
     return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
 
 
-def filled(call: Call) -> Axes:
+def filled(call: Operation) -> Axes:
     return fresh(call.shape)
 
 
-def cat(call: Call) -> Axes:
+def cat(call: Operation) -> Axes:
     tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
     dim = call.dim()
     others = broadcast(*(Axes([*axes[:dim], Atom(1), *axes[dim + 1 :]]) for axes in tensors))
     return Axes([*others[:dim], total([axes[dim] for axes in tensors]), *others[dim + 1 :]])
 
 
-def stack(call: Call) -> Axes:
+def stack(call: Operation) -> Axes:
     dim = int(call["dim"]) % len(call.shape)
     found = list(broadcast(*call.tensors))
     return Axes([*found[:dim], *fresh([len(call.tensors)], INDEXED), *found[dim:]])
@@ -288,12 +305,12 @@ def _replaced(axes: Axes, dim: int, axis: Atom) -> Axes:
     return Axes([*axes[:dim], axis, *axes[dim + 1 :]])
 
 
-def divided(call: Call) -> list[Axes]:
+def divided(call: Operation) -> list[Axes]:
     x, dim = call.tensors[0], call.dim()
     return [_replaced(x, dim, piece) for piece in _pieces(x[dim], [shape[dim] for shape in call.shape])]
 
 
-def sliced(call: Call) -> Axes:
+def sliced(call: Operation) -> Axes:
     x, dim = call.tensors[0], call.dim()
     length, size = x[dim].size, call.shape[dim]
     start, _, step = slice(call["start"], call["end"], call["step"]).indices(length)
@@ -304,18 +321,18 @@ def sliced(call: Call) -> Axes:
     return _replaced(x, dim, _pieces(x[dim], sizes)[1 if start else 0]) if size < length else x
 
 
-def gated(call: Call) -> Axes:
+def gated(call: Operation) -> Axes:
     x, dim = call.tensors[0], call.dim()
     one, two = _pieces(x[dim], [x[dim].size // 2] * 2)
     unify(one, two)
     return _replaced(x, dim, one)
 
 
-def select(call: Call) -> Axes:
+def select(call: Operation) -> Axes:
     return _chosen(call.tensors[0], call.dim(), int(call["index"]))
 
 
-def unbind(call: Call) -> list[Axes]:
+def unbind(call: Operation) -> list[Axes]:
     x, dim = call.tensors[0], call.dim()
     return [_chosen(x, dim, k) for k in range(x[dim].size)]
 
@@ -327,12 +344,12 @@ def _chosen(x: Axes, dim: int, index: int) -> Axes:
     return Axes(choose(axis, chooser, index % chooser.size) for axis in rest)
 
 
-def embedding(call: Call) -> Axes:
+def embedding(call: Operation) -> Axes:
     pin(call["weight"][0], INDEXED)
     return Axes([*call["indices"], call["weight"][1]])
 
 
-def indexed(call: Call) -> Axes | None:
+def indexed(call: Operation) -> Axes | None:
     x, indices = call["self"], call["indices"]
     used = [k for k, index in enumerate(indices) if index is not None]
     if used != [*range(used[0], used[-1] + 1)]:
@@ -342,7 +359,7 @@ def indexed(call: Call) -> Axes | None:
     return Axes([*x[: used[0]], *broadcast(*(indices[k] for k in used)), *x[used[-1] + 1 :]])
 
 
-def moved(call: Call) -> Axes:
+def moved(call: Operation) -> Axes:
     """Operations that reorder the entries along some axes."""
     x = call.tensors[0]
     for dim in call["dims"] or range(len(x)):
@@ -350,7 +367,7 @@ def moved(call: Call) -> Axes:
     return x
 
 
-def padded(call: Call) -> Axes | None:
+def padded(call: Operation) -> Axes | None:
     if call["mode"] not in (None, "constant"):
         return None
     found = list(call.tensors[0])
@@ -361,7 +378,7 @@ def padded(call: Call) -> Axes | None:
     return Axes(found)
 
 
-def recurrent(call: Call) -> list[Axes] | None:
+def recurrent(call: Operation) -> list[Axes] | None:
     """Layers of gates times hidden units, one of whose outputs stacks the last states of all layers."""
     gates, x = GATES[call.name], call["input"]
     layers, ways = call["num_layers"], 2 if call["bidirectional"] else 1
@@ -382,7 +399,7 @@ def recurrent(call: Call) -> list[Axes] | None:
         features = total(states[-ways:])
     first = call.node.args[1]
     starts = [first] if isinstance(first, fx.Node) else list(first)  # type: ignore[arg-type]
-    given = [start for start in starts if "zeros" not in str(start.target)]  # type: ignore[union-attr]
+    given = [start for start in starts if "zeros" not in str(start.target)]
     for axes in call.tensors[1 : 1 + len(starts)] if given else []:
         for state in states:
             unify(axes[-1], state)
@@ -392,7 +409,7 @@ def recurrent(call: Call) -> list[Axes] | None:
     return [Axes([*x[:-1], features]), last, last]
 
 
-RULES: Mapping[str, Callable[[Call], Any]] = {
+RULES: Mapping[str, Callable[[Operation], Any]] = {
     name: rule
     for rule, names in (
         (elementwise, "abs add addcdiv addcmul alias alpha_dropout atan bitwise_and bitwise_not bitwise_or celu clamp "

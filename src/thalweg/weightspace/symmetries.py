@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -20,12 +20,12 @@ from ..errors import ThalwegError, first_line
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
 from ..tasks import Task, check_task
-from ..text_tables import grid
 from .axes import Atom, Axes, choose, factors, find, fresh, pin, product, settle
 from .layout import Layout, named_parameters, named_statistics, unwrapped
 from .operations import trace
 from .permutation import Term, renumber, spread
 from .probe import Probe
+from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
 LOW = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,12 +75,14 @@ class Symmetries:
         return sum(sizes.get(name, 0) for name in self.axes) / self.layout.size
 
     def __str__(self) -> str:
-        rows = [[name, str(group.size), _shortly(group)] for name, group in self.groups.items()]
+        rows = [("group", "size", "axes"), *((g.name, str(g.size), _shortly(g)) for g in self.groups.values())]
+        width = max(len(name) for name, _, _ in rows)
         counts = Counter(self.pinned.values())
-        first = {why: name for name, why in reversed(self.pinned.items())}
+        first = {why: name for name, why in reversed([*self.pinned.items()])}
         lines = [f"pinned: {first[why]}{f' and {n - 1} more' if n > 1 else ''}: {why}" for why, n in counts.items()]
-        head = f"{len(rows)} groups, {100 * self.share:.1f} % of the parameters"
-        return "\n".join([head, grid(["group", "size", "axes"], rows), *lines])
+        head = f"{len(self.groups)} group{'s' * (len(self.groups) != 1)}, {100 * self.share:.1f} % of the parameters"
+        table = [f"{name:{width}}  {size:>5}  {axes}" for name, size, axes in rows]
+        return "\n".join([head, *table, *lines])
 
 
 def _shortly(group: Group) -> str:
@@ -98,10 +100,9 @@ def symmetries(
         >>> import thalweg as tw
         >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> print(symmetries(module, tw.classification(), (torch.randn(2, 4), torch.tensor([0, 1]))))
-        1 groups, 100.0 % of the parameters
-        group        size                               axes
-        ----------------------------------------------------
-        0.weight[0]     8  0.weight[0], 0.bias[0], 2.weight[1]
+        1 group, 95.5 % of the parameters
+        group         size  axes
+        0.weight[0]      8  0.weight[0], 0.bias[0], 2.weight[1]
         pinned: 0.weight[1]: it is an input
         pinned: 2.weight[0] and 1 more: it is an output
 
@@ -132,14 +133,25 @@ Found = tuple[dict[str, Group], dict[str, tuple[Term, ...]]]
 class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
 
-    def __init__(self, module: nn.Module, task: Task, batch: Any, groups: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        task: Task,
+        batch: Any,
+        groups: Mapping[str, Any] | None = None,
+        whole_batch: bool = False,
+    ):
         check_task(task)
         self.task, self.layout = task, Layout.of(module)
-        self.net = unwrapped(Probe(module).module).double().eval()
+        self.net = unwrapped(Probe(module).module)
+        for parameter in self.net.parameters():
+            parameter.grad = None
+        self.net.double().eval()
         parameters, _ = named_parameters(self.net)
         self.tensors = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
         self.tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
-        self.batch = self._fitting(to_device(batch, next(iter(parameters.values())).device))
+        self.batch = self._fitting(self._converted(batch))
+        self.example = self._converted(batch) if whole_batch else self.batch
         if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
             raise ThalwegError(
                 "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
@@ -150,9 +162,13 @@ class Traced:
         self.why: dict[str, str] = {}
         self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph(parameters)
 
+    def _converted(self, batch: Any) -> Any:
+        """The batch in float64, where the network is."""
+        batch = to_device(batch, next(self.net.parameters()).device)
+        return mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
+
     def _fitting(self, batch: Any) -> Any:
-        """The batch in float64, a few examples of it where the task takes them."""
-        batch = mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
+        """The batch, or a few examples of it where the task takes them."""
         lengths = {t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}
         if len(lengths) == 1 and lengths.pop() > ENOUGH:
             small = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) else t)
@@ -199,7 +215,7 @@ class Traced:
         return _grouped({name: tuple(each) for name, each in axes.items()})
 
     def _by_graph(self, parameters: Mapping[str, nn.Parameter]) -> Found:
-        called = _Called(self.net, *self._recorded())
+        called = self.called = _Called(self.net, *self._recorded(self.example))
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
         names = {id(tensor): name for name, tensor in self.tensors.items()}
         try:
@@ -209,14 +225,16 @@ class Traced:
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
-        inputs = []
+        inputs: list[Any] = []
         nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         for spec, node in zip(self.program.graph_signature.input_specs, nodes, strict=True):
             held = attrgetter(spec.target)(called) if spec.kind.name in ("PARAMETER", "BUFFER") else None
             if id(held) in names:
                 inputs.append(atoms[names[id(held)]])
             elif isinstance(node.meta.get("val"), Tensor):
-                kept = "it is an input" if spec.target is None else f"'{spec.target.removeprefix('net.')}' does not move"
+                kept = (
+                    "it is an input" if spec.target is None else f"'{spec.target.removeprefix('net.')}' does not move"
+                )
                 inputs.append(fresh(node.meta["val"].shape, kept))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
@@ -229,7 +247,34 @@ class Traced:
                 pin(axis, "it is not used on this batch")
         return self._named(atoms)
 
-    def _recorded(self) -> tuple[Any, Any, list[int]]:
+    def state(self, weights: Weights) -> list[Tensor]:
+        """What the graph takes before its inputs, with these weights."""
+        weights.load_into(self.net)
+        specs = [spec for spec in self.program.graph_signature.input_specs if spec.target is not None]
+        found = [
+            self.program.constants[spec.target] if spec.kind.name == "CONSTANT_TENSOR"
+            else attrgetter(spec.target)(self.called)
+            for spec in specs
+        ]  # fmt: skip
+        return [tensor.detach().clone() for tensor in found]
+
+    def arguments(self, batch: Any) -> tuple[Tensor, ...] | None:
+        """The inputs of the network for a batch; None for one of another shape than the graph."""
+
+        def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
+            raise _Reached(_Called(self.net, args, kwargs, []).inputs())
+
+        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.task.predictions(self.net, self._converted(batch))
+        except _Reached as reached:
+            inputs = reached.inputs
+        finally:
+            hook.remove()
+        alike = [tensor.shape for tensor in inputs] == [tensor.shape for tensor in self.called.inputs()]
+        return inputs if alike else None
+
+    def _recorded(self, batch: Any) -> tuple[Any, Any, list[int]]:
         """How the task calls the network, and which of the tensors that it returns the task uses."""
         calls: list[tuple[Any, Any, list[Tensor]]] = []
 
@@ -249,7 +294,7 @@ class Traced:
         hook = self.net.register_forward_hook(note, with_kwargs=True)
         try:
             with _computing(self.net), torch.enable_grad():
-                made = tensors_in(self.task.predictions(self.net, self.batch)[0])
+                made = tensors_in(self.task.predictions(self.net, batch)[0])
         finally:
             hook.remove()
         if not calls or not calls[0][2]:
@@ -392,10 +437,27 @@ def _generator(name: str) -> torch.Generator:
 
 
 def _order(group: Group, groups: Mapping[str, Group]) -> Tensor:
+    """A random order in which nothing stays; of the rows of units inside others, not all are the same."""
     generator = _generator(group.name)
-    rows = groups[group.within].size if group.within else 1
-    orders = torch.stack([torch.randperm(group.size, generator=generator) for _ in range(rows)])
-    return orders if group.within else orders[0]
+    if not group.within:
+        return _cycle(group.size, generator)
+    rows = [_cycle(group.size, generator) for _ in range(groups[group.within].size)]
+    return torch.stack([row if k % 2 else row.sort()[0] for k, row in enumerate(rows)])
+
+
+def _cycle(size: int, generator: torch.Generator) -> Tensor:
+    places = torch.randperm(size, generator=generator)
+    order = torch.empty_like(places)
+    order[places] = places.roll(1)
+    return order if size != 3 else places.sort()[0][[1, 0, 2]]  # a cycle of three may be a mere shift
+
+
+class _Reached(BaseException):
+    """A task has called its network."""
+
+    def __init__(self, inputs: tuple[Tensor, ...]):
+        super().__init__()
+        self.inputs = inputs
 
 
 class _Called(nn.Module):

@@ -1,0 +1,214 @@
+"""Alignment: planted orders are found again, what comes out is the same function, and what does not fit is refused."""
+
+import pytest
+import torch
+from align_zoo import SPECIES, found, random_permutation
+from torch import nn
+from zoo import bits, same_bits
+
+import thalweg as tw
+from thalweg.weightspace.checkpoint import Checkpoint
+
+TASK = tw.classification()
+
+
+def noisy(weights, seed=0, share=0.01):
+    """With noise of one percent of the spread of each tensor."""
+    g = torch.Generator().manual_seed(seed)
+    parts = [
+        tensor + share * (tensor.std() if tensor.numel() > 1 else 0) * torch.randn(tensor.shape, generator=g)
+        for tensor in weights.layout.split(weights.vector).values()
+    ]
+    return tw.Weights(weights.layout, torch.cat([part.flatten() for part in parts]), weights.buffers)
+
+
+def many(species, count=3):
+    """Batches of sixteen random examples like those of a species."""
+    g = torch.Generator().manual_seed(0)
+
+    def like(t):
+        shape = (16, *t.shape[1:])
+        return torch.randn(shape, generator=g) if t.is_floating_point() else torch.randint(4, shape, generator=g)
+
+    return [tuple(map(like, species.batch())) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", SPECIES)
+def test_a_planted_order_is_recovered_by_weights(name):
+    species = SPECIES[name]
+    module = species.module(1)
+    a = tw.Weights.of(module)
+    near = noisy(a)
+    b = random_permutation(found(name)).apply(near)
+    aligned = tw.align(module, a, b, species.task, [species.batch()])
+    assert torch.equal(aligned.weights.vector, near.vector)
+    assert aligned.after == pytest.approx(a.distance(near))
+    assert aligned.after < 0.1 * aligned.before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MLP", "convolutions, flattened", "batch norm", "DenseNet", "ViT", "Llama", "cross attention", "LSTM", "U-Net"],
+)
+def test_a_planted_order_is_recovered_by_activations(name):
+    species = SPECIES[name]
+    module = species.module(1)
+    a = tw.Weights.of(module)
+    b = random_permutation(found(name)).apply(a)
+    aligned = tw.align(module, a, b, species.task, many(species), by="activations")
+    assert torch.equal(aligned.weights.vector, a.vector)
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def pair():
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        module = two_layers()
+        for _ in range(3):
+            module(torch.randn(20, 6))
+        made.append(tw.Weights.of(module))
+    return made
+
+
+def test_the_best_of_all_orders_is_found():
+    """One group of five units: all 120 orders, by hand."""
+    from itertools import permutations
+
+    a, b = pair()
+    batches = [(torch.randn(3, 6), torch.zeros(3).long())]
+    aligned = tw.align(two_layers(), a, b, TASK, batches)
+    mine, yours = a.state_dict(), b.state_dict()
+    names = ("0.weight", "0.bias", "1.weight", "1.bias")
+    distances = []
+    for order in map(list, permutations(range(5))):
+        rows = sum((mine[n] - yours[n][order]).square().sum() for n in names)
+        columns = (mine["3.weight"] - yours["3.weight"][:, order]).square().sum()
+        distances.append(float(rows + columns + (mine["3.bias"] - yours["3.bias"]).square().sum()) ** 0.5)
+    assert aligned.after == pytest.approx(min(distances))
+    assert aligned.before == pytest.approx(distances[0])
+    order = aligned.permutation.orders["0.weight[0]"]
+    for name in ("1.running_mean", "1.running_var", "0.bias"):
+        assert torch.equal(aligned.weights.state_dict()[name], yours[name][order])
+    assert torch.equal(aligned.weights.state_dict()["3.weight"], yours["3.weight"][:, order])
+
+
+def test_several_networks_are_matched_to_one():
+    a, b = pair()
+    batches = [(torch.randn(3, 6), torch.zeros(3).long())]
+    alone = tw.align(two_layers(), a, b, TASK, batches)
+    several = tw.align(two_layers(), a, [b, a], TASK, batches)
+    assert [each.after for each in several] == [alone.after, 0.0]
+    assert several[1].weights.digest() == a.digest()
+
+
+def test_a_permutation_is_saved_applied_and_undone(tmp_path):
+    species = SPECIES["ViT"]
+    weights, permutation = tw.Weights.of(species.module(1)), random_permutation(found("ViT"))
+    permutation.save(tmp_path / "order.safetensors")
+    again = tw.Permutation.load(tmp_path / "order.safetensors")
+    moved = again.apply(weights)
+    assert torch.equal(moved.vector, permutation.apply(weights).vector)
+    assert moved.distance(weights) > 1
+    assert again.inverse().apply(moved).digest() == weights.digest()
+    assert again.inverse().inverse().apply(weights).digest() == moved.digest()
+
+
+def test_a_file_with_a_wrong_order_is_refused(tmp_path):
+    permutation = random_permutation(found("MLP"))
+    for name, wrong in (("twice", torch.zeros(12, dtype=torch.long)), ("short", torch.arange(11))):
+        path = tmp_path / f"{name}.safetensors"
+        orders = {**permutation.orders, "0.weight[0]": wrong}
+        tw.Permutation(orders, permutation.axes, {}, permutation.layout).save(path)
+        with pytest.raises(tw.ThalwegError, match=f"{name}.safetensors is not a file that thalweg wrote whole"):
+            tw.Permutation.load(path)
+
+
+def test_the_optimizer_state_of_a_checkpoint_follows():
+    a, _ = pair()
+    momentum = torch.arange(a.layout.size).float()
+    aligned = tw.align(two_layers(), *pair(), TASK, [(torch.randn(3, 6), torch.zeros(3).long())])
+    order = aligned.permutation.orders["0.weight[0]"]
+    moved = aligned.permutation.apply(Checkpoint(a, {"momentum": momentum, "step": torch.tensor(3.0)}, "SGD", 5))
+    before, after = a.layout.split(momentum), a.layout.split(moved.optimizer["momentum"])
+    assert torch.equal(after["0.weight"], before["0.weight"][order])
+    assert torch.equal(after["3.weight"], before["3.weight"][:, order])
+    assert torch.equal(moved.weights.state_dict()["0.bias"], a.state_dict()["0.bias"][order])
+    assert (moved.optimizer["step"], moved.epoch) == (3.0, 5)
+
+
+def test_aligning_never_moves_away_and_repeats():
+    species = SPECIES["residual, projected shortcut"]
+    a, b = (tw.Weights.of(species.module(seed)) for seed in (1, 2))
+    one, two = (tw.align(species.module(0), a, b, TASK, [species.batch()], seed=3) for _ in range(2))
+    assert one.after < one.before
+    assert torch.equal(one.weights.vector, two.weights.vector)
+    again = tw.align(species.module(0), a, one.weights, TASK, [species.batch()])
+    assert again.after <= one.after
+    assert str(one).startswith(f"distance {one.before:.4g} before, {one.after:.4g} after; 4 groups, ")
+
+
+def test_module_and_weights_are_left_as_they_were():
+    species = SPECIES["batch norm"]
+    module, a, b = species.module(0).train(), *(tw.Weights.of(species.module(seed)) for seed in (1, 2))
+    before, digests = bits(module), (a.digest(), b.digest())
+    for by in ("weights", "activations"):
+        tw.align(module, a, b, TASK, many(species), by=by)
+    assert same_bits(before, bits(module))
+    assert (a.digest(), b.digest()) == digests
+
+
+def test_batches_of_another_shape_are_left_out_by_activations():
+    species = SPECIES["MLP"]
+    a, b = (tw.Weights.of(species.module(seed)) for seed in (1, 2))
+    batches = many(species)
+    short = [(x[:7], y[:7]) for x, y in many(species, 1)]
+    one, two = (tw.align(species.module(0), a, b, TASK, data, by="activations") for data in (batches, batches + short))
+    assert torch.equal(one.weights.vector, two.weights.vector)
+
+
+def test_alignment_lowers_the_barrier_of_a_line():
+    """Two networks that learn the sign of a product; the same data, other seeds."""
+    torch.manual_seed(0)
+    x = 2 * torch.rand(256, 2) - 1
+    train = list(zip(x.split(64), (x.prod(dim=1) > 0).long().split(64), strict=True))
+
+    def make(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    a, b = (tw.fit(make(seed), TASK, train, epochs=40, lr=0.1, seed=seed) for seed in (1, 2))
+    aligned = tw.align(make(0), a, b, TASK, train)
+    scans = [tw.scan(make(0), tw.Segment(a, end), TASK, {"train": train}, points=11) for end in (b, aligned.weights)]
+    plain, better = (scan.summary()["train"]["loss"]["barrier"] for scan in scans)
+    assert aligned.after < 0.8 * aligned.before
+    assert better < 0.5 * plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "magic"}, "by 'weights' or by 'activations'; got 'magic'"),
+        ({"b": tw.Weights.of(nn.Linear(6, 4))}, "not describe the same network"),
+        ({"module": nn.Linear(6, 4)}, "the network and a do not describe the same network"),
+        ({"b": []}, "align needs a list of at least 1 Weights"),
+        ({"batches": []}, "the batches are empty"),
+        ({"groups": {}, "by": "activations"}, "only where groups are traced: leave groups= out"),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(arguments, message):
+    a, b = pair()
+    given = {"module": two_layers(), "a": a, "b": b, "batches": [(torch.randn(3, 6), torch.zeros(3).long())]}
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.align(task=TASK, **{**given, **arguments})
+
+
+def test_only_weights_of_the_network_are_renumbered():
+    permutation = random_permutation(found("MLP"))
+    with pytest.raises(tw.ThalwegError, match="the permutation and the weights do not describe the same network"):
+        permutation.apply(tw.Weights.of(nn.Linear(6, 4)))
+    with pytest.raises(tw.ThalwegError, match=r"renumbers Weights or a Checkpoint; got Linear: use Weights.of"):
+        permutation.apply(nn.Linear(6, 4))

@@ -1,0 +1,187 @@
+"""Symmetries: found in every kind of network, proven, and never wrong."""
+
+import pytest
+import torch
+from align_zoo import SPECIES, Of, found, random_permutation
+from torch import nn
+from zoo import bits, same_bits
+
+import thalweg as tw
+from thalweg.weightspace.permutation import renumber, spread
+from thalweg.weightspace.symmetries import CLOSE, Traced, Trial
+
+TASK = tw.classification()
+
+
+def scrambled(module, seed=0):
+    """In float64 and away from the values of initialisation, which hide what is not renumbered."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.mul_(0.5 + torch.rand(tensor.shape, generator=g)).add_(torch.rand(tensor.shape, generator=g) / 9)
+    return module.double().eval()
+
+
+def answer(species, module):
+    batch = species.batch()
+    inputs = [t.double() if t.is_floating_point() else t for t in batch[:-1]]
+    with torch.no_grad():
+        return module(*inputs)
+
+
+@pytest.mark.parametrize("name", SPECIES)
+def test_groups_and_share_of_each_kind(name):
+    symmetries, species = found(name), SPECIES[name]
+    assert not symmetries.dropped, str(symmetries)
+    assert len(symmetries.groups) == species.groups, str(symmetries)
+    assert species.share <= symmetries.share < species.share + 0.11
+
+
+@pytest.mark.parametrize("name", [name for name in SPECIES if name != "Llama"])  # which computes in float32 in between
+def test_a_renumbered_network_is_the_same_function(name):
+    species, permutation = SPECIES[name], random_permutation(found(name))
+    module = scrambled(species.module(1))
+    before, weights = answer(species, module), tw.Weights.of(module)
+    renumbered = tw.Permutation(permutation.orders, permutation.axes, permutation.within, weights.layout).apply(weights)
+    assert renumbered.distance(weights) > 0.1
+    renumbered.load_into(module)
+    torch.testing.assert_close(answer(species, module), before, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SPECIES)
+def test_a_tensor_left_out_of_its_group_is_caught(name):
+    species = SPECIES[name]
+    traced = Traced(species.module(1), species.task, species.batch())
+    trial, axes, checked = Trial(traced), traced.axes, 0
+    for group in found(name).groups.values():
+        members = sorted({tensor for tensor, _ in group.axes})
+        for tensor in [t for t in members if len(members) > 1 and matters(trial, t)]:
+            traced.axes = {**axes, tensor: tuple(("fixed", term[1]) for term in axes[tensor])}
+            assert trial.error([group]) > CLOSE, (group.name, tensor)
+            checked += 1
+        traced.axes = axes
+    assert checked
+
+
+def matters(trial, tensor):
+    """Whether the outputs depend on the order of a tensor; a bias before an instance norm changes nothing."""
+    value = trial.traced.tensors[tensor]
+    with torch.no_grad():
+        value.copy_(value.flatten().flip(0).view(value.shape))
+        outputs = zip(trial.expected, trial.traced.outputs(), strict=True)
+        value.copy_(trial.given[tensor])
+    return any(not torch.allclose(one, two, rtol=1e-6, atol=0) for one, two in outputs)
+
+
+def test_an_unknown_operation_pins_what_it_touches():
+    symmetries = found("cumsum")
+    assert [group.axes for group in symmetries.groups.values()] == [
+        (("two.weight", 0), ("two.bias", 0), ("three.weight", 1))
+    ]
+    assert symmetries.pinned["one.weight[0]"] == "'cumsum' is not known to keep units apart"
+    assert "pinned: one.weight[0] and 2 more: 'cumsum' is not known to keep units apart" in str(symmetries)
+
+
+def test_rotary_positions_pin_queries_and_keys():
+    symmetries = found("Llama")
+    assert {(group.size, len(group.axes)) for group in symmetries.groups.values()} == {
+        (24, 11), (2, 4), (3, 2), (4, 2), (32, 3)
+    }  # fmt: skip
+
+
+def test_the_module_is_left_as_it_was():
+    module = SPECIES["batch norm"].module(1).train()
+    before, state = bits(module), torch.get_rng_state()
+    tw.symmetries(module, TASK, SPECIES["batch norm"].batch())
+    assert same_bits(before, bits(module))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_network_that_draws_random_numbers_is_refused():
+    noisy = Of(lambda net, x: net.two(net.one(x) + torch.randn(8)), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers: turn them off"):
+        tw.symmetries(noisy, TASK, SPECIES["MLP"].batch())
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    with pytest.raises(tw.ThalwegError, match=r"must take the batch .* mat1 and mat2 .*: check the batch and the task"):
+        tw.symmetries(SPECIES["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
+
+
+def branching():
+    """Its graph depends on its input."""
+    return Of(
+        lambda net, x: net.two(net.one(x).relu() if bool(x.sum() > 99) else net.one(x).tanh()),
+        one=nn.Linear(6, 8), two=nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+HAND = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
+
+
+def test_groups_by_hand_where_nothing_can_be_traced():
+    batch = SPECIES["MLP"].batch()
+    with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand, such as"):
+        tw.symmetries(branching(), TASK, batch)
+    symmetries = tw.symmetries(branching(), TASK, batch, groups=HAND)
+    assert symmetries.groups["hidden"].axes == (("one.weight", 0), ("one.bias", 0), ("two.weight", 1))
+    assert not symmetries.dropped
+
+
+@pytest.mark.parametrize("left", HAND["hidden"])
+def test_groups_by_hand_are_proven(left):
+    rest = {"hidden": {name: axis for name, axis in HAND["hidden"].items() if name != left}}
+    symmetries = tw.symmetries(branching(), TASK, SPECIES["MLP"].batch(), groups=rest)
+    assert not symmetries.groups
+    assert symmetries.dropped["hidden"] > 1e-3
+    assert "renumbering 'hidden' changed the outputs, by" in str(symmetries)
+
+
+def test_groups_by_hand_may_hold_several_entries_per_unit():
+    species = SPECIES["convolutions, flattened"]
+    hand = {"channels": {"3.weight": 0, "3.bias": 0, "6.weight": 1}}
+    symmetries = tw.symmetries(species.module(1), TASK, species.batch(), groups=hand)
+    assert symmetries.axes["6.weight"][1] == ("product", 32, ("group", 8, "channels"), ("fixed", 4))
+    assert not symmetries.dropped
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"hidden": {"nothing": 0}}, "'hidden' has 'nothing': 0, which is none of this network"),
+        ({"hidden": {"one.bias": 1}}, "'hidden' has 'one.bias': 1, which is none"),
+        ({"hidden": {"one.weight": (0, 1)}}, "axis 0 of 'one.weight' in 'hidden' is not: correct groups="),
+    ],
+)
+def test_groups_by_hand_must_fit(groups, message):
+    with pytest.raises(tw.ThalwegError, match=message.replace("(", r"\(")):
+        tw.symmetries(branching(), TASK, SPECIES["MLP"].batch(), groups=groups)
+
+
+def test_only_outputs_that_the_task_uses_are_pinned():
+    net = Of(
+        lambda net, x: {"logits": net.two(h := net.one(x).relu()), "features": h},
+        one=nn.Linear(6, 8), two=nn.Linear(8, 4),
+    )  # fmt: skip
+    assert len(tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups) == 1
+    both = tw.Task(TASK.loss, lambda net, batch: ((out := net(batch[0]))["logits"] + out["features"].sum(), batch[1]))
+    assert not tw.symmetries(net, both, SPECIES["MLP"].batch()).groups
+
+
+def test_blocks_of_sums_and_products_are_reordered_in_place():
+    """Against indices written by hand: a sum of two units and a product of three units with two entries each."""
+    terms = [("sum", 8, ("group", 2, "a"), ("product", 6, ("group", 3, "b"), ("fixed", 2)))]
+    values = torch.arange(8)
+    renumber(spread(values, terms), {"a": torch.tensor([1, 0]), "b": torch.tensor([2, 0, 1])}, {})
+    assert values.tolist() == [1, 0, 6, 7, 2, 3, 4, 5]
+
+
+def test_units_inside_others_are_reordered_by_rows():
+    values = torch.arange(6).view(2, 3)
+    orders = {"heads": torch.tensor([1, 0]), "inside": torch.tensor([[2, 0, 1], [0, 2, 1]])}
+    terms = [("group", 2, "heads"), ("group", 3, "inside")]
+    for tensor, axes in ((values, terms), (values.T, terms[::-1])):
+        copy = tensor.clone()
+        renumber(spread(copy, axes), orders, {"inside": "heads"})
+        assert (copy if axes is terms else copy.T).tolist() == [[5, 3, 4], [0, 2, 1]]
