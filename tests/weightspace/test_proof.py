@@ -348,6 +348,15 @@ def test_an_ensemble_refuses_predictions_that_change():
         tw.Ensemble(module, [tw.Weights.of(module)] * 2).predict(task, BATCHES)
 
 
+def test_a_curve_ensemble_refuses_predictions_that_change():
+    rng = torch.Generator().manual_seed(0)
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch[0]) * torch.rand(1, generator=rng).double(), batch[1]))
+    with pytest.raises(
+        tw.ThalwegError, match="the point t = 1 predicts something else by itself than after the others"
+    ):
+        calls(task)["curve_ensemble"](nn.Linear(4, 3).double())
+
+
 def test_an_ensemble_is_proven_once_for_each_task(monkeypatch):
     module = nn.Linear(4, 3).double()
     ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
