@@ -216,6 +216,39 @@ class NamedOutput(Base):
         return self.Output(x, super().forward(x))
 
 
+@kind("output_distribution", both=classify(lambda result: result.logits))
+class DistributionOutput(Normed):
+    def forward(self, x: Tensor) -> Any:
+        return torch.distributions.Categorical(logits=super().forward(x))
+
+
+@kind("output_namespace_of_unregistered_layers", refused="unregistered", both=classify(lambda result: result.logits))
+class NamespaceOfListed(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [nn.Linear(3, 3)]
+
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(logits=self.hidden[0](super().forward(x)))
+
+
+@kind(
+    "output_namespace_of_a_copy_that_loses_something", refused="deepcopy", both=classify(lambda result: result.logits)
+)
+class NamespaceOfLosing(Normed):
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        twin = type(self)(1.0).double()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(logits=self.scale * super().forward(x))
+
+
 @kind("output_without_logits", refused="output")
 class OddOutput(Normed):
     def forward(self, x: Tensor) -> Any:

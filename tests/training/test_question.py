@@ -225,7 +225,7 @@ tripled = tw.Task(
     metrics={"top": lambda outputs, targets: (outputs.logits.argmax(1) == targets) * 3.0},
 )
 
-A, B = {}, {}
+A, PLANE = {}, tw.Plane(*ends(), tw.Weights.of(Net(7)))
 CASES = {  # the call, what it was started with, what it is given then, what must be named
     "fit: another loss": (
         fit,
@@ -455,6 +455,18 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         A,
         {"target": ends()},
         "it depended on the curve and does not now; it did not depend on the points",
+    ),
+    "scan: grid of a plane": (
+        scan,
+        {"target": PLANE, "grid": (2, 2)},
+        {"target": PLANE, "grid": (3, 2)},
+        "the spacing in x has changed",
+    ),
+    "scan: corner of a plane": (
+        scan,
+        {"target": PLANE, "grid": (2, 2)},
+        {"target": tw.Plane(*ends(), tw.Weights.of(Net(8))), "grid": (2, 2)},
+        "point 3 of the plane has changed",
     ),
     "scan: units": (
         scan,
