@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import thalweg as tw
 from thalweg.cli import app
 from thalweg.paper import claims, curve_entries, drawing, ensemble_entries, penn_treebank
+from thalweg.paper.claims import published, row_of
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_experiment, perform
 from thalweg.paper.experiment import Need, prepare
 from thalweg.paper.pricing import price
-from thalweg.paper.published import published, row_of
 from thalweg.paper.recipes import RECIPES, SCALES
 from thalweg.reporting.result import Claim, Result
 from thalweg.store.runs import LOG, Run

@@ -18,10 +18,9 @@ from ..reporting.result import Claim
 from ..results import titled
 from ..runtime.cuda_graphs import aside
 from ..weightspace.origin import OriginPath
-from .claims import TWENTIETH, limit
+from .claims import TWENTIETH, beside, figure, limit, quoted, row_of
 from .drawing import PANELS
 from .experiment import KINDS, Experiment, Need
-from .published import beside, figure, quoted, row_of
 
 NETWORKS = [Need("network", 0), Need("network", 1)]
 CURVES = [*NETWORKS, Need("bezier", 0), Need("polychain", 0)]

@@ -12,10 +12,10 @@ import thalweg as tw
 
 from ..reporting.result import Claim
 from . import claims
+from .claims import beside, figure, quoted
 from .curve_entries import CURVES, Outcome, keep
 from .drawing import METHODS
 from .experiment import Experiment
-from .published import beside, figure, quoted
 
 CHAIN = [need for need in CURVES if need.kind != "bezier"]
 WALKS = {"SSE": "snapshot", "FGE": "fge"}

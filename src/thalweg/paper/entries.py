@@ -58,8 +58,8 @@ class Entry:
     more: str = ""
 
     def wanted(self, experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
-        every = [Need(kind, seed) for kind in self.each for seed in range(seeds)]
-        return [(experiment, need) for need in (*self.needs, *every)] + self.parts(experiment)
+        for_seeds = (Need(kind, seed) for kind in self.each for seed in range(seeds))
+        return [*((experiment, need) for need in (*self.needs, *for_seeds)), *self.parts(experiment)]
 
     def fits(self, pair: Pair) -> bool:
         """Whether it can be run with that network on that data set."""

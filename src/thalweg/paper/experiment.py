@@ -95,8 +95,8 @@ class Experiment:
             return images, torch.randint(self.recipe.classes, (count,))
 
     def _batches(self, pair: tuple[Tensor, Tensor], **settings: Any) -> tw.data.DeviceBatches:
-        mean, std = self.recipe.colours
-        return tw.data.DeviceBatches(*pair, self.recipe.batch, mean=mean, std=std, device=self.device, **settings)
+        settings |= {"mean": self.recipe.colours[0], "std": self.recipe.colours[1], "device": self.device}
+        return tw.data.DeviceBatches(*pair, self.recipe.batch, **settings)
 
     @cached_property
     def train(self) -> Any:

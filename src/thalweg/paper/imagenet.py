@@ -9,9 +9,9 @@ from torch import nn
 import thalweg as tw
 
 from ..reporting.result import Claim
+from .claims import figure, quoted
 from .curve_entries import Outcome
 from .experiment import Experiment
-from .published import figure, quoted
 from .recipes import Recipe
 
 RECIPES = {

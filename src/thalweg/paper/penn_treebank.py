@@ -1,7 +1,7 @@
 """The entry ptb: perplexity along the straight line and a Bezier curve between two LSTMs on Penn Treebank."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +15,9 @@ import thalweg as tw
 from ..reporting.result import PAPER, Claim
 from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
-from ..training.optimizers import Schedule
-from .claims import TWENTIETH
+from .claims import TWENTIETH, row_of
 from .curve_entries import NETWORKS, Outcome, keep
 from .experiment import Experiment, Need
-from .published import row_of
 from .recipes import Preset, Recipe
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
@@ -43,7 +41,7 @@ class TextRecipe(Recipe):
     clip: float
     reported: dict[str, float]
 
-    def schedule(self, lr: float, steps: int) -> Schedule:
+    def schedule(self, lr: float, steps: int) -> Callable[[int], float]:
         return lambda i: lr * self.fall ** -max(0, (i - 1) // steps + 1 - self.stay)
 
 

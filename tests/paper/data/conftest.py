@@ -5,7 +5,7 @@ from hashlib import md5
 
 import pytest
 
-from thalweg.paper.data.sources import SETS
+from thalweg.paper.data.fetch import SETS
 
 
 @pytest.fixture

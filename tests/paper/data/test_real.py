@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.paper.data import cifar10, cifar100, mnist, ptb
-from thalweg.paper.data.sources import SETS
+from thalweg.paper.data.fetch import SETS
 
 DATA = os.environ.get("THALWEG_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="THALWEG_DATA names no folder with data sets")

@@ -112,7 +112,7 @@ def _cifar(name: str, folder: str | Path, download: bool, labels: int) -> tuple[
 def _binary(content: bytes, labels: int) -> Pair:
     """A row of bytes for each image: its labels, of which the last is the fine one, then its pixels."""
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, labels + 3 * 32 * 32)
-    return _shaped(rows[:, labels:]), rows[:, labels - 1].long()
+    return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].long()
 
 
 def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
@@ -124,13 +124,9 @@ def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
     """
     try:
         labels = entries["fine_labels"] if "fine_labels" in entries else entries["labels"]
-        return _shaped(entries["data"].tensor()), torch.tensor(labels, dtype=torch.long)
+        return entries["data"].tensor().reshape(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.long)
     except Exception as error:  # a damaged pickle may hold anything
         raise ThalwegError(f"{path} does not hold images with labels ({error!r}): fetch it again") from error
-
-
-def _shaped(pixels: Tensor) -> Tensor:
-    return pixels.contiguous().reshape(-1, 3, 32, 32)
 
 
 class Corpus(NamedTuple):
