@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import Diverged, ThalwegError
+    from .errors import Diverged, Stalled, ThalwegError
     from .evaluation.curve_ensemble import curve_ensemble
     from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "errors": ("Diverged", "ThalwegError"),
+    "errors": ("Diverged", "Stalled", "ThalwegError"),
     "evaluation.curve_ensemble": ("curve_ensemble",),
     "evaluation.ensemble": ("Ensemble",),
     "evaluation.scan": ("scan",),
@@ -71,9 +71,9 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
     "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
-    "SlowPathWarning", "Snapshot", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights", "align",
-    "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed", "figures", "fit",
-    "language_modelling", "models", "page", "regression", "scan", "symmetries", "together", "update_bn", "walk",
+    "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights",
+    "align", "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed", "figures",
+    "fit", "language_modelling", "models", "page", "regression", "scan", "symmetries", "together", "update_bn", "walk",
 ]  # fmt: skip
 
 

@@ -30,6 +30,12 @@ class Diverged(ThalwegError):
         self.members: list[Any] = []  # what a walk had collected until then
 
 
+class Stalled(UserWarning):
+    """Issued once by `fit` and `walk` when, after a tenth of the training, a network still answers the same for every
+    input; `warnings.simplefilter("error", Stalled)` ends the training there.
+    """
+
+
 class Stopped(KeyboardInterrupt):
     """A run that was interrupted, by Ctrl-C or SIGTERM, and has saved its state.
 

@@ -179,7 +179,7 @@ def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
 def _look(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
 ) -> tuple[Quantities, Quantities]:
-    with undisturbed(task), _unwritten(task), _quiet():
+    with undisturbed(task), unwritten(task), _quiet():
         probe = Probe(module, weights, compute)
         given = deepcopy(batch)  # a loss may write into its batch
         probe.module.eval()
@@ -278,7 +278,7 @@ def points_question(points: Sequence[Weights], owner: str) -> Facts:
 
 
 @contextmanager
-def _unwritten(task: Task) -> Iterator[None]:
+def unwritten(task: Task) -> Iterator[None]:
     """Undo what is written into modules that a loss holds, such as a teacher that follows the network."""
     tables: list[dict[str, Any]] = [
         table for part in modules_in(task).values() for table in (part._parameters, part._buffers)

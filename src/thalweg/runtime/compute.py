@@ -189,6 +189,13 @@ class Call:
 
         return source(batches, device)
 
+    def warn_if_stalled(self, step: "Step", batches: Batches, epoch: int, epochs: int) -> None:
+        """Warn after a tenth of plain training if the network has not begun to learn."""
+        from ..training.stalled import warn_if_stalled
+
+        if step.motion.t is None:
+            warn_if_stalled(step.probe, step.task, batches, self.compute, epoch, epochs, self.processes.first)
+
     def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
         """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""
         from .streamed import StreamedBends

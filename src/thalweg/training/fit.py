@@ -75,6 +75,9 @@ def fit(
 
     Raises:
         Diverged: If the loss stops being finite.
+
+    Warns:
+        Stalled: If the network still answers the same for every input after a tenth of the training.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
     call = Call(compute or Compute(), progress)

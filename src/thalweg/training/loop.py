@@ -122,6 +122,7 @@ def train(
             watch.end(course.done, lr)
             live.after_epoch()
             observer.after_epoch(course.epoch)
+            call.warn_if_stalled(step, batches, course.epoch, settings.epochs)
             course.after_epoch(lr)
 
 
