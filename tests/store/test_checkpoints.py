@@ -104,6 +104,12 @@ def test_key_chooses_among_several(tmp_path):
         tw.Weights.load(path, network(), "nothing")
 
 
+def test_weights_at_the_top_are_taken_before_those_under_a_key(tmp_path):
+    path = written(tmp_path / "c.pt", {**network(1).state_dict(), "ema": network(2).state_dict()})
+    assert same(tw.Weights.load(path, network()), network(1))
+    assert same(tw.Weights.load(path, network(), "ema"), network(2))
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_lightning_with_two_networks_asks_which(suffix, tmp_path):
     state = {**prefixed("net.", network(1).state_dict()), **prefixed("ema.", network(2).state_dict())}
