@@ -1,11 +1,14 @@
 """Targets of every kind, alike in fit, scan, ensembles and curve ensembles; against naive loops in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.tasks import identity
 
 CLASSES = 3
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -181,6 +184,31 @@ def test_scores_against_labels_need_probabilities():
     )
     with pytest.raises(tw.ThalwegError, match="probabilities that add up to one over dimension 1"):
         tw.Ensemble(network(), [tw.Weights.of(network())]).score(task, batches_of())
+
+
+@pytest.mark.parametrize("targets", [mixed, lambda labels: F.one_hot(labels, CLASSES)], ids=["mixed", "one-hot"])
+def test_logits_are_not_scored_against_probabilities(targets):
+    """Of a loss of torch alone nobody knows whether its outputs are logits."""
+    batches, members = batches_of(targets), [network(seed) for seed in range(2)]
+    ensemble = tw.Ensemble(members[0], [tw.Weights.of(member) for member in members])
+    loss = nn.CrossEntropyLoss(reduction="none")
+    own = tw.Task(lambda outputs, wanted: loss(outputs, wanted.double()))
+    for call in (ensemble.score, ensemble.report):
+        with pytest.raises(tw.ThalwegError, match=r"the targets are probabilities .*: give the task probabilities= a"):
+            call(own, batches)
+    softly = replace(own, probabilities=lambda outputs: outputs.softmax(1))
+    assert ensemble.score(softly, batches) == pytest.approx(ensemble.score(tw.classification(), batches), rel=1e-12)
+    assert set(ensemble.score(replace(own, probabilities=identity), batches)) == {"squared_error"}
+
+
+def test_a_column_of_ones_is_no_distribution():
+    module = nn.Linear(4, 1).double()
+    batches = [(x, torch.ones(len(x), 1).double()) for x, _ in batches_of()]
+    with torch.no_grad():
+        expected = torch.cat([(module(x) - y).square() for x, y in batches]).mean().item()
+    task = tw.Task(lambda outputs, targets: (outputs - targets).square().sum(1))
+    found = tw.Ensemble(module, [tw.Weights.of(module)]).score(task, batches)
+    assert found == pytest.approx({"squared_error": expected}, rel=1e-12)
 
 
 def test_regression_onto_one_hot_targets_stays_regression():

@@ -168,8 +168,13 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
                 "probabilities= of this task gives does not: use a softmax, or leave it out"
             )
         return labelled(probabilities, targets)
-    if probabilities.shape != targets.shape or not (_distributions(probabilities) and _distributions(targets)):
+    if probabilities.shape != targets.shape or targets.shape[1:2] == (1,) or not _distributions(targets):
         return None
+    if not _distributions(probabilities):
+        raise ThalwegError(
+            "the targets are probabilities (one-hot, mixup), and what an ensemble would average is not: give the task "
+            "probabilities= a softmax, or thalweg.tasks.identity if this is regression"
+        )
     wanted = rows(targets)
     return rows(probabilities), wanted.argmax(1) if bool(one_hot(wanted).all()) else wanted.double()
 
