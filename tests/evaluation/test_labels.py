@@ -235,6 +235,27 @@ def test_whole_number_targets_of_regression_are_no_labels(columns):
     )
 
 
+@pytest.mark.parametrize("wanted", [[0, 3, 1, 7, 2, 0], [0, 1, 1, 0, 1, 0], [0] * 6], ids=["counts", "binary", "zeros"])
+def test_whole_numbers_beside_a_single_output_are_no_labels(wanted):
+    """As in a regression onto counts, or in binary cross-entropy: softmax of one logit is one, and no error at all."""
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.manual_seed(0)
+    module, batches = nn.Linear(4, 1).double(), [(x, torch.tensor(wanted))]
+    point, task = tw.Weights.of(module), tw.Task(lambda outputs, targets: (outputs[:, 0] - targets).square())
+    with torch.no_grad():
+        expected = (module(x)[:, 0] - batches[0][1]).square().mean().item()
+    tw.fit(module, task, batches, epochs=1, lr=0.01)
+    values = tw.scan(module, [point], task, {"x": batches}).values["x"]
+    assert set(values) == {"loss", "data_loss"}
+    assert values["loss"][0] == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(
+        tw.ThalwegError, match=r"outputs and targets must have one shape .* \(6, 1\) and \(6,\): reshape"
+    ):
+        tw.Ensemble(module, [point]).score(task, batches)
+    flat = tw.Task(lambda outputs, targets: (outputs - targets).square(), lambda net, b: (net(b[0])[:, 0], b[1]))
+    assert tw.Ensemble(module, [point]).score(flat, batches) == pytest.approx({"squared_error": expected}, rel=1e-12)
+
+
 def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
     batches, task = batches_of(mixed), tw.classification()
     points = [tw.Weights.of(network(seed)) for seed in range(2)]

@@ -65,12 +65,17 @@ def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
 
 
 def are_labels(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether targets are integers, one for each position where the outputs have their classes in dimension 1.
+    """Whether targets are integers, one for each position where the outputs have their classes in dimension 1; a single
+    output is no choice among classes.
 
     >>> are_labels(torch.zeros(2, 3), torch.tensor([0, 2])), are_labels(torch.zeros(2, 3), torch.zeros(2, 3))
     (True, False)
     """
-    fits = outputs.ndim == targets.ndim + 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+    fits = (
+        outputs.ndim == targets.ndim + 1
+        and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        and outputs.shape[1] > 1
+    )
     return fits and not targets.is_floating_point() and outputs.is_floating_point()
 
 
