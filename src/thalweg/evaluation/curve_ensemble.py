@@ -13,10 +13,17 @@ from ..runtime.rng import seeded
 from ..tasks import Task, check_task, outputs_of, softmax
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from ..weightspace.proof import agree
 from . import metrics
 from .calibration import fit_scale, fit_temperature
-from .measure import First, Measurement, Points, check_finite, predicted, prove_measuring
+from .measure import (
+    Measurement,
+    Points,
+    check_alone,
+    check_finite,
+    check_order,
+    predicted,
+    prove_measuring,
+)
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "cross-fitted on two halves of the test set"
@@ -63,6 +70,7 @@ def curve_ensemble(
     losses: list[float] = []
     tested: Predicted = []
     held: Predicted = []
+    wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
     context = present.get()
@@ -75,29 +83,19 @@ def curve_ensemble(
                 with seeded(0, bn_batches):
                     measure()
                 losses.append(measure.means()["data_loss"])
-                with seeded(0, test):
-                    _keep(tested, _logits(probe, task, test, where), "test")
-                if held_out is not None:
-                    with seeded(0, held_out):
-                        _keep(held, _logits(probe, task, held_out, where), "held-out")
+                for found, batches, name in wanted:
+                    if batches is not None:
+                        with seeded(0, batches):
+                            found.append(_logits(probe, task, batches, where))
+                        check_order(found[0][1], found[-1][1], name)
             bar.advance()
         proof.again()
-        again = Probe(module, None, compute)
-        with Points(again, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(0, test):
-            first, _ = _logits(again, task, First(test), where)
-    if not agree(again, first, tested[-1][0][: len(first)]):
-        raise ThalwegError(
-            f"the point t = {ts[-1]:g} predicts something else by itself than after the others: the network, the task "
-            "or the data keep something from one pass to the next (a cache, a counter, their own randomness); reset "
-            "it in every pass"
-        )
+        fresh = Probe(module, None, compute)
+        with Points(fresh, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(0, test):
+            alone, _ = _logits(fresh, task, [next(iter(test))], where)
+    what = f"the point t = {ts[-1]:g} predicts something else by itself than after the others"
+    check_alone(fresh, alone, tested[-1][0][: len(alone)], what)
     return _assemble(ts, losses, tested, held)
-
-
-def _keep(found: Predicted, pair: tuple[Tensor, Tensor], name: str) -> None:
-    found.append(pair)
-    if not torch.equal(found[0][1], pair[1]):
-        raise ThalwegError(f"the {name} batches come in another order in each pass: use a loader without shuffling")
 
 
 def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tensor, Tensor]]:
@@ -121,28 +119,33 @@ def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Pre
         mean = torch.stack(scaled).mean(0)
         temperatures[scaling] = heat.mean(0).tolist()
         nll[scaling] = [metrics.nll(p, labels) for p in scaled]
-        scores[scaling] = {name: score(mean, labels) for name, score in metrics.SCORES.items()}
+        scores[scaling] = metrics.scores(mean, labels)
         reliability[scaling] = metrics.reliability(mean, labels)
-    errors = [metrics.error(p, labels) for p in alone]
-    pairs = [metrics.error((alone[0] + p) / 2, labels) for p in alone]
     return CurveEnsemble(
-        ts, losses, errors, pairs, temperatures, nll, scores, reliability, HELD_OUT if held else CROSS_FITTED
+        t=ts,
+        train_loss=losses,
+        error=[metrics.error(p, labels) for p in alone],
+        pair_error=[metrics.error((alone[0] + p) / 2, labels) for p in alone],
+        temperatures=temperatures,
+        nll=nll,
+        scores=scores,
+        reliability=reliability,
+        fitted_on=HELD_OUT if held else CROSS_FITTED,
     )
 
 
 def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:
-    if scaling == "none":
-        return [1.0] * len(logits)
     if scaling == "per point":
         return [fit_temperature(x, labels) for x in logits]
     losses = [max(loss, 1e-6) for loss in losses]  # a loss of zero has no inverse
     mean = sum(losses) / len(losses)
     relative = {
+        "none": [1.0] * len(logits),
         "one": [1.0] * len(logits),
         "train loss": [loss / mean for loss in losses],
         "inverse train loss": [mean / loss for loss in losses],
     }[scaling]
-    scale = fit_scale(logits, labels, relative)
+    scale = 1.0 if scaling == "none" else fit_scale(logits, labels, relative)
     return [scale * factor for factor in relative]
 
 
@@ -154,8 +157,8 @@ def _logits(probe: Probe, task: Task, batches: Batches, where: str) -> tuple[Ten
     if outputs.shape == targets.shape and outputs.ndim > 1 and bool(metrics.one_hot(targets).all()):
         targets = targets.argmax(1)
     if not metrics.are_labels(outputs, targets):
-        shapes = f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
         raise ThalwegError(
-            f"a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got {shapes}"
+            "a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got "
+            f"{tuple(outputs.shape)} and {targets.dtype} {tuple(targets.shape)}"
         )
     return metrics.labelled(outputs, targets)

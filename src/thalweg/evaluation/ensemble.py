@@ -21,10 +21,10 @@ from ..store import files
 from ..tasks import Task, check_task, identity
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
-from ..weightspace.proof import agree
+from ..weightspace.proof import prove_on
 from ..weightspace.weights import Weights, base_name, check_list
 from . import metrics
-from .measure import First, Points, check_finite, predicted, prove_predicting
+from .measure import Points, check_alone, check_finite, check_order, predicted
 
 MANIFEST = "ensemble.json"
 
@@ -102,11 +102,9 @@ class Ensemble:
                 chosen.append(alone[0].argmax(1))
                 reliability = metrics.reliability(*together) if together[1].ndim == 1 else []
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
-        if pairs:
-            for k, entry in enumerate(growth, start=1):
-                entry["disagreement"] = _mean_pair(pairs, k)
-        distances = [one.distance(two) for one, two in pairwise(self.members)]
-        return Report(growth, members, pairs, distances, reliability)
+        for k, entry in enumerate(growth if pairs else (), start=1):  # a single member agrees with itself
+            entry["disagreement"] = sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
+        return Report(growth, members, pairs, [a.distance(b) for a, b in pairwise(self.members)], reliability)
 
     def save(self, folder: str | Path) -> None:
         """Write one safetensors file per member, one for shared frozen parameters, and a manifest with hashes and
@@ -151,23 +149,20 @@ class Ensemble:
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each member: its predictions, those of the ensemble so far, and the targets."""
         check_task(task)
-        total, first = torch.zeros(()), None
-        processes = present.get().processes
         count(batches)
-        new = not any(task is known for known in self._proven)
-        proof = prove_predicting(self._probe, task, batches) if new else None
+        total, first, processes = torch.zeros(()), None, present.get().processes
+        new, probe = not any(task is known for known in self._proven), self._probe
+        proof = prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches) if new else None
         with Progress("predicting", len(self), progress if processes.first else False) as bar:
-            rounds = (self.members[start : start + processes.size] for start in range(0, len(self), processes.size))
             # each rank has one member of a round, or perhaps none in the last
             own = (
-                [_predictions(self._probe, w, task, batches) for w in members[processes.rank :][:1]]
-                for members in rounds
+                [_predictions(probe, w, task, batches) for w in self.members[start + processes.rank :][:1]]
+                for start in range(0, len(self), processes.size)
             )
             found = (pair for ranks in map(processes.gather, own) for pairs in ranks for pair in pairs)
             for k, (values, targets) in enumerate(found, start=1):
                 check_finite(values, f"member {k}", self.members[k - 1], batches)
-                if first is not None and not torch.equal(first, targets):
-                    raise ThalwegError("the batches come in another order in each pass: use a loader without shuffling")
+                check_order(targets if first is None else first, targets, "the batches")
                 first, total = targets, total + values
                 bar.advance()
                 if proof is not None and k == len(self):
@@ -178,47 +173,41 @@ class Ensemble:
     def _look_again(self, task: Task, batches: Batches, values: Tensor) -> None:
         """Predict the first batch of the last member again with a new copy of the network; once per task."""
         probe = Probe(self.module)
-        again, _ = _predictions(probe, self.members[-1], task, batches, First(batches))
-        again = (
-            again if again.ndim == values.ndim else metrics.rows(again)
-        )  # label maps of several sizes are concatenated by pixels
-        if not agree(probe, again, values[: len(again)]):
-            raise ThalwegError(
-                "the last member predicts something else by itself than after the others: the network, the task or "
-                "the data keep something from one pass to the next (a cache, a counter, random numbers of their own); "
-                "reset it in every pass"
-            )
+        again, _ = _predictions(probe, self.members[-1], task, batches, first=True)
+        if again.ndim != values.ndim:  # label maps of several sizes are concatenated by pixels
+            again = metrics.rows(again)
+        what = "the last member predicts something else by itself than after the others"
+        check_alone(probe, again, values[: len(again)], what)
         self._proven.append(task)
 
 
 def _predictions(
-    probe: Probe, member: Weights, task: Task, batches: Batches, some: Batches | None = None
+    probe: Probe, member: Weights, task: Task, batches: Batches, first: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Predictions and targets of one member, for `some` of the batches if given."""
+    """Predictions and targets of one member, of the first batch alone or of all."""
     with Points(probe, task).at(member), seeded(0, batches):
-        return predicted(
-            probe.module, task, batches if some is None else some, probe.device, partial(metrics.averaged, task)
-        )
+        some = [next(iter(batches))] if first else batches
+        return predicted(probe.module, task, some, probe.device, partial(metrics.averaged, task))
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
     if values.shape != targets.shape:
-        shapes = f"{tuple(values.shape)} and {tuple(targets.shape)}"
         raise ThalwegError(
-            f"outputs and targets must have one shape to be compared; got {shapes}: reshape one in the task"
+            f"outputs and targets must have one shape to be compared; got {tuple(values.shape)} and "
+            f"{tuple(targets.shape)}: reshape one in the task"
         )
     return {"squared_error": float((values - targets.double()).square().mean())}
 
 
-def _mean_pair(pairs: list[list[float]], k: int) -> float:
-    """Over the first k members; a single member agrees with itself."""
-    return sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
-
-
 def _files(manifest: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
     """The files that a manifest names, and the kind of each."""
-    members = {(files.beside(manifest, entry["file"], "member"), "weights") for entry in entries}
-    return members | {(files.beside(manifest, entry["base"], "base"), "base") for entry in entries if "base" in entry}
+    kinds = (("file", "member", "weights"), ("base", "base", "base"))
+    return {
+        (files.beside(manifest, entry[key], name), kind)
+        for entry in entries
+        for key, name, kind in kinds
+        if key in entry
+    }
 
 
 def _is_member(path: Path) -> bool:
@@ -243,6 +232,8 @@ def _load_member(manifest: Path, entry: Mapping[str, Any]) -> Weights:
     except ThalwegError as error:
         raise ThalwegError(f"{error} (or load the others with skip=['{entry['file']}'])") from None
     if member.digest() != entry["sha256"]:
-        message = f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest"
-        raise ThalwegError(f"{message}; restore it, or load the others with skip=['{entry['file']}']")
+        raise ThalwegError(
+            f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest; "
+            f"restore it, or load the others with skip=['{entry['file']}']"
+        )
     return member

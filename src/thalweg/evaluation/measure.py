@@ -20,7 +20,7 @@ from ..runtime.transfer import moved, source
 from ..tasks import Task
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.probe import Probe
-from ..weightspace.proof import Proof, prove_on
+from ..weightspace.proof import Proof, agree, prove_on
 from ..weightspace.state import ModuleState, kept
 from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
@@ -125,19 +125,6 @@ class Measurement:
         self.seen[name] = size
 
 
-class First:
-    """The first of the batches."""
-
-    def __init__(self, batches: Batches):
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Any]:
-        yield next(iter(self.batches))
-
-
 def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute) -> Proof:
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
@@ -147,11 +134,6 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute
             return outputs, task.losses(outputs, targets, batch)[0]
 
     return prove_on(probe, measured, batches)
-
-
-def prove_predicting(probe: Probe, task: Task, batches: Batches) -> Proof:
-    """The same for predictions alone."""
-    return prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches)
 
 
 def predicted(
@@ -214,6 +196,23 @@ def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) 
             "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"
         )
     raise ThalwegError(f"{what} predicts NaN or infinity: {reason}")
+
+
+def check_alone(probe: Probe, alone: Tensor, after: Tensor, what: str) -> None:
+    """Raise, saying what differs, unless a point by itself, with a new copy of the network, gives the same as after the
+    others.
+    """
+    if not agree(probe, alone, after):
+        raise ThalwegError(
+            f"{what}: the network, the task or the data keep something from one pass to the next (a cache, a counter, "
+            "random numbers of their own); reset it in every pass"
+        )
+
+
+def check_order(first: Tensor, targets: Tensor, what: str) -> None:
+    """Raise unless the targets of two passes are the same."""
+    if not torch.equal(first, targets):
+        raise ThalwegError(f"{what} come in another order in each pass: use a loader without shuffling")
 
 
 def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -48,12 +48,10 @@ class Metrics:
         if outputs is None or not isinstance(targets, Tensor):
             return {}
         if are_labels(outputs, targets):
-            wrong = self.labels(_mistakes, outputs, targets)
-        elif self.task.probabilities is softmax and outputs.shape == targets.shape:
-            wrong = torch.where(one_hot(targets), (outputs.argmax(dim=1) != targets.argmax(dim=1)).float(), torch.nan)
-        else:
-            return {}
-        return {"error": wrong}
+            return {"error": self.labels(_mistakes, outputs, targets)}
+        if self.task.probabilities is softmax and outputs.shape == targets.shape:
+            return {"error": torch.where(one_hot(targets), _mistakes(outputs, targets.argmax(dim=1)), torch.nan)}
+        return {}
 
 
 def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
@@ -110,8 +108,7 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
     """
     if labels.ndim == 2:
         return float(-(labels * probabilities.double().clamp_min(TINY).log()).sum(1).mean())
-    right = probabilities.double().gather(1, labels.long()[:, None])
-    return float(-right.clamp_min(TINY).log().mean())
+    return float(-probabilities.double().gather(1, labels.long()[:, None]).clamp_min(TINY).log().mean())
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
@@ -138,14 +135,12 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:
     """For each non-empty bin of confidence: its fraction of the data, its accuracy, its mean confidence."""
     confidence, chosen = probabilities.double().max(1)
-    right = (chosen == labels).double()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1].to(confidence.device)
     place = torch.bucketize(confidence, edges)
     counts = torch.bincount(place, minlength=bins)
-    sums = [torch.bincount(place, weights=values, minlength=bins) for values in (right, confidence)]
-    filled = counts > 0
-    columns = (counts[filled].double() / len(labels), *(total[filled] / counts[filled] for total in sums))
-    return torch.stack(columns, 1).tolist()
+    right, sure = (torch.bincount(place, values, bins) for values in ((chosen == labels).double(), confidence))
+    columns = torch.stack([counts.double() / len(labels), right / counts, sure / counts], 1)
+    return columns[counts > 0].tolist()
 
 
 def disagreement(choices: Tensor) -> Tensor:
@@ -208,8 +203,7 @@ def _distributions(values: Tensor) -> bool:
 
 def scores(probabilities: Tensor, truth: Tensor) -> dict[str, float]:
     """All scores that are defined for labels, or for soft labels."""
-    of = SCORES if truth.ndim == 1 else SOFT_SCORES
-    return {name: score(probabilities, truth) for name, score in of.items()}
+    return {name: score(probabilities, truth) for name, score in (SCORES if truth.ndim == 1 else SOFT_SCORES).items()}
 
 
 SCORES = {"error": error, "nll": nll, "brier": brier, "ece": ece}

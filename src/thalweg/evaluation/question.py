@@ -1,25 +1,23 @@
 """The question that a run folder answers: what a call would compute, as facts that are compared when it is resumed."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from itertools import islice
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, to_device
-from ..errors import during
 from ..hidden import modules_in
-from ..runtime.compute import Compute, Processes
+from ..runtime.compute import Compute
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.transfer import home
 from ..store import facts
 from ..store.content import Content, digest_of
-from ..store.runs import versions
 from ..tasks import Task
 from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
 from ..weightspace.layout import batch_norms
@@ -35,29 +33,18 @@ SAMPLE = 4  # batches of other data that are hashed, including the first and the
 COURSE = tuple(i / 8 for i in range(9))  # values of t at which a curve's coefficients are compared
 ROUNDING, COARSE = {torch.float64: 1e-9, torch.float32: 1e-5}, 2e-3  # between machines; with a GPU or half precision
 PROJECTED = 1 << 20  # values of one quantity that a projection uses
-
-
-def asked(run: object | None, describe: Callable[[], Facts], processes: Processes) -> Facts:
-    """The question of a call that has a run folder, or that several processes make together and must agree on."""
-    if run is None and processes.size == 1:
-        return {}
-    with during("computing what the run depends on"):
-        question = describe()
-    processes.agree({**versions(), **question})
-    return question
+LOADING = ("collate_fn", "generator", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
 def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
     """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
-    with undisturbed(batches, seed=0), _quiet():
-        if all(
-            home(batches, method).__module__.startswith("thalweg.paper.data.")
-            for method in ("__iter__", "draws", "make")
-        ):
+    ours = ("__iter__", "draws", "make")
+    with undisturbed(batches, seed=0), catch_warnings(action="ignore"):  # the call itself will show them
+        if all(home(batches, method).__module__.startswith("thalweg.paper.data.") for method in ours):
             parts, first = _on_device(batches)
         elif isinstance(batches, list | tuple) and type(batches).__iter__ in (list.__iter__, tuple.__iter__):
-            parts, first = _in_memory(batches)
+            parts, first = _in_memory(batches), batches[0]
         elif type(batches).__iter__ is DataLoader.__iter__ and not isinstance(batches.dataset, IterableDataset):  # type: ignore[attr-defined]
             parts, first = _of_loader(batches)  # type: ignore[arg-type]
         else:
@@ -67,43 +54,33 @@ def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
 
 def _on_device(batches: Any) -> tuple[dict[str, str], Any]:
     """All of the data in `DeviceBatches` and `TokenBatches`; the order would depend on the device that shuffles."""
-    return {"the content": digest_of(batches.contents)}, next(
-        iter(batches.clean() if hasattr(batches, "clean") else batches)
-    )
+    clean = batches.clean() if hasattr(batches, "clean") else batches
+    return {"the content": digest_of(batches.contents)}, next(iter(clean))
 
 
-def _in_memory(batches: Sequence[Any]) -> tuple[dict[str, str], Any]:
+def _in_memory(batches: Sequence[Any]) -> dict[str, str]:
     """All of them if they are small."""
     found, size = {}, 0
     for k in _visits(len(batches)):
-        if size > SMALL:
-            break
-        content = Content()
-        content.add(batches[k])
-        found[k], size = content.digest(), size + content.size
-    return _parts(found), batches[0]
+        if size <= SMALL:
+            content = Content()
+            content.add(batches[k])
+            found[k], size = content.digest(), size + content.size
+    return _parts(found)
 
 
 def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
-    """Every index from the sampler, and what the data set holds at some of them."""
-    order = list(islice(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, len(loader) + 1))
-    chosen = _visits(len(order))[:SAMPLE] if order else []
-    found = dict(zip(chosen, _fetched(loader, [order[k] for k in chosen]), strict=True))
-    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in found.items()})}, found.get(0)
-
-
-def _fetched(loader: DataLoader[Any], chosen: list[Any]) -> DataLoader[Any]:
-    """Some batches, loaded by a worker if there are any: data sets may open files there, and such handles do not
-    survive a fork.
+    """Every index from the sampler, and what the data set holds at some of them, loaded by a worker if there are any:
+    data sets may open files there, and such handles do not survive a fork.
     """
-    single: dict[str, Any] = {"sampler": chosen, "batch_size": None}
-    how = single if loader.batch_sampler is None else {"batch_sampler": chosen}
-    how |= {name: getattr(loader, name) for name in ("collate_fn", "generator", "timeout", "worker_init_fn")}
-    return DataLoader(
-        loader.dataset,
-        num_workers=min(loader.num_workers, 1),
-        multiprocessing_context=loader.multiprocessing_context,
-        **how,
+    order = list(islice(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, len(loader) + 1))
+    numbers = _visits(len(order))[:SAMPLE] if order else []
+    chosen, single = [order[k] for k in numbers], loader.batch_sampler is None
+    how: dict[str, Any] = {"sampler": chosen, "batch_size": None} if single else {"batch_sampler": chosen}
+    how |= {name: getattr(loader, name) for name in LOADING}
+    loaded = dict(zip(numbers, DataLoader(loader.dataset, num_workers=min(loader.num_workers, 1), **how), strict=True))
+    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in loaded.items()})}, loaded.get(
+        0
     )
 
 
@@ -126,11 +103,11 @@ def _parts(found: Mapping[int, str]) -> dict[str, str]:
     """Hashes of some batches by number: the first, the last, and all of them as one."""
     if not found:  # batches with a length but no items, which the call itself refuses
         return {}
-    numbers = sorted(found)
+    first, *others = (found[k] for k in sorted(found))
     return {
-        "the first batch": found[numbers[0]],
-        "the last batch": found[numbers[-1]],
-        "a batch in the middle": digest_of([found[k] for k in numbers[1:-1]]),
+        "the first batch": first,
+        "the last batch": others[-1] if others else first,
+        "a batch in the middle": digest_of(others[:-1]),
     }
 
 
@@ -143,12 +120,19 @@ def first_pass(
     A quantity that cannot be computed, or differs the second time, is left out: the call itself will raise, or cannot
     be compared.
     """
-    both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
     device = next(module.parameters()).device.type
     within = rounding(weights.layout.dtype, exact=device == "cpu" and compute.precision == "fp32")
-    evaluated, trained = (_repeated([look[k] for look in both], within) for k in (0, 1))
-    question = {name: facts.numbers(evaluated, within)}
-    return question | ({f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {})
+    both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
+    evaluated, trained = (
+        {
+            key: one[key]
+            for key in sorted(one, key="loss".__ne__)
+            if key in two and facts.near(one[key], two[key], within)
+        }
+        for one, two in zip(*both, strict=True)
+    )
+    in_training = {f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {}
+    return {name: facts.numbers(evaluated, within), **in_training}
 
 
 def rounding(dtype: torch.dtype, exact: bool) -> float:
@@ -171,82 +155,63 @@ def bn_question(batches: Batches | None) -> Facts:
     return {} if batches is None else data_question(batches, "the data of bn_batches")[0]
 
 
-def _repeated(both: Sequence[Quantities], within: float) -> Quantities:
-    one, two = both
-    return {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
-
-
 def _look(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
 ) -> tuple[Quantities, Quantities]:
-    with undisturbed(task), unwritten(task), _quiet():
+    """In eval mode, and in training mode if it is to be trained; each with its own batch, which a loss may write to."""
+    with undisturbed(task), unwritten(task), catch_warnings(action="ignore"):
         probe = Probe(module, weights, compute)
-        given = deepcopy(batch)  # a loss may write into its batch
         probe.module.eval()
         for _, layer in () if weights.has_statistics else batch_norms(probe.module):
             layer.train()  # rather than use the statistics of another network
-        with seeded(0), torch.no_grad():
-            evaluated = _evaluated(probe, task, to_device(given, probe.device), compute, not trains)
+        with seeded(0), torch.no_grad(), compute.casting(probe.device):
+            evaluated = _tried(_evaluated(probe, task, to_device(deepcopy(batch), probe.device), not trains))
         if not trains:
             return evaluated, {}
         probe.module.train()
-        with seeded(0), torch.enable_grad():
-            return evaluated, _trained(probe, task, to_device(deepcopy(batch), probe.device), compute)
+        with seeded(0), torch.enable_grad(), compute.casting(probe.device):
+            return evaluated, _tried(_trained(probe, task, to_device(deepcopy(batch), probe.device)))
 
 
-def _evaluated(probe: Probe, task: Task, batch: Any, compute: Compute, predicts: bool) -> Quantities:
-    made = _tried(lambda: task.predictions(probe.module, batch), compute, probe)
-    if made is None:
-        return {}
-    found = {"output": summary([*Contents(made[0]).tensors.values()])}  # at once, since a loss may write into it
-    if predicts:
-        found |= _tried(lambda: _predicted(task, *made), compute, probe) or {}
-    losses = _tried(lambda: task.losses(made[0], made[1], batch), compute, probe)
-    return {"loss": summary(losses[:1]), **found} if losses else found
+def _tried(found: Iterator[tuple[str, list[float]]]) -> Quantities:
+    """What is found before user code fails; the call itself will run it again and report the error."""
+    quantities: Quantities = {}
+    with suppress(Exception):
+        quantities.update(found)
+    return quantities
 
 
-def _predicted(task: Task, outputs: Any, targets: Any) -> Quantities:
-    metrics = {f"metric '{name}'": summary([values]) for name, values in Metrics(task)(outputs, targets).items()}
-    return {"prediction": summary([averaged(task, outputs, targets)]), **metrics}
+def _evaluated(probe: Probe, task: Task, batch: Any, predicts: bool) -> Iterator[tuple[str, list[float]]]:
+    outputs, targets = task.predictions(probe.module, batch)
+    yield "output", summary([*Contents(outputs).tensors.values()])  # at once, since a loss may write into it
+    yield from _tried(_predicted(task, outputs, targets)).items() if predicts else ()
+    yield "loss", summary(task.losses(outputs, targets, batch)[:1])
 
 
-def _trained(probe: Probe, task: Task, batch: Any, compute: Compute) -> Quantities:
+def _predicted(task: Task, outputs: Any, targets: Any) -> Iterator[tuple[str, list[float]]]:
+    yield from ((f"metric '{name}'", summary([found])) for name, found in Metrics(task)(outputs, targets).items())
+    yield "prediction", summary([averaged(task, outputs, targets)])
+
+
+def _trained(probe: Probe, task: Task, batch: Any) -> Iterator[tuple[str, list[float]]]:
     before = _untrained(probe)
-    losses = _tried(lambda: task.losses(*task.predictions(probe.module, batch), batch), compute, probe)
-    if losses is None:
-        return {}
-    found = {"loss": summary(losses[:1])}
+    values, _ = task.losses(*task.predictions(probe.module, batch), batch)
+    yield "loss", summary([values])
     for key, (mean, projection, size) in _untrained(probe).items():
-        found[f"effect on {key}"] = [mean - before[key][0], projection - before[key][1], size]
-    gradients = _tried(lambda: probe.gradients(losses[0].mean()), compute, probe)
-    if gradients is not None:
-        _, projection, size = summary([part for part in gradients if part is not None])
-        found["gradient"] = [size, projection, 100 * size]  # rounding changes it more than the loss
-    return found
+        yield f"effect on {key}", [mean - before[key][0], projection - before[key][1], size]
+    _, projection, size = summary([part for part in probe.gradients(values.mean()) if part is not None])
+    yield "gradient", [size, projection, 100 * size]  # rounding changes it more than the loss
 
 
 def _untrained(probe: Probe) -> Quantities:
     """What a pass in training mode may write by itself: statistics, moving averages, a teacher."""
-    kept: dict[str, list[Tensor]] = {
-        "buffers": [*probe.module.buffers()],
-        "frozen parameters": [part for part in probe.module.parameters() if not part.requires_grad],
-    }
-    return {key: summary(tensors) for key, tensors in kept.items()}
-
-
-def _tried(call: Callable[[], Any], compute: Compute, probe: Probe) -> Any:
-    """None where user code fails; the call itself will run it again and report the error."""
-    try:
-        with compute.casting(probe.device):
-            return call()
-    except Exception:
-        return None
+    frozen = [part for part in probe.module.parameters() if not part.requires_grad]
+    return {"buffers": summary([*probe.module.buffers()]), "frozen parameters": summary(frozen)}
 
 
 def summary(tensors: Sequence[Tensor]) -> list[float]:
     """Their mean, a random projection, and their root mean square."""
-    total = sum(tensor.numel() for tensor in tensors)
-    every = max(1, total // PROJECTED)
+    every = max(1, sum(tensor.numel() for tensor in tensors) // PROJECTED)
     kept = [tensor.detach().reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
     values = torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64)
     signs = 2 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu").double() - 1
@@ -255,19 +220,15 @@ def summary(tensors: Sequence[Tensor]) -> list[float]:
 
 def curve_question(curve: Curve) -> Facts:
     """The kind of curve, its control points, its attributes, and coefficients of a user's own kind."""
-    bends = [f"bend {k}" for k in range(1, len(curve.points) - 1)]
-    names = ["the start of the curve", *(f"{bend} of the curve" for bend in bends), "the end of the curve"]
-    kind = type(curve)
+    bends = [f"bend {k} of the curve" for k in range(1, len(curve.points) - 1)]
+    names = ["the start of the curve", *bends, "the end of the curve"]
+    kind, digests = type(curve), [point.digest() for point in curve.points]
     own = {key: value for key, value in vars(curve).items() if key not in ("points", "gram")}
-    known = kind in (Segment, PolyChain, Bezier)
-    course = (
-        {} if known else {"course": [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]}
-    )
+    if kind not in (Segment, PolyChain, Bezier):
+        own["course"] = [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]
     return {
-        "the curve's": facts.table({"class": f"{kind.__module__}.{kind.__qualname__}", **own, **course}),
-        "the points of the curve": facts.sequence(
-            [point.digest() for point in curve.points], "the curve", "bend", names, fixed=2
-        ),
+        "the curve's": facts.table({"class": f"{kind.__module__}.{kind.__qualname__}", **own}),
+        "the points of the curve": facts.sequence(digests, "the curve", "bend", names, fixed=2),
     }
 
 
@@ -291,11 +252,3 @@ def unwritten(task: Task) -> Iterator[None]:
         for (table, name, tensor), value in zip(kept, values, strict=True):
             table[name] = tensor
             tensor.data.copy_(value)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Warnings and output of user code appear when the call itself runs it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count, not_finite
 from ..errors import ThalwegError, during, number, several, whole
-from ..results import Scan, Values, array, plain
+from ..results import Scan, array, plain
 from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
@@ -29,9 +29,9 @@ from ..tasks import Task, check_task
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
-from ..weightspace.proof import Proof, agree
+from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
-from .measure import Measurement, Points, prove_measuring
+from .measure import Measurement, Points, check_alone, prove_measuring
 from .question import Facts, bn_question, curve_question, measured_question, points_question
 
 Target = Curve | Plane | Sequence[Weights]
@@ -93,18 +93,31 @@ def scan(
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     call = Call(compute or Compute(), progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
-    where, makers = _points_of(target, points, grid, margin)
+    where, labels, makers = _points_of(target, points, grid, margin)
     drawn = _places(target, overlay) if isinstance(target, Plane) and overlay else {}
 
     def question() -> Facts:
-        return {**_question(module, target, where, task, data, bn_batches, call.compute), "weight_decay": weight_decay}
+        ends = target.points if isinstance(target, Curve | Plane) else target
+        given = {key: digest_of(plain(where[key])) for key in ("t", "x", "y") if key in where}
+        return {
+            **{"of": where["name"], "precision": call.compute.precision, "weight_decay": weight_decay},
+            **{"data": sorted(map(str, data)), "units": dict(task.units)},
+            **{f"the spacing in {key}": facts.content(digest) for key, digest in given.items()},
+            **(
+                curve_question(target)
+                if isinstance(target, Curve)
+                else points_question(ends, "plane" if isinstance(target, Plane) else "list")
+            ),
+            **measured_question(module, ends[0], task, data, call.compute),
+            **bn_question(bn_batches),
+        }
 
     def measured(held: Run | None) -> Scan:
         probe, proof = ready.pop()
         at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
         show = progress if call.processes.first else False
         with aside(probe.device, call.context.stream), Progress(f"scanning {where['name']}", len(makers), show) as bar:
-            found = _measured(at, makers, _labels(where, len(makers)), held, bar, call.context)
+            found = _measured(at, makers, labels, held, bar, call.context)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
@@ -116,7 +129,10 @@ def scan(
             least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute)
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
         shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-        values = _gather(found, shape)
+        values = {
+            name: {key: array([point[name][key] for point in found]).reshape(shape) for key in entry}
+            for name, entry in found[0].items()
+        }
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
     scan = replace(call.resumed(run, "scan", question, StoredResult.of(SCAN, Scan), measured), **drawn)
@@ -135,15 +151,6 @@ def _proven(
         return probe, prove_measuring(probe, task, next(iter(data.values())), call.compute)
 
 
-def _labels(where: Mapping[str, Any], count: int) -> list[dict[str, float]]:
-    """Which point each is, as in the lines of a run folder: its number, and t, or x and y."""
-    if "y" in where:
-        at = [{"x": float(x), "y": float(y)} for y in where["y"] for x in where["x"]]
-    else:
-        at = [{"t": float(t)} for t in where["t"]] if "t" in where else [{} for _ in range(count)]
-    return [{"point": place, **own} for place, own in enumerate(at, start=1)]
-
-
 def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
     """What a run measured before it was stopped; every line must be the expected point."""
     path, lines = run.folder / POINTS, run.lines(POINTS)
@@ -155,8 +162,10 @@ def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
             )
         if place > len(labels) or found != labels[place - 1]:
             expected = f"point {_said(labels[place - 1])}" if place <= len(labels) else "nothing more"
-            rule = f"line {place} of {path} is point {_said(found)}, where {expected} is expected"
-            raise ThalwegError(f"{rule}: lines were lost, doubled, reordered or added; restore the file, or {NEW}")
+            raise ThalwegError(
+                f"line {place} of {path} is point {_said(found)}, where {expected} is expected: lines were lost, "
+                f"doubled, reordered or added; restore the file, or {NEW}"
+            )
     return [line["measured"] for line in lines]
 
 
@@ -193,15 +202,15 @@ def _look_for_nan(
     measured: Sequence[dict[str, dict[str, float]]], data: Mapping[str, Batches], bn_batches: Batches | None
 ) -> None:
     for name in measured[0]:
-        bad = sum(isnan(point[name]["data_loss"]) for point in measured)
-        if bad:
-            text = f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}'"
-            parts = {"those data": data[name], "bn_batches": bn_batches or ()}
+        if bad := sum(isnan(point[name]["data_loss"]) for point in measured):
             with seeded(0, data[name], bn_batches):
-                looked = {part: not_finite(batches) for part, batches in parts.items()}
-            found = [f"in {part}, {where}" for part, where in looked.items() if where]
-            advice = f"{' and '.join(found)}" if found else "the data hold no NaN, so look at the weights"
-            warnings.warn(f"{text}: {advice}", stacklevel=3)
+                looked = {"those data": not_finite(data[name]), "bn_batches": not_finite(bn_batches or ())}
+            found = " and ".join(f"in {part}, {where}" for part, where in looked.items() if where)
+            warnings.warn(
+                f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}': "
+                f"{found or 'the data hold no NaN, so look at the weights'}",
+                stacklevel=3,
+            )
 
 
 def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes) -> Iterator[list[Any]]:
@@ -260,15 +269,12 @@ def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
         at(weights, first=True)
     for name, measure in at.measures.items():
         (alone, size), (after, as_many) = measure.early, early[name]
-        if size != as_many:  # less fits into GPU memory than before
-            continue
-        if not agree(at.probe, alone.reshape(1), after.reshape(1)):
-            raise ThalwegError(
+        if size == as_many:  # otherwise less fits into GPU memory than before
+            what = (
                 f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "
-                f"after the others and {float(alone) / size:.6g} by itself: the network, the task or the data keep "
-                "something from one pass to the next (a cache, a counter, random numbers of their own); reset it in "
-                "every pass"
+                f"after the others and {float(alone) / size:.6g} by itself"
             )
+            check_alone(at.probe, alone.reshape(1), after.reshape(1), what)
 
 
 def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> None:
@@ -286,8 +292,7 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
         )
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "what is scanned")
-    carried = not between and all(w.has_statistics for w in target)
-    if probe.layout.statistics and bn_batches is None and not carried:
+    if probe.layout.statistics and bn_batches is None and (between or not all(w.has_statistics for w in target)):
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
             "curve or plane have none: give bn_batches=, the training batches without augmentation (a task factory: "
@@ -297,80 +302,42 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
 
 def _points_of(
     target: Target, points: int | Sequence[float] | None, grid: tuple[int, int] | None, margin: float | None
-) -> tuple[dict[str, Any], list[Callable[[], Weights]]]:
-    _check_places(target, points, grid, margin)
+) -> tuple[dict[str, Any], list[dict[str, float]], list[Callable[[], Weights]]]:
+    """What the result says of the points; of each, its number and coordinates, as in a run folder; what makes each."""
+    kind = "curve" if isinstance(target, Curve) else "plane" if isinstance(target, Plane) else "list of weights"
+    for name, value, wanted in (("points", points, "curve"), ("grid", grid, "plane"), ("margin", margin, "plane")):
+        if value is not None and kind != wanted:
+            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
     if isinstance(target, Curve):
         ts = _increasing(points) if isinstance(points, Iterable) else target.spaced(121 if points is None else points)
         steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
-        where: dict[str, Any] = {
-            "t": array(ts),
-            "length": array(np.cumsum(steps)),
-            "length_ratio": None if target.closed else target.length_ratio(),
-        }
-        return {"name": type(target).__name__, "kind": "curve", **where}, [partial(target.point, t) for t in ts]
-    if isinstance(target, Plane):
-        counts, beyond = (
-            several((21, 21) if grid is None else grid, "grid", whole),
-            number(0.2 if margin is None else margin, "margin"),
-        )
+        where: dict[str, Any] = {"name": type(target).__name__, "kind": "curve", "t": array(ts)}
+        where |= {"length": array(np.cumsum(steps)), "length_ratio": None if target.closed else target.length_ratio()}
+        at = [{"t": t} for t in ts]
+    elif isinstance(target, Plane):
+        counts = several((21, 21) if grid is None else grid, "grid", whole)
+        beyond = number(0.2 if margin is None else margin, "margin")
         if len(counts) != 2:
             raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
         x, y = (_span(values, n, beyond) for values, n in zip(zip(*target.corners, strict=True), counts, strict=True))
         where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
-        return where, [partial(target.point, float(u), float(v)) for v in y for u in x]
-    steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    return {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [
-        partial(lambda w: w, w) for w in target
-    ]
-
-
-def _check_places(target: Target, points: Any, grid: Any, margin: Any) -> None:
-    kind = "curve" if isinstance(target, Curve) else "plane" if isinstance(target, Plane) else "list of weights"
-    given = {"points": (points, "curve"), "grid": (grid, "plane"), "margin": (margin, "plane")}
-    for name, (value, wanted) in given.items():
-        if value is not None and kind != wanted:
-            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
-
-
-def _question(
-    module: nn.Module,
-    target: Target,
-    where: Mapping[str, Any],
-    task: Task,
-    data: Mapping[str, Batches],
-    bn_batches: Batches | None,
-    compute: Compute,
-) -> Facts:
-    """What the scan would compute, which must be the same when it is resumed."""
-    points = target.points if isinstance(target, Curve | Plane) else target
-    places = {
-        f"the spacing in {key}": facts.content(digest_of(plain(where[key]))) for key in ("t", "x", "y") if key in where
-    }
-    return {
-        **{
-            "of": where["name"],
-            "data": sorted(map(str, data)),
-            "precision": compute.precision,
-            "units": dict(task.units),
-            **places,
-        },
-        **(
-            curve_question(target)
-            if isinstance(target, Curve)
-            else points_question(points, "plane" if "y" in where else "list")
-        ),
-        **measured_question(module, points[0], task, data, compute),
-        **bn_question(bn_batches),
-    }
+        at = [{"x": float(u), "y": float(v)} for v in y for u in x]
+    else:
+        steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
+        where = {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}
+        at = [{} for _ in target]
+    labels = [{"point": place, **own} for place, own in enumerate(at, start=1)]
+    if isinstance(target, Curve | Plane):
+        return where, labels, [partial(target.point, **own) for own in at]
+    return where, labels, [partial(lambda w: w, w) for w in target]
 
 
 def _increasing(points: Sequence[float]) -> list[float]:
-    rule = "points are a whole number, or at least two values of t in increasing order"
-    if isinstance(points, str):
-        raise ThalwegError(f"{rule}; got {points!r}")
-    ts = [check_t(t) for t in points]
+    ts = [] if isinstance(points, str) else [check_t(t) for t in points]
     if len(ts) < 2 or any(a >= b for a, b in pairwise(ts)):
-        raise ThalwegError(f"{rule}; got {ts}")
+        raise ThalwegError(
+            f"points are a whole number, or at least two values of t in increasing order; got {ts or points!r}"
+        )
     return ts
 
 
@@ -384,14 +351,14 @@ def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
 
 
 def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
-    curves = {name: item for name, item in overlay.items() if isinstance(item, Curve)}
-    lists = {name: item for name, item in overlay.items() if not isinstance(item, Curve)}
-    paths, marks = {name: plane.path(curve) for name, curve in curves.items()}, {}
-    away = {name: plane.path_distances(curve) for name, curve in curves.items()}
-    for name, item in lists.items():
-        marks[name] = [plane.project(weights) for weights in item]
-        away[name] = [plane.distance(weights) for weights in item]
-    return {"paths": paths, "marks": marks, "away": away}
+    drawn: dict[str, dict[str, Any]] = {"paths": {}, "marks": {}, "away": {}}
+    for name, item in overlay.items():
+        if isinstance(item, Curve):
+            drawn["paths"][name], drawn["away"][name] = plane.path(item), plane.path_distances(item)
+        else:
+            drawn["marks"][name] = [plane.project(weights) for weights in item]
+            drawn["away"][name] = [plane.distance(weights) for weights in item]
+    return drawn
 
 
 def _warn_off_plane(scan: Scan) -> None:
@@ -403,10 +370,3 @@ def _warn_off_plane(scan: Scan) -> None:
             "or the list itself",
             stacklevel=3,
         )
-
-
-def _gather(measured: list[dict[str, dict[str, float]]], shape: tuple[int, ...]) -> Values:
-    return {
-        name: {key: array([point[name][key] for point in measured]).reshape(shape) for key in entry}
-        for name, entry in measured[0].items()
-    }

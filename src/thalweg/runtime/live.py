@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..batches import Batches
-from ..evaluation.question import Facts, asked
-from ..store.runs import Interrupts, Run
+from ..errors import during
+from ..evaluation.question import Facts
+from ..store.runs import Interrupts, Run, versions
 from ..training.checkpoint import Course
 from ..training.question import QUESTIONS
 from ..training.step import Step
@@ -35,7 +36,10 @@ def resumed(
 ) -> T:
     """See `Call.resumed`; without a folder, several processes still agree on the question."""
     describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **question)
-    facts, folder, held = asked(run, describe, call.processes), Run.of(run), list[Run]()
+    with during("computing what the run depends on"):
+        facts = describe()
+    call.processes.agree({**versions(), **facts})
+    folder, held = Run.of(run), list[Run]()
     with ExitStack() as stack:
         if folder is not None:  # rank 0 alone holds it open
             call.processes.once(lambda: held.append(stack.enter_context(folder.opened(command, facts, result.file))))
