@@ -19,9 +19,8 @@ from thalweg.runtime.compute import Compute, Context
 from thalweg.store.runs import Run
 from thalweg.training.checkpoint import Course
 from thalweg.training.loop import Observer
-from thalweg.training.motion import Network
 from thalweg.training.optimizers import make_optimizer
-from thalweg.training.step import Step
+from thalweg.training.step import Network, Step
 from thalweg.weightspace.probe import Probe
 
 

@@ -24,7 +24,7 @@ from thalweg.paper import models
 from thalweg.runtime.compute import Call, Compute
 from thalweg.runtime.cuda_graphs import aside
 from thalweg.training.loop import Observer, Settings, train
-from thalweg.training.motion import Network
+from thalweg.training.step import Network
 from thalweg.weightspace.probe import Probe
 from thalweg.weightspace.weights import Weights
 

@@ -17,9 +17,8 @@ from torch import nn
 import thalweg as tw
 from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
-from thalweg.training.motion import Motion, Network, UniformBends
 from thalweg.training.optimizers import make_optimizer
-from thalweg.training.step import Step
+from thalweg.training.step import Motion, Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 
 BATCH, WORDS, LENGTH = 128, 1000, 35

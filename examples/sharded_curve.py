@@ -96,7 +96,7 @@ def train_sharded(curve, draws):
 
 def train_whole(curve):
     """The same by thalweg, and the t it draws."""
-    from thalweg.training.motion import UniformBends
+    from thalweg.training.step import UniformBends
 
     draws, before = [], UniformBends.draw
 

@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.store.runs import LOG, Run
-from thalweg.training.motion import UniformBends
+from thalweg.training.step import UniformBends
 
 NAMES = ["mlp", "transformer_dict", "tied_lstm", "frozen", "two_inputs"]
 

@@ -14,9 +14,8 @@ from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.cuda_graphs import _Form, aside
 from thalweg.training.arclength import ArclengthBends
-from thalweg.training.motion import Network, UniformBends
 from thalweg.training.optimizers import make_optimizer
-from thalweg.training.step import Step
+from thalweg.training.step import Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

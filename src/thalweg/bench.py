@@ -24,11 +24,11 @@ from .runtime.accelerated import Accelerated
 from .runtime.compute import LONG, Call, Context, present
 from .runtime.cuda_graphs import Replay, aside
 from .runtime.transfer import source
+from .store.packing import packed
 from .store.runs import Run, versions
 from .training.checkpoint import state_of
-from .training.motion import Motion, Network, UniformBends
 from .training.optimizers import make_optimizer
-from .training.step import Step
+from .training.step import Motion, Network, Step, UniformBends
 from .training.walk import WalkObserver
 from .training.walk_methods import Plan
 from .weightspace.layout import batch_norms
@@ -180,7 +180,7 @@ class Bench:
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
-            return Timing(self.repeated(lambda: run.save(state_of(step.plain), {}), rounds=7))
+            return Timing(self.repeated(lambda: run.save(*packed(state_of(step.plain))), rounds=7))
 
     def repeated(self, work: Callable[[], object], rounds: int) -> list[float]:
         return self.alternate({"": work}, min(self.rounds, rounds))[""]

@@ -113,12 +113,12 @@ def test_fge_leaves_the_plain_run_where_the_paper_says(folder):
     assert recipe.curve_epochs == 600
     assert (recipe.walk.starts, recipe.walk.epochs, recipe.walk.cycle) == ((120, 156), 22, 2)
     plan = tw.FGE(cycle=2, lr_max=1e-2, lr_min=5e-4).plan(391, 22)
-    assert plan.members * len(recipe.walk.starts) == 22
+    assert len(plan.collected) * len(recipe.walk.starts) == 22
     spent = max(recipe.walk.starts) + recipe.walk.epochs * len(recipe.walk.starts)
     assert spent == recipe.epochs
     residual = RECIPES["cifar10", "preresnet164"]
     assert max(residual.walk.starts) + residual.walk.epochs == 147
-    assert tw.FGE(cycle=4, lr_max=5e-2, lr_min=5e-4).plan(391, 22).members == 6
+    assert len(tw.FGE(cycle=4, lr_max=5e-2, lr_min=5e-4).plan(391, 22).collected) == 6
 
 
 def test_the_papers_numbers_are_all_there():

@@ -12,9 +12,8 @@ from thalweg.runtime import captured, cuda_graphs
 from thalweg.runtime.captured import Captured
 from thalweg.runtime.cuda_graphs import _Form
 from thalweg.training.arclength import ArclengthBends
-from thalweg.training.motion import Network, UniformBends
 from thalweg.training.optimizers import make_optimizer
-from thalweg.training.step import Step
+from thalweg.training.step import Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 
 RATES = [0.0625, 0.125, 0.03125, 0.0625, 0.25, 0.0625]  # exact in float32, in which a captured step reads them

@@ -210,8 +210,7 @@ def test_crafted_state_is_a_sentence(tmp_path):
             fit(tw.Task(tw.classification().loss, tw.classification().predict))
 
 
-@pytest.mark.parametrize(("call", "key"), [("fit", "kept"), ("walk", "collected")])
-def test_crafted_state_names_no_network_elsewhere(call, key, tmp_path):
+def test_crafted_state_names_no_network_elsewhere(tmp_path):
     """A file that would be read through a folder of that name."""
     batches, seen = [(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))] * 2, []
 
@@ -223,18 +222,16 @@ def test_crafted_state_names_no_network_elsewhere(call, key, tmp_path):
 
     def go():
         run, task = Run(tmp_path / "run", every=1), tw.Task(loss, tw.classification().predict)
-        if call == "fit":
-            return tw.fit(network(1), task, batches, epochs=9, lr=0.1, keep=[1], run=run)
-        return tw.walk(network(1), task, batches, tw.SWA(lr=0.1, cycle=1), epochs=9, run=run)
+        return tw.fit(network(1), task, batches, epochs=9, lr=0.1, keep=[1], run=run)
 
     with pytest.raises(KeyboardInterrupt):
         go()
     [path] = (tmp_path / "run").rglob("state.safetensors")
     tensors, about = files.load_tensors(path, "state")
-    assert about["observer"][key]
-    next(path.parent.glob(f"{key}-*.safetensors")).rename(tmp_path / "victim.safetensors")
-    (path.parent / f"{key}-1").mkdir()
-    about["observer"][key] = ["1/" + os.path.relpath(tmp_path / "victim", path.parent / f"{key}-1")]
+    assert about["observer"] == {"dict": [["kept", [1]]]}
+    (path.parent / "kept-1.safetensors").rename(tmp_path / "victim.safetensors")
+    (path.parent / "kept-1").mkdir()
+    about["observer"]["dict"][0][1] = ["1/" + os.path.relpath(tmp_path / "victim", path.parent / "kept-1")]
     files.save_tensors(path, "state", tensors, about)
     with pytest.raises(tw.ThalwegError, match=r"state\.safetensors is not a file that thalweg wrote whole"):
         go()

@@ -11,8 +11,7 @@ from zoo import ZOO, bits, same_bits
 import thalweg as tw
 from thalweg.runtime.streamed import StreamedBends
 from thalweg.training.arclength import ArclengthBends
-from thalweg.training.motion import UniformBends
-from thalweg.training.step import Step
+from thalweg.training.step import Step, UniformBends
 from thalweg.weightspace.probe import Probe
 
 DECAY = 0.03

@@ -17,7 +17,7 @@ SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01, "seed": 4}
 @pytest.fixture
 def small_pieces(monkeypatch):
     """So that every network here takes several."""
-    monkeypatch.setattr("thalweg.training.motion.BLOCK", 50)
+    monkeypatch.setattr("thalweg.training.step.BLOCK", 50)
 
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])

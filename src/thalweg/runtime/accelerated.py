@@ -10,8 +10,7 @@ from torch import Tensor
 from ..error_notes import explained
 from ..training.checkpoint import checkpoint, restore
 from ..training.extra import OptimizerExtra
-from ..training.motion import Bends
-from ..training.step import Step
+from ..training.step import Bends, Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
 from .compute import Compute, Context

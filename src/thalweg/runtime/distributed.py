@@ -21,8 +21,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, first_line
 from ..store.facts import differences, is_fact
 from ..store.files import digest
-from ..training.motion import Bends
-from ..training.step import Step
+from ..training.step import Bends, Step
 from ..weightspace.layout import batch_norms
 from .compute import Processes, present
 from .rng import seeded
@@ -163,7 +162,8 @@ class DistributedStep:
         """
         module = self.step.probe.module
         statistics = [layer.get_buffer(name) for _, layer in batch_norms(module) for name in STATISTICS]
-        return [self.gradient, *self.step.motion.averaged, *statistics, self.reached]
+        averaged = () if self.step.motion.same_t else self.step.motion.averaged
+        return [self.gradient, *averaged, *statistics, self.reached]
 
     def _exchange(self, loss: Tensor, number: int) -> Tensor:
         """The mean loss of the whole batch, of which this rank has `number` examples."""

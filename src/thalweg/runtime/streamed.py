@@ -1,11 +1,9 @@
 """The control points of a curve on another device than the network, or in another precision."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ..training.motion import Bends, pieces
+from ..training.step import Bends, pieces
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 
@@ -31,10 +29,6 @@ class StreamedBends(Bends):
         for row, bend in zip(bends, self.curve.bends, strict=True):
             row.copy_(self._in_order(bend.vector))
         self.hold(bends, torch.zeros_like(bends))
-
-    def draw(self) -> Sequence[float]:
-        self.t = self.uniform()
-        return self.curve.checked_coefficients(self.t).tolist()
 
     def place(self, controls: Tensor) -> None:
         self.coefficients = controls.to(self.block)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import inner_products
-from .motion import Bends
+from .step import Bends
 
 MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the values of t that represent the whole curve
 MEMORY = 0.95  # of the running mean of the loss, a baseline that lowers the variance of the gradient
@@ -34,10 +34,7 @@ class ArclengthBends(Bends):
         self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
         self.place_on_grid = torch.zeros_like(self.grid[0])
         self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet
-
-    @property
-    def averaged(self) -> Sequence[Tensor]:  # type: ignore[override]
-        return () if self.same_t else (self.mean,)
+        self.averaged = (self.mean,)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"mean": self.mean}

@@ -13,7 +13,7 @@ from ..errors import ThalwegError
 from ..hidden import ABSENT, moved, numbered, walk
 from ..runtime.compute import Context
 from ..runtime.rng import Snapshot, capture, reinstate
-from ..store.files import below, reading
+from ..store.files import reading
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
@@ -48,18 +48,17 @@ class Course:
         self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
         self.clock = time.monotonic()
         self.first: Snapshot = capture(batches) if run is not None else {}
-        self.beginning, self.present = self.first, self.first
+        self.beginning = self.present = self.first
         self.moved: set[str] = set()  # names of what has changed since the run began; only these are saved
         state = context.processes.once(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
             self.extra = Extra(step.probe.module, step.task, batches, step.optimizer)
-        folder = Path() if run is None else run.folder
         if state is not None:
-            with reading(folder / STATE):
-                self._restore(*state)
+            with reading(Path(STATE) if run is None else run.folder / STATE):
+                self._restore(unpacked(*state))
         if run is not None:
             logged = run.lines(LOG)
-            with reading(folder / LOG):
+            with reading(run.folder / LOG):
                 still = [entry for entry in logged if entry["epoch"] < self.epoch]
             run.rewrite(LOG, still, changed=len(still) < len(logged))
 
@@ -85,15 +84,14 @@ class Course:
     def after_epoch(self, lr: float) -> None:
         ended = self.epoch
         if self.run is not None:
-            seconds = round(time.monotonic() - self.clock, 3)
+            number = self.slot.running() if self.slot is not None else 1
             entry = {
                 "epoch": ended,
                 "iteration": self.done,
                 "lr": lr,
                 "loss": self._total() / self.within,
-                "seconds": seconds,
+                "seconds": round(time.monotonic() - self.clock, 3),
             }
-            number = self.slot.running() if self.slot is not None else 1
             self.run.append(LOG, entry | ({"at_once": number} if number > 1 else {}))
         self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
         if self.run is not None and self.run.due(ended):
@@ -112,51 +110,63 @@ class Course:
         beginning = self.beginning if self.within else present
         self.moved |= moved(self.first, beginning, present)
         names = sorted(self.moved - self._others())
-        chosen = [{name: state.get(name, ABSENT) for name in names} for state in (beginning, present)]
-        parts = {"beginning": packed(chosen[0]), "present": packed(chosen[1]), "observer": self.observer.state()}
-        parts |= {"extra": self.extra.state(), "optimizer": packed(self.optimizer.state())}
-        tensors = {f"{part}.{name}": tensor for part, (own, _) in parts.items() for name, tensor in own.items()}
-        counted = {"epoch": self.epoch, "within": self.within, "done": self.done, "losses": self._total()}
-        about = {**counted, "unreached": sorted(self.step.probe.unreached)}
-        self.run.save(state_of(self.step) | tensors, about | {part: story for part, (_, story) in parts.items()})
+        state = {
+            "epoch": self.epoch,
+            "within": self.within,
+            "done": self.done,
+            "losses": self._total(),
+            "beginning": {name: beginning.get(name, ABSENT) for name in names},
+            "present": {name: present.get(name, ABSENT) for name in names},
+            "step": state_of(self.step),
+            "observer": self.observer.state(),
+            "extra": self.extra.state(),
+            "optimizer": self.optimizer.state(),
+        }
+        self.run.save(*packed(state))
 
-    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        set_state(self.step, tensors)
-        self.step.probe.remember_reached(about["unreached"])
-        self.observer.set_state(below(tensors, "observer."), about["observer"])
-        self.extra.set_state(below(tensors, "extra."), about["extra"])
-        self.optimizer.set_state(unpacked(below(tensors, "optimizer."), about["optimizer"]))
-        self.epoch, self.within, self.done, self.earlier = (about[key] for key in ("epoch", "within", "done", "losses"))
-        beginning, present = (unpacked(below(tensors, f"{when}."), about[when]) for when in ("beginning", "present"))
-        self.moved = set(present)
-        self.beginning, self.present = self.first | beginning, self.first | present
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        set_state(self.step, state["step"])
+        self.observer.set_state(state["observer"])
+        self.extra.set_state(state["extra"])
+        self.optimizer.set_state(state["optimizer"])
+        self.epoch, self.within, self.done, self.earlier = (state[key] for key in ("epoch", "within", "done", "losses"))
+        self.moved = set(state["present"])
+        self.beginning, self.present = self.first | state["beginning"], self.first | state["present"]
         reinstate(self.present, self.batches)
 
 
-def state_of(step: Step) -> dict[str, Tensor]:
-    """Everything that changes, by name: vectors, optimizer state, buffers, and what the motion adds."""
-    probe, found = step.probe, {f"motion.{key}": value for key, value in step.motion.state().items()}
-    for k, vector in enumerate(step.motion.vectors):
-        found[f"vector.{k}"] = probe.canonical(vector)
-        found |= {f"optimizer.{k}.{key}": value for key, value in _memory(step, vector).items()}
-    return found | {f"buffer.{name}": buffer for name, buffer in probe.module.named_buffers()}
+def state_of(step: Step) -> dict[str, Any]:
+    """Everything that a step changes: vectors, optimizer state, buffers, and what the motion adds."""
+    return {
+        "motion": step.motion.state(),
+        "vectors": [step.probe.canonical(vector) for vector in step.motion.vectors],
+        "optimizer": [_memory(step, vector) for vector in step.motion.vectors],
+        "buffers": dict(step.probe.module.named_buffers()),
+        "unreached": sorted(step.probe.unreached),
+    }
 
 
-def set_state(step: Step, state: Mapping[str, Tensor]) -> None:
+def set_state(step: Step, state: Mapping[str, Any]) -> None:
     """Restore what `state_of` returned."""
-    step.motion.set_state(below(state, "motion."))
-    for k, vector in enumerate(step.motion.vectors):
-        vector.copy_(step.probe.native(state[f"vector.{k}"]))
-        _remember(step, vector, below(state, f"optimizer.{k}."))
-    for name, value in below(state, "buffer.").items():
-        _set_buffer(step, name, value)
+    step.motion.set_state(state["motion"])
+    for vector, value, memory in zip(step.motion.vectors, state["vectors"], state["optimizer"], strict=True):
+        vector.copy_(step.probe.native(value))
+        _remember(step, vector, memory)
+    known = dict(step.probe.module.named_buffers())
+    for name, value in state["buffers"].items():
+        if name in known and (known[name].shape, known[name].dtype) == (value.shape, value.dtype):
+            known[name].copy_(value)
+        else:  # it grew, or was made in training
+            parent, _, key = name.rpartition(".")
+            step.probe.module.get_submodule(parent)._buffers[key] = value.to(step.probe.device, copy=True)
+    step.probe.remember_reached(state["unreached"])
     step.probe.moved()
 
 
 def checkpoint(step: Step, epoch: int, extra: OptimizerExtra) -> Checkpoint:
     """The current weights and optimizer state of plain training."""
-    memory = _memory(step, step.motion.vectors[0])
-    return Checkpoint(step.probe.weights(), memory, type(step.optimizer).__name__, epoch, extra.state())
+    weights, memory = step.probe.weights(), _memory(step, step.motion.vectors[0])
+    return Checkpoint(weights, memory, type(step.optimizer).__name__, epoch, extra.state())
 
 
 def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
@@ -169,17 +179,6 @@ def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
         )
     _remember(step, step.motion.vectors[0], start.optimizer)
     extra.set_state(start.extra)
-
-
-def _set_buffer(step: Step, name: str, value: Tensor) -> None:
-    """In place if possible; a buffer that grew, or was made in training, has another shape or was not there."""
-    parent, _, key = name.rpartition(".")
-    part = step.probe.module.get_submodule(parent)
-    known = part._buffers.get(key)
-    if known is not None and (known.shape, known.dtype) == (value.shape, value.dtype):
-        known.copy_(value)
-    else:
-        part._buffers[key] = value.to(step.probe.device, copy=True)
 
 
 def _memory(step: Step, vector: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """Ensembles at equal cost: several methods, each within one, two, three training budgets."""
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -13,7 +12,7 @@ from torch import nn
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, several, whole
 from ..evaluation.ensemble import Ensemble
-from ..evaluation.question import Facts, bn_question, data_question, first_pass, measured_question
+from ..evaluation.question import Facts, bn_question, measured_question
 from ..results import Comparison
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.interleave import at_once
@@ -26,10 +25,10 @@ from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights, average
 from .fit import fit
-from .optimizers import decay
-from .question import method_table
+from .loop import Settings
+from .question import method_table, training_question
 from .walk import walk
-from .walk_methods import FGE, SWA, Method, Snapshot
+from .walk_methods import FGE, SWA, Method, Plan, Snapshot
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ class Independent:
     """Independent networks, each trained for the whole budget."""
 
     title: ClassVar[str] = "Independent networks"
+    starts: ClassVar[tuple[float, ...]] = ()
 
 
 Contender = Independent | Method
-Make = Callable[[int], nn.Module]
 OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it branches off
 
 
@@ -86,46 +85,40 @@ def compare(
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
-    budget, lr = whole(budget, "budget", least=1), number(lr, "lr")
+    lr = number(lr, "lr")
+    settings = Settings(whole(budget, "budget", least=1), lr, momentum, weight_decay, None, None, clip, 0)
     multiples, seeds = several(multiples, "multiples", whole), several(seeds, "seeds", whole)
-    momentum, weight_decay, clip = (
-        number(momentum, "momentum"),
-        number(weight_decay, "weight_decay"),
-        clip and number(clip, "clip"),
-    )
     contenders = [_settled(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
-    hardness: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "clip": clip}
-    runner = _Runner(
-        task, train, bn_batches, budget, lr, {**hardness, "compute": compute or Compute(), "progress": progress}
-    )
-    module = runner.fresh(make, seeds[0])
-    runner.check(contenders, module)
+    call = Call(compute or Compute(), progress)
+    runner = _Runner(make, task, train, bn_batches, settings, contenders, call)
+    module = runner.fresh(seeds[0])
+    runner.check(module)
 
     def score(runs: Sequence[list[Weights]]) -> dict[str, float]:
         return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
 
     def question() -> Facts:
-        own = {**hardness, "seeds": list(seeds), "multiples": list(multiples)}
-        tested = measured_question(module, Weights.of(module), task, {"test": test}, runner.compute)
-        return {**own, **runner.question(make, contenders, seeds), **tested}
+        tested = measured_question(module, Weights.of(module), task, {"test": test}, call.compute)
+        return {**runner.question(module, seeds), "multiples": list(multiples), **tested}
 
     def compared(_: Run | None) -> Comparison:
-        jobs = [partial(runner.run, make, contenders, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
-        found = at_once(jobs, next(module.parameters()).device)
+        jobs = [partial(runner.run, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
+        pools = zip(*at_once(jobs, next(module.parameters()).device), strict=True)
         entries: dict[str, dict[str, Any]] = {}
-        for contender, pool in zip(contenders, zip(*found, strict=True), strict=True):
-            spent = {"epochs": runner.cost(contender), "members": len(pool[0])}
-            cost = {"title": contender.title, "settings": str(contender), **spent}
-            scores = {
+        for contender, pool in zip(contenders, pools, strict=True):
+            name = type(contender).__name__
+            entries[str(contender) if name in entries else name] = {
+                "title": contender.title,
+                "settings": str(contender),
+                "epochs": runner.cost(contender),
+                "members": len(pool[0]),
                 "runs": [score([run]) for run in pool],
                 "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1},
             }
-            name = type(contender).__name__
-            entries[str(contender) if name in entries else name] = {**cost, **scores}
-        return Comparison(budget, multiples, seeds, entries)
+        return Comparison(settings.epochs, multiples, seeds, entries)
 
-    return Call(runner.compute).resumed(run, "compare", question, StoredResult.of(COMPARISON, Comparison), compared)
+    return call.resumed(run, "compare", question, StoredResult.of(COMPARISON, Comparison), compared)
 
 
 def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:
@@ -141,47 +134,58 @@ class _Runner:
     """Runs every method once per seed; shared epochs are trained once."""
 
     def __init__(
-        self, task: Task, train: Batches, bn_batches: Batches | None, budget: int, lr: float, common: dict[str, Any]
+        self,
+        make: Callable[[int], nn.Module],
+        task: Task,
+        train: Batches,
+        bn_batches: Batches | None,
+        settings: Settings,
+        contenders: Sequence[Contender],
+        call: Call,
     ):
-        self.task, self.train, self.bn_batches, self.budget, self.common = task, train, bn_batches, budget, common
-        self.lr, self.steps, self.compute = lr, count(train), common["compute"]
+        self.make, self.task, self.train, self.bn_batches = make, task, train, bn_batches
+        self.settings, self.contenders, self.call, self.steps = settings, contenders, call, count(train)
+        self.common: dict[str, Any] = {name: getattr(settings, name) for name in ("momentum", "weight_decay", "clip")}
+        self.common |= {"compute": call.compute, "progress": call.progress}
 
-    def question(self, make: Make, contenders: Sequence[Contender], seeds: Sequence[int]) -> Facts:
+    def question(self, module: nn.Module, seeds: Sequence[int]) -> Facts:
         """What would be trained, which must be the same when a comparison is resumed."""
-        points = [Weights.of(self.fresh(make, seed)) for seed in seeds]
-        data, first = data_question(self.train, "the training data")
-        names = [f"the fresh network of seed {seed}" for seed in seeds]
-        module = self.fresh(make, seeds[0])
+        points = [Weights.of(self.fresh(seed)) for seed in seeds]
+        digests, names = [point.digest() for point in points], [f"the fresh network of seed {seed}" for seed in seeds]
+        compute, processes, budget = self.call.compute, self.call.processes, self.settings.epochs
+        plans = [(each, self._plan(each, budget)) for each in self.contenders]
         return {
-            **{"methods": len(contenders), "budget": self.budget, "lr": self.lr, "precision": self.compute.precision},
-            **{f"method {k}'s": self._table(contender) for k, contender in enumerate(contenders, start=1)},
-            **data,
+            **training_question(self.settings, module, points[0], self.task, self.train, compute, processes),
+            **{"budget": budget, "methods": len(plans), "seeds": list(seeds)},
+            **{f"method {k}'s": method_table(*planned) for k, planned in enumerate(plans, start=1)},
             **bn_question(self.bn_batches),
-            **first_pass(module, points[0], self.task, first, self.compute, "the first batch", trains=True),
-            "the networks": facts.sequence([point.digest() for point in points], "the comparison", "seed", names),
+            "the networks": facts.sequence(digests, "the comparison", "seed", names),
         }
 
-    def _table(self, contender: Contender) -> facts.Fact:
-        if not isinstance(contender, Method):
-            return facts.table({"class": type(contender).__name__})
-        return method_table(contender, contender.plan(self.steps, self.walk_epochs(contender)))
+    def _plan(self, contender: Contender, budget: int) -> Plan | None:
+        """The schedule of each of its walks."""
+        epochs = _branches(contender, budget)[1]
+        return contender.plan(self.steps, epochs) if isinstance(contender, Method) else None
 
-    def fresh(self, make: Make, seed: int) -> nn.Module:
+    def fresh(self, seed: int) -> nn.Module:
         with during(f"making the network of seed {seed}"), seeded(seed):
-            made = None if isinstance(make, nn.Module) else make(seed)
+            made = None if isinstance(self.make, nn.Module) else self.make(seed)
         if not isinstance(made, nn.Module):
-            got = type(make if made is None else made).__name__
-            raise ThalwegError(f"compare makes its networks with a function, seed -> torch.nn.Module; got {got}")
+            raise ThalwegError(
+                "compare makes its networks with a function, seed -> torch.nn.Module; got "
+                f"{type(self.make if made is None else made).__name__}"
+            )
         return made
 
-    def check(self, contenders: Sequence[Contender], module: nn.Module) -> None:
+    def check(self, module: nn.Module) -> None:
         """Raise before training, not after, if a method does not fit the budget, and say which budget all would fit."""
-        for contender in contenders:
-            if problem := self._problem(contender, self.budget):
-                others = range(self.budget + 1, 10 * self.budget + 100)
-                works = next((n for n in others if not any(self._problem(each, n) for each in contenders)), None)
+        budget = self.settings.epochs
+        for contender in self.contenders:
+            if problem := self._problem(contender, budget):
+                others = range(budget + 1, 10 * budget + 100)
+                works = next((n for n in others if not any(self._problem(each, n) for each in self.contenders)), None)
                 advice = f"; a budget of {works} epochs works for all of these methods" if works else ""
-                raise ThalwegError(f"{contender} does not fit into a budget of {self.budget} epochs: {problem}{advice}")
+                raise ThalwegError(f"{contender} does not fit into a budget of {budget} epochs: {problem}{advice}")
             if isinstance(contender, SWA) and self.bn_batches is None and any(batch_norms(module)):
                 raise ThalwegError(
                     "SWA's average has no batch-norm statistics of its own: give bn_batches=, the training batches"
@@ -189,39 +193,30 @@ class _Runner:
 
     def _problem(self, contender: Contender, budget: int) -> str:
         """Why a method does not fit a budget; empty if it does."""
-        twin = copy(self)
-        twin.budget = budget
-        if 0 in twin.starts(contender):
+        if 0 in _branches(contender, budget)[0]:
             return "it would branch off before its first epoch"
         try:
-            if isinstance(contender, Method):
-                contender.plan(twin.steps, twin.walk_epochs(contender))
+            self._plan(contender, budget)
         except ThalwegError as error:
             return str(error)
         return ""
 
-    def run(self, make: Make, contenders: Sequence[Contender], seed: int, run: Run | None) -> list[list[Weights]]:
-        module = self.fresh(make, seed)
-        starts = {epoch for contender in contenders for epoch in self.starts(contender)}
-        whole = any(isinstance(contender, Independent) for contender in contenders)
-        length = self.budget if whole else max(starts, default=0)
-        rates = {"schedule": decay(self.lr, self.budget, self.steps), "keep": sorted(starts), "seed": seed}
-        own: dict[str, Any] = {"epochs": length, "run": run and run.child("plain"), **rates, **self.common}
-        trained = fit(module, self.task, self.train, **own) if length else None
-        parts = [(contender, run and run.child(f"method-{k}")) for k, contender in enumerate(contenders, start=1)]
-        return [self._members(contender, module, trained, seed, part) for contender, part in parts]
-
-    def starts(self, contender: Contender) -> list[int]:
-        return [round(share * self.budget) for share in getattr(contender, "starts", ())]
-
-    def walk_epochs(self, contender: Contender) -> int:
-        starts = self.starts(contender)
-        return (self.budget - max(starts)) // len(starts) if starts else self.budget
-
     def cost(self, contender: Contender) -> int:
         """The epochs it would need alone."""
-        starts = self.starts(contender)
-        return max(starts) + len(starts) * self.walk_epochs(contender) if starts else self.budget
+        starts, epochs = _branches(contender, self.settings.epochs)
+        return max(starts, default=0) + max(len(starts), 1) * epochs
+
+    def run(self, seed: int, run: Run | None) -> list[list[Weights]]:
+        module, budget = self.fresh(seed), self.settings.epochs
+        starts = {epoch for contender in self.contenders for epoch in _branches(contender, budget)[0]}
+        alone = any(isinstance(contender, Independent) for contender in self.contenders)
+        own: dict[str, Any] = {"epochs": budget if alone else max(starts, default=0), "keep": sorted(starts)}
+        own |= {"schedule": self.settings.rate(self.steps), "seed": seed, "run": run and run.child("plain")}
+        trained = fit(module, self.task, self.train, **own, **self.common) if own["epochs"] else None
+        return [
+            self._members(contender, module, trained, seed, run and run.child(f"method-{k}"))
+            for k, contender in enumerate(self.contenders, start=1)
+        ]
 
     def _members(
         self, contender: Contender, module: nn.Module, trained: Weights | None, seed: int, run: Run | None
@@ -229,17 +224,20 @@ class _Runner:
         if isinstance(contender, Independent):
             assert trained is not None
             return [trained.to("cpu")]
-        start = [trained.kept[epoch] for epoch in self.starts(contender)] if trained else []
-        own: dict[str, Any] = {
-            "epochs": self.walk_epochs(contender),
-            "start": start or None,
-            "seed": seed + OTHER_ORDER,
-        }
-        members = list(walk(module, self.task, self.train, contender, run=run, **own, **self.common).members)
+        starts, epochs = _branches(contender, self.settings.epochs)
+        own: dict[str, Any] = {"epochs": epochs, "seed": seed + OTHER_ORDER, "run": run, **self.common}
+        own["start"] = [trained.kept[epoch] for epoch in starts] if trained and starts else None
+        members = list(walk(module, self.task, self.train, contender, **own).members)
         if not isinstance(contender, SWA):
             return members
         mean = average(members)
         return [mean if self.bn_batches is None else update_bn(module, mean, self.bn_batches, self.task).to("cpu")]
+
+
+def _branches(contender: Contender, budget: int) -> tuple[list[int], int]:
+    """The epochs at which it branches off the plain run, if any, and the epochs of each of its walks."""
+    starts = [round(share * budget) for share in contender.starts]
+    return starts, (budget - max(starts, default=0)) // max(len(starts), 1)
 
 
 def _settled(method: Contender | type[Contender], lr: float) -> Contender:

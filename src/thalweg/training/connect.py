@@ -14,9 +14,9 @@ from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from .arclength import ArclengthBends
-from .loop import Settings, train
-from .motion import Bends, UniformBends
+from .loop import Observer, Settings, train
 from .optimizers import OptimizerFactory, Schedule
+from .step import Bends, UniformBends
 
 if TYPE_CHECKING:
     from ..store.runs import Run
@@ -84,42 +84,45 @@ def connect(
     """
     if loss not in ("uniform", "arclength"):
         raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
-    _check_trainable(curve)
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
-    call = Call(compute or Compute(), progress)
-
-    def trained(held: "Run | None") -> Curve:
-        motion = _bends(Probe(module, curve.start, call.compute), curve, settings.seed, loss, call)
-        motion.same_t = same_t
-        train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", run=held)
-        return motion.snapshot()
-
-    arguments = {"settings": settings, "module": module, "task": task, "batches": batches, "curve": curve}
-    arguments |= {"loss": loss, "same_t": same_t, "compute": call.compute}
-    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(
-        curve.start.vector.device
-    )
-
-
-def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
-    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
-    if loss == "uniform":
-        return call.streamed(probe, curve, seed) if call.compute.stream or half else UniformBends(probe, curve, seed)
-    if call.compute.stream:
-        raise ThalwegError(
-            "the arc-length loss needs the whole curve on the network's device: use 'uniform', or no stream"
-        )
-    if half:
-        raise ThalwegError(
-            f"the arc-length loss would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
-        )
-    return ArclengthBends(probe, curve, seed)
-
-
-def _check_trainable(curve: Curve) -> None:
     if not isinstance(curve, Curve):
         raise ThalwegError(f"connect trains a curve, such as Bezier(a, b); got {type(curve).__name__}")
     if not curve.bends:
         raise ThalwegError("a Segment has nothing to train: scan it, or connect a Bezier or a PolyChain instead")
     for t in (0.0, 1.0):
         curve.checked_coefficients(t)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
+    call = Call(compute or Compute(), progress)
+
+    def trained(held: "Run | None") -> Curve:
+        motion = _bends(Probe(module, curve.start, call.compute), curve, settings.seed, loss, call)
+        motion.same_t = same_t
+        train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
+        return motion.snapshot()
+
+    arguments = {
+        "settings": settings,
+        "module": module,
+        "task": task,
+        "batches": batches,
+        "curve": curve,
+        "loss": loss,
+        "same_t": same_t,
+        "compute": call.compute,
+    }
+    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(
+        curve.start.vector.device
+    )
+
+
+def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
+    apart = call.compute.stream or probe.layout.dtype in (torch.float16, torch.bfloat16)
+    if loss == "uniform":
+        return call.streamed(probe, curve, seed) if apart else UniformBends(probe, curve, seed)
+    if apart:
+        why = (
+            "needs the whole curve on the network's device: use 'uniform', or no stream"
+            if call.compute.stream
+            else f"would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
+        )
+        raise ThalwegError(f"the arc-length loss {why}")
+    return ArclengthBends(probe, curve, seed)

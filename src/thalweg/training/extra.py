@@ -27,7 +27,6 @@ from ..hidden import (
     values,
     walk,
 )
-from ..store.packing import packed, unpacked
 from ..tasks import Task
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -79,23 +78,19 @@ class Extra:
         self.seen: dict[str, Any] | None = None
         self.warned = False
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """What has changed since training began."""
         found = walk(self.sources, whole=True)
         now = values(found)
         self.moved |= moved(self.first, now)
         own = {name: now.get(name, ABSENT) for name in sorted(self.moved - found.others)}
-        return packed(
-            own | {f"frozen {name}": tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]}
-        )
+        frozen = {name: tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]}
+        return {"values": own, "frozen": frozen}
 
-    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        state = unpacked(tensors, about)
-        frozen = {
-            name: (place, state.pop(f"frozen {name}")) for name, place in self._frozen() if f"frozen {name}" in state
-        }
-        self.moved = set(state)
-        put_back(state, walk(self.sources, whole=True))
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        frozen = {name: (place, state["frozen"][name]) for name, place in self._frozen() if name in state["frozen"]}
+        self.moved = set(state["values"])
+        put_back(state["values"], walk(self.sources, whole=True))
         with torch.no_grad():
             for name, (place, value) in frozen.items():
                 place.copy_(value)

@@ -5,24 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..batches import Batches
 from ..errors import ThalwegError, several, whole
 from ..runtime.compute import Call, Compute, StoredResult
 from ..store import files
-from ..store.files import WEIGHTS
 from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .loop import Observer, Settings, train
-from .motion import Network
 from .optimizers import OptimizerFactory, Schedule
+from .step import Network
 
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
-    from ..runtime.compute import Processes
     from ..store.runs import Run
 
 
@@ -82,37 +80,28 @@ def fit(
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
     call = Call(compute or Compute(), progress)
     keep, epochs = several(keep, "keep", whole), settings.epochs
-    odd = [epoch for epoch in keep if not 1 <= epoch <= epochs]
-    if odd:
+    if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
-        keeper, motion = _Keeper(keep, held, call.processes), Network(Probe(module, None, call.compute))
+        keeper, motion = _Keeper(keep, held, call), Network(Probe(module, None, call.compute))
         train(motion, task, batches, settings, call, "training", keeper, run=held)
-        found = motion.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed})
-        return replace(found, kept=keeper.kept)
+        made = {"by": "fit", "epochs": epochs, "seed": settings.seed}
+        return replace(motion.probe.weights(made), kept=keeper.kept)
 
     def load(folder: Path) -> Weights:
-        kept = {epoch: Checkpoint.load(_kept_file(folder, epoch)) for epoch in sorted(keep)}
-        return replace(Weights.load(folder / WEIGHTS), kept=kept)
+        return replace(Weights.load(folder / files.WEIGHTS), kept=_load_kept(folder, keep))
 
-    arguments = {
-        "settings": settings,
-        "module": module,
-        "task": task,
-        "batches": batches,
-        "keep": keep,
-        "compute": call.compute,
-    }
-    file = StoredResult(WEIGHTS, load, lambda made, folder: replace(made, kept={}).save(folder / WEIGHTS))
-    return call.resumed(run, "fit", arguments, file, trained).to(next(module.parameters()).device)
+    common = {"settings": settings, "module": module, "task": task, "batches": batches, "compute": call.compute}
+    stored = StoredResult(files.WEIGHTS, load, lambda made, folder: replace(made, kept={}).save(folder / files.WEIGHTS))
+    return call.resumed(run, "fit", {**common, "keep": keep}, stored, trained).to(next(module.parameters()).device)
 
 
 class _Keeper(Observer):
     """Keeps the requested epochs, with the optimizer state."""
 
-    def __init__(self, epochs: Collection[int], run: "Run | None", processes: "Processes"):
-        self.epochs, self.run, self.processes = epochs, run, processes
+    def __init__(self, epochs: Collection[int], run: "Run | None", call: Call):
+        self.epochs, self.run, self.call = epochs, run, call
         self.kept: dict[int, Checkpoint] = {}
 
     def begin(self, step: "Accelerated", steps: int) -> None:
@@ -124,14 +113,16 @@ class _Keeper(Observer):
             if self.run is not None:
                 self.kept[epoch].save(_kept_file(self.run.folder, epoch), apart=True)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {}, {"kept": sorted(self.kept)}
+    def state(self) -> dict[str, Any]:
+        return {"kept": sorted(self.kept)}
 
-    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         folder = self.run.folder if self.run is not None else Path()
-        self.kept = self.processes.once(
-            lambda: {e: Checkpoint.load(_kept_file(folder, e)) for e in sorted(about["kept"])}
-        )
+        self.kept = self.call.processes.once(lambda: _load_kept(folder, state["kept"]))
+
+
+def _load_kept(folder: Path, epochs: Collection[int]) -> dict[int, Checkpoint]:
+    return {epoch: Checkpoint.load(_kept_file(folder, epoch)) for epoch in sorted(epochs)}
 
 
 def _kept_file(folder: Path, epoch: int) -> Path:

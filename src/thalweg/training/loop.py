@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +12,12 @@ from ..errors import Diverged, ThalwegError, number, whole
 from ..runtime.compute import Call
 from ..tasks import Task, check_task
 from ..weightspace.layout import batch_norms
-from .motion import Motion
 from .optimizers import OptimizerFactory, Schedule, decay, make_optimizer
-from .step import Step
+from .step import Motion, Step
 
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
     from ..store.runs import Run
-    from ..weightspace.checkpoint import Checkpoint
 
 
 class Observer:
@@ -35,11 +32,11 @@ class Observer:
     def after_epoch(self, epoch: int) -> None:
         """After an epoch, counted from 1, once its loss is known to be finite."""
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """What it needs to be resumed: tensors, and what JSON can hold."""
-        return {}, {}
+        return {}
 
-    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
 
 
@@ -62,21 +59,20 @@ class Settings:
                 object.__setattr__(self, name, number(getattr(self, name), name))
         object.__setattr__(self, "seed", whole(self.seed, "seed"))
         object.__setattr__(self, "epochs", whole(self.epochs, "epochs", least=1))
-        for name in ("schedule", "optimizer"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ThalwegError(f"{name} must be a function (see help(thalweg.fit)); got {getattr(self, name)!r}")
-        if not 0 <= self.momentum < 1:
-            raise ThalwegError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
+        for name, fits, rule in (
+            ("schedule", self.schedule is None or callable(self.schedule), "a function (see help(thalweg.fit))"),
+            ("optimizer", self.optimizer is None or callable(self.optimizer), "a function (see help(thalweg.fit))"),
+            ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
+            ("lr", self.schedule is not None or (self.lr or 0) > 0, "above 0, or a schedule given"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("clip", self.clip is None or self.clip > 0, "above 0, the largest norm of the gradient"),
+        ):
+            if not fits:
+                raise ThalwegError(f"{name} must be {rule}; got {getattr(self, name)!r}")
         if self.schedule is not None and self.lr is not None:
             raise ThalwegError(
                 f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them out"
             )
-        if self.schedule is None and (self.lr is None or not self.lr > 0):
-            raise ThalwegError(f"lr must be above 0, or a schedule given; got {self.lr!r}")
-        if not self.weight_decay >= 0:
-            raise ThalwegError(f"weight_decay must be 0 or more; got {self.weight_decay!r}")
-        if self.clip is not None and not self.clip > 0:
-            raise ThalwegError(f"clip must be above 0, the largest norm of the gradient; got {self.clip!r}")
 
     def rate(self, steps: int) -> Schedule:
         """The schedule, or the default decay of `lr`, given the steps per epoch."""
@@ -91,21 +87,17 @@ def train(
     settings: Settings,
     call: Call,
     label: str,
-    observer: Observer | None = None,
-    start: "Checkpoint | None" = None,
+    observer: Observer,
     run: "Run | None" = None,
 ) -> None:
-    """Train `motion` for the epochs in `settings`, with the optimizer state of `start` if given."""
+    """Train `motion` for the epochs in `settings`."""
     check_task(task)
     steps = count(batches)
     schedule = settings.rate(steps)
     optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
     passes, make = call.source(batches, motion.probe.device)
     step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
-    observer = observer or Observer()
     with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:
-        if start is not None:
-            live.step.restore(start)
         motion.probe.module.train()
         observer.begin(live.step, steps)
         course = live.resume(batches, passes, observer)
@@ -144,26 +136,27 @@ class _Watch:
 
     def check(self, batch: Any = ()) -> None:
         if self.seen and not bool(torch.isfinite(torch.stack([loss for *_, loss in self.seen])).all()):
-            step, place, lr, loss = next(entry for entry in self.seen if not isfinite(float(entry[-1])))
-            t = None if place is None else float(place)
-            where = "" if t is None else f" at t = {t:.4f}"
-            self._stop(
-                f"the loss became {float(loss)} in step {step}{where} with learning rate {lr:.4g}", step, t, lr, batch
-            )
+            step, t, lr, loss = next(entry for entry in self.seen if not entry[-1].isfinite())
+            where = "" if t is None else f" at t = {float(t):.4f}"
+            self._stop(f"the loss became {float(loss)} in step {step}{where}", step, lr, t, batch)
 
     def end(self, step: int, lr: float) -> None:
         """After an epoch: its last update may have broken weights whose losses were all finite so far."""
         self.check()
         statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
         if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
-            what = "the weights or their batch-norm statistics are no longer finite"
-            self._stop(f"{what} after step {step} with learning rate {lr:.4g}", step, None, lr)
+            self._stop(f"the weights or their batch-norm statistics are no longer finite after step {step}", step, lr)
         self.motion.probe.check()
 
-    def _stop(self, what: str, step: int, t: float | None, lr: float, batch: Any = ()) -> None:
+    def _stop(self, what: str, step: int, lr: float, t: float | Tensor | None = None, batch: Any = ()) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"
         advice = f"{data}, or {rate}" if step == 1 else f"{rate}, and {data}"
         if bad := not_finite([batch]):
             advice = f"{bad.replace('batch 1', 'the batch of that step')}, so clean the data"
-        message = f"{what}: {advice}; the weights from before that epoch are in .last_good"
-        raise Diverged(message, step=step, t=t, lr=lr, last_good=self.last_good)
+        raise Diverged(
+            f"{what} with learning rate {lr:.4g}: {advice}; the weights from before that epoch are in .last_good",
+            step=step,
+            t=None if t is None else float(t),
+            lr=lr,
+            last_good=self.last_good,
+        )

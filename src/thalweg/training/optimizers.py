@@ -74,12 +74,10 @@ def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: Optimize
     try:
         signature(optimizer.step).bind()
     except TypeError:
-        kind = type(optimizer).__name__
         raise ThalwegError(
-            f"the optimizer must take steps without a closure, and {kind} needs one: use another"
+            f"the optimizer must take steps without a closure, and {type(optimizer).__name__} needs one: use another"
         ) from None
-    moved = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    if sorted(moved) != sorted(map(id, vectors)):
+    if sorted(id(p) for group in optimizer.param_groups for p in group["params"]) != sorted(map(id, vectors)):
         raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")
     if any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ThalwegError(

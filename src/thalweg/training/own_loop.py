@@ -95,10 +95,9 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         layout = Layout.of(self.module)
-        copies = [{name: t.clone() for name, t in entry["tensors"].items()} for entry in state["members"]]
-        notes = [dict(entry["made"]) for entry in state["members"]]
         self.members = [
-            Weights.from_tensors(layout, tensors, made) for tensors, made in zip(copies, notes, strict=True)
+            Weights.from_tensors(layout, {name: t.clone() for name, t in entry["tensors"].items()}, dict(entry["made"]))
+            for entry in state["members"]
         ]
 
 

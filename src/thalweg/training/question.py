@@ -1,6 +1,7 @@
 """What a training would compute, as facts that must be the same when it is resumed."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,18 +11,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches, count
 from ..errors import ThalwegError
-from ..evaluation.question import Facts, curve_question, data_question, first_pass, measured_question, rounding, summary
+from ..evaluation.question import Facts, curve_question, data_question, first_pass, rounding, summary
 from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
-from ..store.content import digest_of
 from ..tasks import Task
-from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.curves import Curve
 from ..weightspace.weights import Weights
 from .loop import Settings
 from .optimizers import make_optimizer
-from .walk_methods import Method, Plan
+from .walk_methods import Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
@@ -61,62 +60,32 @@ def fit_question(module: nn.Module, keep: Collection[int], **common: Any) -> Fac
 
 
 def connect_question(curve: Curve, loss: str, same_t: bool, **common: Any) -> Facts:
-    moving = [bend.vector for bend in curve.bends]
-    trained = training_question(start=curve.start, vectors=moving, **common)
+    trained = training_question(start=curve.start, vectors=[bend.vector for bend in curve.bends], **common)
     return {**trained, **curve_question(curve), "loss": loss, "same_t": same_t}
 
 
-def walk_question(
-    module: nn.Module,
-    task: Task,
-    method: Method,
-    plan: Plan,
-    starts: Sequence[Any],
-    watch: Mapping[str, Batches],
-    compute: Compute,
-    **common: Any,
-) -> Facts:
-    """The facts of a walk; `starts` holds weights, checkpoints, or None for the module's own weights."""
-    points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
-    names = [f"start {k}" for k in range(1, len(starts) + 1)]
-    states = {f"the optimizer state of {name}": _state(here) for name, here in zip(names, starts, strict=True)}
-    return {
-        **training_question(module=module, task=task, compute=compute, start=points[0], **common),
-        "the method's": method_table(method, plan),
-        "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", names),
-        **states,
-        "watch": sorted(map(str, watch)),
-        **measured_question(module, points[0], task, watch, compute),
-    }
+QUESTIONS: dict[str, Callable[..., Facts]] = {"fit": fit_question, "connect": connect_question}
 
 
-QUESTIONS: dict[str, Callable[..., Facts]] = {"fit": fit_question, "connect": connect_question, "walk": walk_question}
-
-
-def method_table(method: Method, plan: Plan) -> facts.Fact:
-    collected = [i for i in range(1, plan.total + 1) if plan.collects(i)]
-    rates = [float(plan.rate(i)) for i in _spread(plan.total)]
-    own = {**vars(method), "choice of iterations to collect": collected, "learning rate": rates}
-    return facts.table({"class": type(method).__name__, **own})
-
-
-def _state(start: Any) -> facts.Fact:
-    return facts.content(
-        digest_of([start.optimizer, start.kind, start.extra]) if isinstance(start, Checkpoint) else None
-    )
+def method_table(method: object, plan: Plan | None) -> facts.Fact:
+    """The settings of a method, and what they come to in this run if it walks."""
+    own = {"class": type(method).__name__, **vars(method)}
+    if plan is not None:
+        own["choice of iterations to collect"] = plan.collected
+        own["learning rate"] = [float(plan.rate(i)) for i in _spread(plan.total)]
+    return facts.table(own)
 
 
 def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
     rate, chosen = settings.rate(steps), _spread(steps * settings.epochs)
-    both = [{i: float(rate(i)) for i in chosen} for _ in range(2)]
-    odd = [i for i in chosen if both[0][i] != both[1][i]]
-    if odd:
-        was, shows = (f"{rates[odd[0]]:.6g}" for rates in both)
-        raise ThalwegError(
-            "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; it "
-            f"gave {was} and then {shows} for iteration {odd[0]}: let it depend on nothing else"
-        )
-    return both[0]
+    first, second = ({i: float(rate(i)) for i in chosen} for _ in range(2))
+    for i in chosen:
+        if first[i] != second[i]:
+            raise ThalwegError(
+                "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; "
+                f"it gave {first[i]:.6g} and then {second[i]:.6g} for iteration {i}: let it depend on nothing else"
+            )
+    return first
 
 
 def _spread(total: int) -> list[int]:
@@ -128,15 +97,15 @@ def _optimizer_question(settings: Settings, vectors: Sequence[Tensor]) -> Facts:
     """For a user's own optimizer: its settings, and where a few steps move the first entries of the vectors."""
     if settings.optimizer is None:
         return {"the optimizer's": facts.table({})}
-    found = {"the optimizer's": facts.table(_optimizer_settings(settings, vectors))}
+    with undisturbed():
+        optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
+    found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, vectors))}
     short = [vector[:TRIED].clone() for vector in vectors]
-    with undisturbed(settings.optimizer), seeded(0):
-        try:
-            _try_steps(make_optimizer(short, settings.momentum, settings.optimizer), short)
-        except Exception:  # from user code, which need not work on vectors this small
-            return found
-    within = rounding(short[0].dtype, exact=not short[0].is_cuda)
-    return found | {"a few steps of the optimizer": facts.numbers({"result": summary(short)}, within)}
+    with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on short vectors
+        _try_steps(make_optimizer(short, settings.momentum, settings.optimizer), short)
+        within = rounding(short[0].dtype, exact=not short[0].is_cuda)
+        found["a few steps of the optimizer"] = facts.numbers({"result": summary(short)}, within)
+    return found
 
 
 def _try_steps(optimizer: Optimizer, vectors: Sequence[Tensor]) -> None:
@@ -148,10 +117,8 @@ def _try_steps(optimizer: Optimizer, vectors: Sequence[Tensor]) -> None:
         optimizer.step()
 
 
-def _optimizer_settings(settings: Settings, vectors: Sequence[Tensor]) -> dict[str, Any]:
+def _optimizer_settings(optimizer: Optimizer, vectors: Sequence[Tensor]) -> dict[str, Any]:
     """Its class, the settings of its groups, and its other attributes."""
-    with undisturbed():
-        optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
     found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
     for number, group in enumerate(optimizer.param_groups, start=1):
         of = f" in group {number}" if len(optimizer.param_groups) > 1 else ""

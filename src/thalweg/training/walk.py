@@ -14,21 +14,22 @@ from ..batches import Batches, count
 from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
+from ..evaluation.question import Facts, measured_question
 from ..results import Trace, Walk
 from ..runtime.accelerated import Accelerated
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.rng import seeded
-from ..store import files
-from ..store.files import TRACE
+from ..store import facts, files
+from ..store.content import digest_of
 from ..store.runs import MEMBERS, Run
 from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .loop import Observer, Settings, train
-from .motion import Network
 from .optimizers import OptimizerFactory
-from .question import walk_question
+from .question import method_table, training_question
+from .step import Network
 from .walk_methods import Method, Plan
 
 Start = Weights | Checkpoint
@@ -85,42 +86,64 @@ def walk(
     Returns:
         The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
     """
-    single = start is None or isinstance(start, Weights | Checkpoint) or not isinstance(start, Sequence)
-    starts: list[Any] = [start] if single else list(start)  # type: ignore[arg-type]
-    given = [(here.weights, here) if isinstance(here, Checkpoint) else (here, None) for here in starts]
-    epochs, seed = whole(epochs, "epochs", least=1), whole(seed, "seed")
-    _check(starts, method)
-    plan = method.plan(count(batches), epochs)
+    starts: list[Any] = list(start) if isinstance(start, Sequence) else [start]
+    if not starts:
+        raise ThalwegError("walk needs at least one start; got an empty list")
+    if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
+        raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
+    if not isinstance(method, Method):
+        raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
+    plan = method.plan(count(batches), whole(epochs, "epochs", least=1))
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
-    call = Call(compute or Compute(), progress)
-    asking = partial(walk_question, module, task, method, plan, starts, watch or {}, call.compute)
-    question = cache(partial(asking, settings=common, batches=batches, processes=call.processes))
+    call, watch = Call(compute or Compute(), progress), watch or {}
+    names = [f"start-{number}" for number in range(1, len(starts) + 1)]
     pooled: list[Story] = []
 
+    @cache
+    def question() -> Facts:
+        points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
+        states = {
+            f"start {k}": digest_of([here.optimizer, here.kind, here.extra]) if isinstance(here, Checkpoint) else None
+            for k, here in enumerate(starts, start=1)
+        }
+        return {
+            **training_question(common, module, points[0], task, batches, call.compute, call.processes),
+            "the method's": method_table(method, plan),
+            "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", list(states)),
+            **{f"the optimizer state of {name}": facts.content(digest) for name, digest in states.items()},
+            "watch": sorted(map(str, watch)),
+            **measured_question(module, points[0], task, watch, call.compute),
+        }
+
     def walked(number: int, folder: Run | None) -> Story:
-        made = {"by": "walk", "method": str(method), "start": number, "seed": seed}
-        observer, (weights, state) = WalkObserver(plan, task, watch or {}, made, folder, call), given[number]
-        label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(given) > 1 else ''})"
-        settings = replace(common, seed=seed + number * APART)
+        made = {"by": "walk", "method": str(method), "start": number, "seed": common.seed}
+        observer, here = WalkObserver(plan, task, watch, made, folder, call, starts[number]), starts[number]
+        label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
+        settings = replace(common, seed=common.seed + number * APART)
         try:
-            motion = Network(Probe(module, weights, call.compute))
-            train(motion, task, batches, settings, call, label, observer, state, folder)
+            motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, call.compute))
+            train(motion, task, batches, settings, call, label, observer, folder)
         except Diverged as error:
-            error.members = [member for members, _ in pooled for member in members] + observer.members
+            error.members = [*_joined(pooled).members, *observer.members]
             raise
         return observer.members, observer.trace()
 
     def all_walked(_: Run | None) -> Walk:
-        for number in range(len(given)):
-            own = Run.of(run, f"start-{number + 1}")
-            pooled.append(call.resumed(own, "walk", question, STORY, partial(walked, number)))
+        for number, name in enumerate(names):
+            pooled.append(call.resumed(Run.of(run, name), "walk", question, STORY, partial(walked, number)))
         return _joined(pooled)
 
     def load(folder: Path) -> Walk:
-        return _joined([STORY.load(folder / f"start-{number + 1}") for number in range(len(given))])
+        return _joined([STORY.load(folder / name) for name in names])
 
-    stored = StoredResult(f"trace-{len(given)}.json", load, partial(_save, module))
-    return call.resumed(run, "walk", question, stored, all_walked)
+    def save(found: Walk, folder: Path) -> None:
+        """The members as an ensemble, then the traces; the last one marks the walk as finished."""
+        if found.members:
+            Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
+        for number, trace in enumerate(found.traces, start=1):
+            trace.save(folder / f"trace-{number}.json")
+
+    return call.resumed(run, "walk", question, StoredResult(f"trace-{len(starts)}.json", load, save), all_walked)
 
 
 def _joined(stories: Sequence[Story]) -> Walk:
@@ -128,7 +151,7 @@ def _joined(stories: Sequence[Story]) -> Walk:
 
 
 def _load_story(folder: Path) -> Story:
-    trace = Trace.load(folder / TRACE)
+    trace = Trace.load(folder / files.TRACE)
     return [Weights.load(_collected(folder, i)) for i in trace.collected], trace
 
 
@@ -136,42 +159,34 @@ def _collected(folder: Path, i: int) -> Path:
     return files.no_link(folder / f"collected-{i:d}.safetensors")
 
 
-STORY = StoredResult[Story](TRACE, _load_story, lambda made, folder: made[1].save(folder / TRACE))  # of one start
-
-
-def _save(module: nn.Module, found: Walk, folder: Path) -> None:
-    """The members as an ensemble, then the traces; the last one marks the walk as finished."""
-    if found.members:
-        Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
-    for number, trace in enumerate(found.traces, start=1):
-        trace.save(folder / f"trace-{number}.json")
-
-
-def _check(starts: Sequence[Start | None], method: Method) -> None:
-    if not starts:
-        raise ThalwegError("walk needs at least one start; got an empty list")
-    if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
-        raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
-    if not isinstance(method, Method):
-        raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
+# of one start
+STORY = StoredResult[Story](files.TRACE, _load_story, lambda made, folder: made[1].save(folder / files.TRACE))
 
 
 class WalkObserver(Observer):
     """Collects the networks of the plan, and records every iteration."""
 
     def __init__(
-        self, plan: Plan, task: Task, watch: Mapping[str, Batches], made: dict[str, Any], run: Run | None, call: Call
+        self,
+        plan: Plan,
+        task: Task,
+        watch: Mapping[str, Batches],
+        made: dict[str, Any],
+        run: Run | None,
+        call: Call,
+        start: Start | None = None,
     ):
         self.plan, self.task, self.watch, self.made, self.run, self.call = plan, task, watch, made, run, call
+        self.start = start
         self.members: list[Weights] = []
-        self.collected: list[int] = []
-        self.lr: list[float] = []
-        self.seen: list[Tensor] = []
+        self.seen: list[Tensor] = []  # loss and distance from the start, of each iteration
         self.watched_at: list[int] = []
         self.watched: dict[str, dict[str, list[float]]] = {name: {} for name in watch}
 
     def begin(self, step: Accelerated, steps: int) -> None:
         self.probe, self.steps = step.plain.probe, steps
+        if isinstance(self.start, Checkpoint):
+            step.restore(self.start)
         self.measures = {
             name: Measurement(self.probe.module, self.task, batches, self.probe.device, self.call.compute, step.pool)
             for name, batches in self.watch.items()
@@ -180,44 +195,40 @@ class WalkObserver(Observer):
         if self.watch:
             with self.probe.kept():
                 prove_measuring(self.probe, self.task, next(iter(self.watch.values())), self.call.compute).again()
-        self._look(0)
+            self._look(0)
 
     def after_step(self, i: int, lr: float, loss: Tensor) -> None:
-        self.lr.append(lr)
         self.seen.append(torch.stack([loss, torch.dist(self.probe.point, self.origin)]))
         if self.plan.collects(i):
-            self.collected.append(i)
             self.members.append(self.probe.weights({**self.made, "iteration": i}).to("cpu"))
             if self.run is not None:
                 self.members[-1].save(_collected(self.run.folder, i), apart=True)
-        if self.plan.collects(i) or i % self.steps == 0:
+        if self.watch and (self.plan.collects(i) or i % self.steps == 0):
             self._look(i)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        seen = {"seen": torch.stack(self.seen)} if self.seen else {}
-        story = {key: getattr(self, key) for key in ("collected", "lr", "watched_at", "watched")}
-        return {"origin": self.probe.canonical(self.origin), **seen}, story
+    def state(self) -> dict[str, Any]:
+        return {
+            "origin": self.probe.canonical(self.origin),
+            "seen": torch.stack(self.seen) if self.seen else [],
+            "watched_at": self.watched_at,
+            "watched": self.watched,
+        }
 
-    def set_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        self.origin = self.probe.native(tensors["origin"]).to(self.probe.device)
-        self.seen = list(tensors["seen"].to(self.probe.device)) if "seen" in tensors else []
-        for key in ("collected", "lr", "watched_at", "watched"):
-            setattr(self, key, about[key])
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.origin = self.probe.native(state["origin"]).to(self.probe.device)
+        self.seen = list(torch.as_tensor(state["seen"]).to(self.probe.device))
+        self.watched_at, self.watched = state["watched_at"], state["watched"]
         folder = self.run.folder if self.run is not None else Path()
-        self.members = self.call.processes.once(lambda: [Weights.load(_collected(folder, i)) for i in self.collected])
+        done = [i for i in self.plan.collected if i <= len(self.seen)]
+        self.members = self.call.processes.once(lambda: [Weights.load(_collected(folder, i)) for i in done])
 
     def trace(self) -> Trace:
+        lr = np.array([float(self.plan.rate(i)) for i in range(1, len(self.seen) + 1)])
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
-        story = (
-            {"watched_at": self.watched_at, "watched": self.watched, "units": dict(self.task.units)}
-            if self.watch
-            else {}
-        )
-        return Trace(np.array(self.lr), loss, distance, self.collected, self.steps, **story)  # type: ignore[arg-type]
+        about = (self.plan.collected, self.steps, self.watched_at, self.watched, dict(self.task.units))
+        return Trace(lr, loss, distance, *about)
 
     def _look(self, i: int) -> None:
-        if not self.watch:
-            return
         self.watched_at.append(i)
         with self.probe.kept(), seeded(0, *self.watch.values()):
             self.probe.drop_caches()

@@ -15,8 +15,8 @@ class Iterations:
     """A length in iterations, where a plain number would mean epochs.
 
     Examples:
-        >>> FGE(cycle=Iterations(100), lr_max=0.05, lr_min=0.0005).plan(steps=391, epochs=1).members
-        4
+        >>> FGE(cycle=Iterations(100), lr_max=0.05, lr_min=0.0005).plan(steps=391, epochs=1).collected
+        [50, 150, 250, 350]
 
     Args:
         count: The number of iterations.
@@ -43,8 +43,9 @@ class Plan:
     total: int
 
     @property
-    def members(self) -> int:
-        return sum(self.collects(i) for i in range(1, self.total + 1))
+    def collected(self) -> list[int]:
+        """The iterations after which a network is collected."""
+        return [i for i in range(1, self.total + 1) if self.collects(i)]
 
 
 class Method(ABC):
@@ -52,20 +53,24 @@ class Method(ABC):
 
     Attributes:
         title: The full name, for tables and figures.
+        starts: For `compare`: the fractions of the budget at which it branches off the plain run; none by default.
     """
 
     title: ClassVar[str] = ""
+    starts: tuple[float, ...] = ()
 
     @abstractmethod
     def plan(self, steps: int, epochs: int) -> Plan:
         """The schedule for `steps` iterations per epoch and `epochs` epochs."""
 
     def _plain(self, *names: str) -> None:
-        """These fields as plain numbers."""
+        """These fields as plain numbers, and `starts` as a tuple of shares."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, Iterations):
                 object.__setattr__(self, name, tuple(several(value, name)) if name == "starts" else number(value, name))
+        if "starts" in names and not (self.starts and all(0 < share < 1 for share in self.starts)):
+            raise ThalwegError(f"starts are shares of the budget, above 0 and below 1; got {self.starts}")
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,7 @@ class FGE(Method):
     """Fast Geometric Ensembling: a triangular cyclic learning rate; collects at its minimum.
 
     Examples:
-        >>> plan = FGE(cycle=2, lr_max=0.05, lr_min=0.01).plan(steps=3, epochs=5)
-        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        >>> FGE(cycle=2, lr_max=0.05, lr_min=0.01).plan(steps=3, epochs=5).collected
         [3, 9, 15]
 
     Args:
@@ -95,21 +99,16 @@ class FGE(Method):
         self._plain("cycle", "lr_max", "lr_min", "starts")
         if not 0 < self.lr_min <= self.lr_max:
             raise ThalwegError(f"FGE needs 0 < lr_min <= lr_max; got lr_min {self.lr_min} and lr_max {self.lr_max}")
-        _check_shares(self.starts)
 
     def plan(self, steps: int, epochs: int) -> Plan:
-        length = _iterations(self.cycle, steps)
+        length = _iterations(self.cycle, steps, epochs)
         if length % 2:
-            even = f"Iterations({length + 1})" + (
-                "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
-            )
+            also = "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
             raise ThalwegError(
                 "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
-                f"{self.cycle} {_unit(self.cycle)} are {length}: give {even}, or another batch size"
+                f"{_said(self.cycle)} are {length}: give Iterations({length + 1}){also}, or another batch size"
             )
-        _check_fits(length, steps * epochs)
-        half = length // 2
-        return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == half, steps * epochs)
+        return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == length // 2, steps * epochs)
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ class Snapshot(Method):
     """Snapshot ensembles: a cosine learning rate with warm restarts; collects at the end of each cycle.
 
     Examples:
-        >>> plan = Snapshot(cycles=2, lr_max=0.1).plan(steps=5, epochs=3)
-        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        >>> Snapshot(cycles=2, lr_max=0.1).plan(steps=5, epochs=3).collected
         [8, 15]
 
     Args:
@@ -153,8 +151,7 @@ class SWA(Method):
     """Stochastic Weight Averaging: a constant learning rate; collects at the end of each cycle, to be averaged.
 
     Examples:
-        >>> plan = SWA(lr=0.05, cycle=1).plan(steps=4, epochs=3)
-        >>> [i for i in range(1, plan.total + 1) if plan.collects(i)]
+        >>> SWA(lr=0.05, cycle=1).plan(steps=4, epochs=3).collected
         [4, 8, 12]
 
     Args:
@@ -172,34 +169,27 @@ class SWA(Method):
         self._plain("lr", "cycle", "starts")
         if not self.lr > 0:
             raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
-        _check_shares(self.starts)
 
     def plan(self, steps: int, epochs: int) -> Plan:
-        length = _iterations(self.cycle, steps)
-        _check_fits(length, steps * epochs)
+        length = _iterations(self.cycle, steps, epochs)
         return Plan(lambda i: self.lr, lambda i: i % length == 0, steps * epochs)
 
 
-def _iterations(cycle: float | Iterations, steps: int) -> int:
+def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
+    """The length of a cycle, which must fit into the run."""
     length = cycle.count if isinstance(cycle, Iterations) else cycle * steps
-    length = round(length) if abs(length - round(length)) < 1e-6 else length
-    if length < 1 or length != int(length):
-        found = f"{cycle} {_unit(cycle)} of {steps} iterations are {length}"
-        raise ThalwegError(f"a cycle must be a whole number of iterations, at least 1; {found}")
-    return int(length)
-
-
-def _unit(cycle: float | Iterations) -> str:
-    return "" if isinstance(cycle, Iterations) else "epochs"
-
-
-def _check_shares(starts: tuple[float, ...]) -> None:
-    if not starts or not all(0 < share < 1 for share in starts):
-        raise ThalwegError(f"starts are shares of the budget, above 0 and below 1; got {starts}")
-
-
-def _check_fits(length: int, total: int) -> None:
-    if length > total:
+    if round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
-            f"a cycle must not be longer than the run; it is {length} iterations, and the run is {total}"
+            "a cycle must be a whole number of iterations, at least 1; "
+            f"{_said(cycle)} of {steps} iterations are {length}"
         )
+    if round(length) > steps * epochs:
+        raise ThalwegError(
+            f"a cycle must not be longer than the run; it is {round(length)} iterations, and the run is "
+            f"{steps * epochs}"
+        )
+    return round(length)
+
+
+def _said(cycle: float | Iterations) -> str:
+    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle} epochs"
