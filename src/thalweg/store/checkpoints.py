@@ -29,24 +29,11 @@ CONVERT = (  # 'xb': an existing file is not overwritten
 
 
 class Candidate(NamedTuple):
-    """Where the weights of a network may be in a checkpoint: under `key`, each name behind `prefix`."""
+    """A place in a checkpoint where the weights of a network may be."""
 
-    key: str
-    prefix: str
-    tensors: Mapping[str, Tensor]
-
-    @property
-    def label(self) -> str:
-        return ".".join(filter(None, (self.key, self.prefix[:-1])))
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return files.below(self.tensors, self.prefix)
-
-    @property
-    def alone(self) -> bool:
-        """Whether the prefix is that of a wrapper, not of a part of a larger network."""
-        return all(name.startswith(self.prefix) or name == COUNTER for name in self.tensors)
+    label: str  # the keys and the prefix that lead there, joined by dots
+    state: dict[str, Tensor]  # by their names without the prefix
+    alone: bool  # whether the prefix is that of a wrapper, not of a part of a larger network
 
     def fits(self, wanted: Mapping[str, Any], ties: Mapping[str, str]) -> bool:
         right = {ties.get(name, name) for name, tensor in self.state.items() if wanted.get(name) == tensor.shape}
@@ -115,7 +102,9 @@ def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) ->
         words = name.split(".")
         ends = (".".join(words[i:]) for i in range(min(len(words), PARTS)))
         prefixes |= {name[: len(name) - len(end)]: None for end in ends if end in wanted}
-    yield from (Candidate(key, prefix, tensors) for prefix in prefixes)
+    for prefix in prefixes:
+        alone = all(name.startswith(prefix) or name == COUNTER for name in tensors)
+        yield Candidate(".".join(filter(None, (key, prefix[:-1]))), files.below(tensors, prefix), alone)
 
 
 def _plain(value: Any) -> bool:
