@@ -1,5 +1,6 @@
 """A captured step does what a plain one does; with a stand-in for CUDA graphs that runs the captured work again."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -161,6 +162,38 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     call(batch, 0.1)
     assert not replays
     assert not call.replay.active
+
+
+def test_a_network_with_hooks_on_its_parameters_is_not_captured(replays):
+    """They would run only while a step is captured."""
+
+    def hooked(wrap):
+        torch.manual_seed(0)
+        module, calls = torch.nn.Linear(4, 3).double(), []
+        module.weight.register_hook(lambda gradient: calls.append(1) or 2 * gradient)
+        moving = Network(Probe(module))
+        call = wrap(Step(moving, tw.classification(), make_optimizer(moving.vectors, 0.9, None), 0.01))
+        for lr in RATES:
+            call((torch.ones(5, 4).double(), torch.tensor([0, 1, 2, 0, 1])), lr)
+        return moving.vectors[0].clone(), len(calls)
+
+    plain = hooked(lambda step: step)
+    with pytest.warns(tw.SlowPathWarning, match="parameters have hooks"):
+        found = hooked(Captured)
+    assert not replays
+    assert torch.equal(found[0], plain[0])
+    assert found[1] == plain[1] == len(RATES)
+
+
+def test_a_closed_replay_lets_go_of_its_graphs(replays):
+    moving = motion("network", ZOO["mlp"])
+    call = Captured(Step(moving, ZOO["mlp"].task, make_optimizer(moving.vectors, 0.9, None)))
+    for lr in RATES:
+        call(ZOO["mlp"].batches()[0], lr)
+    [form] = map(weakref.ref, call.replay.forms.values())
+    assert form().graph is not None
+    call.replay.close()
+    assert form() is None
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "transformer_dict", "tied_lstm"])

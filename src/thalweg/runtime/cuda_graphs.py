@@ -94,10 +94,9 @@ class Replay:
         self.forms.clear()
 
     def close(self) -> None:
-        """Free what captures hold, and what the work refers to."""
+        """Free what captures hold."""
         self.active = False
         self.forget()
-        del self.work, self.settle
 
     def refuse(self, reason: str) -> None:
         self.active = False
