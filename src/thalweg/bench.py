@@ -136,8 +136,8 @@ class Bench:
         """One pass over the training data, per batch."""
         passes, make = source(self.inputs.train, self.device)
         replay = Replay(make, nn.Identity(), self.device, self.compute.captures(self.device))
-        times = self.repeated(lambda: [replay(drawn) for drawn in passes()], rounds=5)
-        return Timing([t / count(self.inputs.train) for t in times], self.size)
+        times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, min(self.rounds, 5))
+        return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
 
     def scanning(self) -> dict[str, Timing]:
         """A point of a scan, and the forward passes in it alone."""
@@ -180,10 +180,8 @@ class Bench:
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
-            return Timing(self.repeated(lambda: run.save(*packed(state_of(step.plain))), rounds=7))
-
-    def repeated(self, work: Callable[[], object], rounds: int) -> list[float]:
-        return self.alternate({"": work}, min(self.rounds, rounds))[""]
+            times = self.alternate({"save": lambda: run.save(*packed(state_of(step.plain)))}, min(self.rounds, 7))
+        return Timing(times["save"])
 
     def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
         """Seconds of each, alternating in both orders; the first round does not count, and none starts after half a

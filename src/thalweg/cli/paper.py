@@ -115,5 +115,5 @@ def draw(out: Folder = Path("thalweg-paper")) -> None:
 
 
 def _origin(about: dict[str, object]) -> str:
-    told = ", ".join(f"{key} {value}" for key, value in about.items() if key not in ("versions", "recipe"))
-    return told + ("; nothing is learned at this scale, and claims mean nothing" if about["scale"] == "smoke" else "")
+    facts = ", ".join(f"{key} {value}" for key, value in about.items() if key not in ("versions", "recipe"))
+    return facts + ("; nothing is learned at this scale, and claims mean nothing" if about["scale"] == "smoke" else "")

@@ -37,9 +37,7 @@ Outcome = tuple[list[dict[str, Any]], list[Claim]]
 
 def scans_of(experiment: Experiment, out: Path) -> dict[str, tw.Scan]:
     """Both ends alone, the straight line, and both curves."""
-    along = {"segment": tw.Segment(*experiment.networks(2)), **{kind: experiment.curve(kind) for kind in KINDS}}
-    scans = {name: experiment.scan(name, curve) for name, curve in along.items()}
-    return keep({"single": experiment.scan_ends(), **scans}, out)
+    return keep({"single": experiment.scan_ends(), **experiment.scan_curves("segment", *KINDS)}, out)
 
 
 def keep(scans: dict[str, tw.Scan], out: Path) -> dict[str, tw.Scan]:
@@ -157,7 +155,7 @@ def planes(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         {"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())}
         for name, loss in ((name, scan.values["train"]["loss"]) for name, scan in scans.items())
     ]
-    highest = max(_highest(experiment.scan(kind, curve)) for kind, curve in curves.items())
+    highest = max(map(_highest, experiment.scan_curves(*KINDS).values()))
     between = min(_halfway(scans["three optima"]))
     return rows, [
         Claim(

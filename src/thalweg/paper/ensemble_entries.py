@@ -28,7 +28,7 @@ SCALED = {  # what the paper calls the errors of points of a chain, by how they 
 def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
     members = experiment.scale.members
-    found = tw.Segment(*experiment.networks(2)) if curve == "segment" else experiment.curve(curve)
+    found = experiment.curve(curve)
     file = experiment.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
         settings: Any = {"bn_batches": experiment.clean, "points": members, "compute": experiment.compute}
@@ -68,8 +68,7 @@ def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 
 def curve_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     found = voters(experiment, "polychain", out / "points.json")
-    along = {"segment": tw.Segment(*experiment.networks(2)), "polychain": experiment.curve("polychain")}
-    keep({name: experiment.scan(name, curve) for name, curve in along.items()}, out)
+    keep(experiment.scan_curves("segment", "polychain"), out)
     ends, three = (100 * experiment.report(experiment.networks(k)).scores["error"] for k in (2, 3))
     cell = partial(quoted, "error (%)", same=experiment.recipe.name == "cifar100-resnet_bottleneck164")
     rows = [

@@ -34,6 +34,10 @@ OF_ENSEMBLES = tuple(
 )
 
 
+def _names(listed: str | None) -> list[str]:
+    return [name.strip() for name in listed.split(",")] if listed else []
+
+
 @dataclass(frozen=True)
 class Entry:
     """One table or figure of the paper.
@@ -75,10 +79,8 @@ class Entry:
         """Its own pairs, or those made of the names given, separated by commas."""
         if data is None and model is None:
             return list(self.pairs)
-        sets, networks = (
-            [name.strip() for name in given.split(",")] if given else list(dict.fromkeys(own))
-            for given, own in zip((data, model), zip(*self.pairs, strict=True), strict=True)
-        )
+        own_sets, own_networks = zip(*self.pairs, strict=True)
+        sets, networks = _names(data) or dict.fromkeys(own_sets), _names(model) or dict.fromkeys(own_networks)
         found = [(one, two) for one in sets for two in networks if self.fits((one, two))]
         if not found:
             raise ThalwegError(

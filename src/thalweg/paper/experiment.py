@@ -168,7 +168,7 @@ class Experiment:
         return [self.network(seed) for seed in range(count)]
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
-        return self.fulfil(Need(kind, seed))
+        return tw.Segment(*self.networks(2)) if kind == "segment" else self.fulfil(Need(kind, seed))
 
     def walk(self, kind: str, seed: int = 0) -> tw.Walk:
         return self.fulfil(Need(kind, seed))
@@ -178,6 +178,9 @@ class Experiment:
         common: dict[str, Any] = {"bn_batches": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
         places = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
         return tw.scan(self.form, target, self.task, self.data, **{**places, **common, **settings})
+
+    def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
+        return {kind: self.scan(kind, self.curve(kind)) for kind in kinds}
 
     def scan_ends(self) -> tw.Scan:
         """The first two networks, with their own batch-norm statistics."""

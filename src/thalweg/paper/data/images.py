@@ -48,8 +48,7 @@ class ImageFolder(Dataset[Example]):
     """The images of all classes, one after another, each as a tensor with its class index."""
 
     def __init__(self, folder: Path, size: int, train: bool):
-        self.size, self.train = size, train
-        self.classes = _classes(folder)
+        self.size, self.train, self.classes = size, train, _classes(folder)
         self.files = [(path, label) for label, name in enumerate(self.classes) for path in _images(folder / name)]
 
     def __len__(self) -> int:
