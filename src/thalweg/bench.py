@@ -59,9 +59,13 @@ class Timing:
         return low, high
 
     def to_dict(self) -> dict[str, Any]:
-        rate = self.images / self.median if self.images else None
-        return {"median": self.median, "quartiles": self.quartiles, "images_per_second": rate, "memory": self.memory,
-                "times": len(self.seconds)}  # fmt: skip
+        return {
+            "median": self.median,
+            "quartiles": self.quartiles,
+            "images_per_second": self.images / self.median if self.images else None,
+            "memory": self.memory,
+            "times": len(self.seconds),
+        }
 
 
 class Bench:
@@ -252,10 +256,16 @@ def table(timings: dict[str, Timing]) -> str:
     """
     rows = []
     for name, timing in timings.items():
-        low, high = (f"{1e3 * value:.2f}" for value in timing.quartiles)
-        rate = f"{timing.images / timing.median:,.0f}" if timing.images else "-"
-        memory = "-" if timing.memory is None else f"{timing.memory / 1e6:,.0f}"
-        rows.append([name, f"{1e3 * timing.median:.2f}", f"{low} to {high}", rate, memory])
+        low, high = timing.quartiles
+        rows.append(
+            [
+                name,
+                f"{1e3 * timing.median:.2f}",
+                f"{1e3 * low:.2f} to {1e3 * high:.2f}",
+                f"{timing.images / timing.median:,.0f}" if timing.images else "-",
+                "-" if timing.memory is None else f"{timing.memory / 1e6:,.0f}",
+            ]
+        )
     return grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
 
 
@@ -266,14 +276,26 @@ def ratios(timings: dict[str, Timing]) -> dict[str, float]:
     {'curve step / plain step': 1.1}
     """
     together = next((name for name in timings if name.endswith("together")), "")
-    pairs = [("curve step", "plain step"), ("walk step", "plain step"), ("scan point", "its forward passes")]
-    found = [pair for pair in [*pairs, (together, "one by one")] if set(pair) <= set(timings)]
-    return {f"{one} / {two}": timings[one].median / timings[two].median for one, two in found}
+    pairs = {
+        "curve step": "plain step",
+        "walk step": "plain step",
+        "scan point": "its forward passes",
+        together: "one by one",
+    }
+    return {
+        f"{one} / {two}": timings[one].median / timings[two].median
+        for one, two in pairs.items()
+        if {one, two} <= timings.keys()
+    }
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    return {**versions(), "device": name, "threads": torch.get_num_threads(), "date": time.strftime("%Y-%m-%d")}
+    return {
+        **versions(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def _repeat(work: Callable[[], object], times: int) -> None:

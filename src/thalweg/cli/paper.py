@@ -24,8 +24,7 @@ def list_entries() -> None:
     from ..paper.entries import ENTRIES, SHOWS
 
     for entry in ENTRIES.values():
-        pairs = ", ".join(f"{model} on {data}" for data, model in entry.pairs)
-        shows, where = SHOWS[entry.name]
+        pairs, (shows, where) = ", ".join(f"{model} on {data}" for data, model in entry.pairs), SHOWS[entry.name]
         typer.echo(f"{entry.name:15} {shows} ({where}; {pairs})")
 
 

@@ -93,18 +93,19 @@ def limit(error: float, spread: float | None = None) -> float:
 
 def on_budgets(rows: Rows, seeds: int) -> list[Claim]:
     """The order of the methods at each budget, and how far each is from the paper's error."""
-    at_budgets = [_at_budget(rows, k, seeds) for k in range(1, min(seeds, 3) + 1)]
-    return [*at_budgets, *(claim for row in rows for claim in _near(row))]
+    return [
+        *(_at_budget(rows, k, seeds) for k in range(1, min(seeds, 3) + 1)),
+        *(claim for row in rows for claim in _near(row)),
+    ]
 
 
 def _at_budget(rows: Rows, k: int, seeds: int) -> Claim:
     errors = {row["method"]: row[f"{k}B (%)"] for row in rows}
     fge, sse, alone = (errors[name] for name in ("FGE", "SSE", "Ind"))
     text = ", ".join(f"{name} {value:.2f} %" for name, value in errors.items())
-    if k == 1:
-        says = f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})"
-        return Claim(says, fge < sse < alone, text)
-    return Claim(f"FGE is better than both others at {k}B (one pool of {k} runs each)", fge < min(sse, alone), text)
+    if k > 1:
+        return Claim(f"FGE is better than both others at {k}B (one pool of {k} runs each)", fge < min(sse, alone), text)
+    return Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", fge < sse < alone, text)
 
 
 def _near(row: dict[str, Any]) -> list[Claim]:
@@ -114,8 +115,13 @@ def _near(row: dict[str, Any]) -> list[Claim]:
         if ours is not None and theirs is not None:
             spread = row.get(f"+-{mark}") if budget == "1B" else None
             most, more = limit(theirs, spread), "half a point" if spread is None else "twice its spread"
-            says = f"{row['method']} at {budget} is at most {most:.2f} %, {whose} {theirs:g} and {more}"
-            found.append(Claim(says, ours <= most, f"{ours:.2f} %"))
+            found.append(
+                Claim(
+                    f"{row['method']} at {budget} is at most {most:.2f} %, {whose} {theirs:g} and {more}",
+                    ours <= most,
+                    f"{ours:.2f} %",
+                )
+            )
     return found
 
 

@@ -60,9 +60,11 @@ def curves(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 def _losses_agree(scans: Mapping[str, tw.Scan]) -> Claim:
     """The mean over the curve's length is what loss (1) is about, that over t loss (2)."""
     found = {name: scans[name].summary()["train"]["loss"] for name in KINDS}
-    close = all(abs(loss["int"] - loss["mean"]) <= TWENTIETH * loss["int"] for loss in found.values())
-    text = ", ".join(f"{loss['int']:.3g} and {loss['mean']:.3g} on the {name}" for name, loss in found.items())
-    return Claim("the mean train loss over the length of a curve and over t are close, within a twentieth", close, text)
+    return Claim(
+        "the mean train loss over the length of a curve and over t are close, within a twentieth",
+        all(abs(loss["int"] - loss["mean"]) <= TWENTIETH * loss["int"] for loss in found.values()),
+        ", ".join(f"{loss['int']:.3g} and {loss['mean']:.3g} on the {name}" for name, loss in found.items()),
+    )
 
 
 def _row_of_curves(experiment: Experiment, curve: str) -> dict[str, Any]:
@@ -96,15 +98,25 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> list
     ]
     if experiment.recipe.model == "vgg16":
         worst, chance = errors["segment"], 1 - 1 / experiment.recipe.classes
-        text = f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %"
-        claims.append(Claim("in its middle the network knows nothing", worst > 0.99 * chance, text))
+        claims.append(
+            Claim(
+                "in its middle the network knows nothing",
+                worst > 0.99 * chance,
+                f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %",
+            )
+        )
     for name in KINDS:
         above, times = 100 * (errors[name] - errors["single"]), losses[name] / ends
         for whose, points, share in _bars(experiment, name):
             error = [f"the error stays within {points:.2f} points of the worse end"] if points < inf else []
             loss = [f"the train loss within {share:.2f} times that end's"] if share < inf else []
-            says, holds = " and ".join(error + loss), above <= points and times <= share
-            claims.append(Claim(f"along the {name} {says} ({whose})", holds, f"{above:+.2f} points, {times:.3f} times"))
+            claims.append(
+                Claim(
+                    f"along the {name} {' and '.join(error + loss)} ({whose})",
+                    above <= points and times <= share,
+                    f"{above:+.2f} points, {times:.3f} times",
+                )
+            )
     return claims
 
 
@@ -180,26 +192,31 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     apart, ends = one.bends[0].distance(two.bends[0]), one.start.distance(one.end)
     same = experiment.recipe.name == "cifar10-vgg16"
     of_bends, of_ends = "distance between the bends of two polychains with the same ends", "distance between those ends"
-    row = quoted("bends apart", apart, of_bends, same) | quoted("ends apart", ends, of_ends, same)
+    row = {
+        **quoted("bends apart", apart, of_bends, same),
+        **quoted("ends apart", ends, of_ends, same),
+        "ratio": apart / ends,
+    }
     share = (1 - TWENTIETH) * figure(of_bends) / figure(of_ends)
-    unlike = Claim(
-        f"curves between the same networks are not unique: their bends lie at least {share:.2f} as far apart as the "
-        "ends",
-        apart >= share * ends,
-        f"{apart:.1f} against {ends:.1f}, {apart / ends:.2f}",
-    )
     worst = [_highest(experiment.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
     alone = _highest(experiment.scan_ends())
-    along = [
+    return [row], [
         Claim(
-            f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})",
-            max(worst) <= times * alone,
-            f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends",
-        )
-        for whose, _, times in _bars(experiment, "polychain")
-        if times < inf
+            "curves between the same networks are not unique: their bends lie at least "
+            f"{share:.2f} as far apart as the ends",
+            apart >= share * ends,
+            f"{apart:.1f} against {ends:.1f}, {apart / ends:.2f}",
+        ),
+        *(
+            Claim(
+                f"and both are low all along, at most {times:.2f} times the ends' loss ({whose})",
+                max(worst) <= times * alone,
+                f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends",
+            )
+            for whose, _, times in _bars(experiment, "polychain")
+            if times < inf
+        ),
     ]
-    return [row | {"ratio": apart / ends}], [unlike, *along]
 
 
 def of_all_widths(experiment: Experiment) -> list[tuple[Experiment, Need]]:
@@ -215,16 +232,31 @@ def width(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     for breadth in experiment.scale.widths:
         part = experiment.wide(breadth)
         bent, ends = part.scan("bezier", part.curve("bezier")), part.scan_ends()
-        losses = {"worst train loss on the curve": _highest(bent), "train loss of the ends": _highest(ends)}
-        rows.append({"K": breadth, **losses, "length ratio": bent.length_ratio})
+        rows.append(
+            {
+                "K": breadth,
+                "worst train loss on the curve": _highest(bent),
+                "train loss of the ends": _highest(ends),
+                "length ratio": bent.length_ratio,
+            }
+        )
         keep({f"curve-{breadth:g}": bent, f"ends-{breadth:g}": ends}, out)
-    straighter = all(after["length ratio"] < before["length ratio"] for before, after in pairwise(rows))
-    text = "length ratio " + ", ".join(f"{row['length ratio']:.3f} at K = {row['K']:g}" for row in rows)
-    found = [Claim("wider networks are joined by straighter curves", straighter, text)]
+    found = [
+        Claim(
+            "wider networks are joined by straighter curves",
+            all(after["length ratio"] < before["length ratio"] for before, after in pairwise(rows)),
+            "length ratio " + ", ".join(f"{row['length ratio']:.3f} at K = {row['K']:g}" for row in rows),
+        )
+    ]
     rises = [max(0.0, row["worst train loss on the curve"] - row["train loss of the ends"]) for row in rows]
     if any(rises):  # where it rises at no width there is nothing to compare
-        higher = f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}"
-        found.append(Claim("on which the train loss rises less above the worse end", rises[-1] < rises[0], higher))
+        found.append(
+            Claim(
+                "on which the train loss rises less above the worse end",
+                rises[-1] < rises[0],
+                f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}",
+            )
+        )
     return rows, found
 
 

@@ -20,8 +20,11 @@ METHODS = ("Ind", "SSE", "FGE")
 
 def draw(folder: Path) -> list[Path]:
     """Draw the figures of the result in `folder`, as PNG and PDF; nothing if the paper has only numbers."""
-    drawn = drawings(folder, Result.load(folder / FILE))
-    return [path for name, canvas in drawn.items() for path in figures.save(canvas, folder / name)]
+    return [
+        path
+        for name, canvas in drawings(folder, Result.load(folder / FILE)).items()
+        for path in figures.save(canvas, folder / name)
+    ]
 
 
 def drawings(folder: Path, result: Result) -> dict[str, Figure]:
@@ -65,8 +68,9 @@ def _planes(data: str, quantity: str, folder: Path, result: Result, axes: Any) -
 
 
 def _pair_ensemble(folder: Path, result: Result, ax: Any) -> None:
-    named = {CURVES[name]: CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}
-    figures.pair_ensemble(named, ax)
+    figures.pair_ensemble(
+        {CURVES[name]: CurveEnsemble.load(folder / f"{name}.json") for name in ("segment", "polychain")}, ax
+    )
 
 
 def _curve_ensemble(folder: Path, result: Result, axes: Any) -> None:

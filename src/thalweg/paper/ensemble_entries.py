@@ -79,8 +79,10 @@ def curve_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         }
         for name, own in found.scores.items()
     ]
-    rows.append({"ensemble": "both ends", **cell(ends, "error of the ensemble of the two endpoints (%)")})
-    rows.append({"ensemble": "three networks", **cell(three, "error of three independent networks (%)")})
+    rows += [
+        {"ensemble": "both ends", **cell(ends, "error of the ensemble of the two endpoints (%)")},
+        {"ensemble": "three networks", **cell(three, "error of three independent networks (%)")},
+    ]
     return rows, claims.on_points(found, ends, three)
 
 
@@ -93,9 +95,14 @@ def ensembles(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         alone = [at_budget[0], *(100 * experiment.report(run).scores["error"] for run in runs[1:])]
         where = {"dataset": experiment.recipe.dataset, "model": experiment.recipe.in_ensembles, "method": method}
         spread = statistics.stdev(alone) if seeds > 1 else None
-        rows.append({"method": method, "networks per run": each})
-        rows[-1] |= beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where)
-        rows[-1] |= beside("+-", spread, "ensembles", "error_1B_std", **where)
+        rows.append(
+            {
+                "method": method,
+                "networks per run": each,
+                **beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where),
+                **beside("+-", spread, "ensembles", "error_1B_std", **where),
+            }
+        )
         for k in range(2, min(seeds, 3) + 1):
             rows[-1] |= beside(f"{k}B (%)", at_budget[k - 1], "ensembles", f"error_{k}B", **where)
     return rows, claims.on_budgets(rows, seeds)

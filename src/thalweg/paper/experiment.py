@@ -203,8 +203,11 @@ class Experiment:
 
     def seconds(self, need: Need) -> float:
         """The training time from its logs; that of interleaved runs is divided among them."""
-        logs = [Run(path.parent).lines(LOG) for path in (self.folder / need.name).rglob(LOG)]
-        return sum(entry["seconds"] / entry.get("at_once", 1) for log in logs for entry in log)
+        return sum(
+            entry["seconds"] / entry.get("at_once", 1)
+            for path in (self.folder / need.name).rglob(LOG)
+            for entry in Run(path.parent).lines(LOG)
+        )
 
     def cost(self, need: Need) -> tuple[int, int]:
         """Epochs of training, and the expected size on disk: a network with its kept epochs and their momentum, a

@@ -52,8 +52,7 @@ class ImageExperiment(Experiment):
 
 
 def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    method = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5)
-    start = tw.Weights.of(experiment.form)
+    method, start = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5), tw.Weights.of(experiment.form)
     own: dict[str, Any] = {"epochs": 5, "start": start, "run": experiment.folder / "fge-0", **experiment.settings}
     members = [start, *tw.walk(experiment.form, experiment.task, experiment.train, method, **own).members]
     found = experiment.report(members)

@@ -92,8 +92,11 @@ class TextExperiment(Experiment):
         return self.data["train"]
 
     def rates(self, lr: float) -> dict[str, Any]:
-        schedule = self.recipe.schedule(lr, len(self.train))
-        return {"momentum": 0.0, "schedule": schedule, "clip": self.recipe.clip / STEPS}
+        return {
+            "momentum": 0.0,
+            "schedule": self.recipe.schedule(lr, len(self.train)),
+            "clip": self.recipe.clip / STEPS,
+        }
 
     def in_training(self, need: Need) -> float:
         """Perplexity over the last epoch of training, with dropout, at random t: what papers call train."""
@@ -117,8 +120,7 @@ def _row(name: str, found: tw.Scan, in_paper: bool) -> dict[str, Any]:
     """The lowest and the highest perplexity on each part."""
     losses = {part: torch.tensor(found.values[part]["data_loss"]).exp() for part in PARTS}
     ours = {f"{part}_{end}": float(getattr(losses[part], end)()) for part in PARTS for end in ("min", "max")}
-    theirs = {key + PAPER: row_of("ptb", curve=name)[key] for key in ours if in_paper}
-    return {"curve": name, **ours, **theirs}
+    return {"curve": name, **ours, **{key + PAPER: row_of("ptb", curve=name)[key] for key in ours if in_paper}}
 
 
 def _times(curve: Mapping[str, Any], ends: Mapping[str, Any]) -> dict[str, float]:
@@ -130,7 +132,6 @@ def judged(found: dict[str, dict[str, Any]], in_training: float, reported: dict[
     single, line, curve = (found[name] for name in ("single", "segment", "bezier"))
     sets = ("valid", "test")
     ends = {data: single[f"{data}_max"] for data in sets} | {"train": in_training}
-    near = "; ".join(f"{data} {value:.1f}, there {reported[data]:.1f}" for data, value in ends.items())
     wall, rise = _times(line, single), _times(curve, single)
     text = "at most " + ", ".join(f"{factor:.2f} times the ends' on {data}" for data, factor in rise.items())
     of_paper = _times(row_of("ptb", curve="bezier"), row_of("ptb", curve="single"))
@@ -139,7 +140,8 @@ def judged(found: dict[str, dict[str, Any]], in_training: float, reported: dict[
         Claim(
             "the ends are as good as the recipe's authors report: perplexity at most a twentieth above theirs",
             all(ends[data] <= (1 + TWENTIETH) * reported[data] for data in sets),
-            f"{near}, with dropout",
+            "; ".join(f"{data} {value:.1f}, there {reported[data]:.1f}" for data, value in ends.items())
+            + ", with dropout",
         ),
         Claim(
             "the straight line does not keep it",

@@ -93,8 +93,7 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
     scale = round(size * MARGIN) / min(image.size)
     width, height = (max(round(side * scale), size) for side in image.size)
     left, top = (width - size) // 2, (height - size) // 2
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return resized.crop((left, top, left + size, top + size))
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
 
 
 def _varied(image: Image.Image, size: int) -> Image.Image:

@@ -123,7 +123,7 @@ def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
         path: Its path, for the error message.
     """
     try:
-        labels = entries["fine_labels"] if "fine_labels" in entries else entries["labels"]
+        labels = entries["fine_labels" if "fine_labels" in entries else "labels"]
         return entries["data"].tensor().reshape(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.long)
     except Exception as error:  # a damaged pickle may hold anything
         raise ThalwegError(f"{path} does not hold images with labels ({error!r}): fetch it again") from error

@@ -44,8 +44,8 @@ def preresnet(depth: int = 164, classes: int = 10) -> nn.Sequential:
     blocks, rest = divmod(depth - 2, 9)
     if rest or blocks < 1:
         raise ValueError(f"the depth of a bottleneck PreResNet is 9 n + 2; got {depth}")
-    first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-    return he_by_outputs(nn.Sequential(first, *_stages(Bottleneck, blocks, EXPANSION), *_normalised_head(256, classes)))
+    layers = _convolution(3, 16, 3), *_stages(Bottleneck, blocks, EXPANSION), *_normalised_head(256, classes)
+    return he_by_outputs(nn.Sequential(*layers))
 
 
 def preresnet164(classes: int = 10) -> nn.Sequential:
@@ -85,8 +85,7 @@ def wrn28_10(classes: int = 10) -> nn.Sequential:
     Args:
         classes: The number of classes.
     """
-    first = nn.Conv2d(3, 16, 3, padding=1)
-    return nn.Sequential(first, *_stages(Wide, 4, times=10), *_normalised_head(640, classes))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *_stages(Wide, 4, times=10), *_normalised_head(640, classes))
 
 
 class Unit(nn.Module):
