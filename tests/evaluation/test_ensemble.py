@@ -162,6 +162,11 @@ def test_an_ensemble_is_not_saved_over_something_else(saved, tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     with pytest.raises(tw.ThalwegError, match="nothing is written over"):
         ensemble.save(tmp_path / "mine")
+    with pytest.raises(
+        tw.ThalwegError, match=r"thesis\.tex holds something that is no ensemble, and nothing is written"
+    ):
+        ensemble.save(tmp_path / "mine" / "thesis.tex")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
 
 
 def test_bad_members():

@@ -120,6 +120,17 @@ def test_a_folder_with_nothing_to_show_is_named(tmp_path):
         made(tmp_path, tmp_path / "one", tmp_path / "ensemble")
 
 
+def test_one_folder_need_not_be_in_a_list_and_none_is_refused(tmp_path):
+    curve().save(tmp_path / "run" / "scan.json")
+    for number, folder in enumerate((tmp_path / "run", str(tmp_path / "run"))):
+        assert "Bezier" in page.write(tmp_path / f"{number}.html", folder).read_text()
+    with pytest.raises(
+        tw.ThalwegError, match="a page is made from folders that thalweg commands have written; got none"
+    ):
+        page.write(tmp_path / "none.html", [])
+    assert not (tmp_path / "none.html").exists()
+
+
 def test_without_weight_decay_there_is_one_loss(tmp_path):
     scan = curve()
     tw.Scan(**{**vars(scan), "weight_decay": 0.0}).save(tmp_path / "scan.json")

@@ -113,7 +113,7 @@ class Ensemble:
         folder, manifest = files.place(folder), Path(folder) / MANIFEST
         again = manifest.is_file()
         files.sweep(folder)
-        if not again and folder.exists() and not all(map(_is_member, folder.iterdir())):
+        if not again and folder.exists() and not (folder.is_dir() and all(map(_is_member, folder.iterdir()))):
             raise ThalwegError(
                 f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
             )

@@ -20,7 +20,7 @@ from .contents import READERS, content, find
 SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
 
 
-def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False) -> Path:
+def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace: bool = False) -> Path:
     """Write the results in run folders as one self-contained HTML file.
 
     Examples:
@@ -33,11 +33,13 @@ def write(path: str | Path, runs: Sequence[str | Path], *, replace: bool = False
 
     Args:
         path: The .html file to write.
-        runs: Folders written by commands or calls, or folders that contain such folders; at least one must hold a
-            result.
+        runs: Folders written by commands or calls, or folders that contain such folders, of which each must hold a
+            result; or one such folder.
         replace: Whether to overwrite an existing file.
     """
-    path = place(path)
+    path, runs = place(path), [runs] if isinstance(runs, str | Path) else runs
+    if not runs:
+        raise ThalwegError("a page is made from folders that thalweg commands have written; got none")
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
     found = [item for item in find(runs) if item.kind in READERS]
