@@ -233,6 +233,12 @@ def test_bare_batches_are_measured_as_data():
         ({"margin": 0.1}, "margin= is for a plane, and this is a scan of a curve"),
         ({"points": 3, "target": [ENDS[0]]}, "points= is for a curve, and this is a scan of a list of weights"),
         ({"grid": (3, 3), "target": [ENDS[0]]}, "grid= is for a plane, and this is a scan of a list of weights"),
+        (
+            {"grid": (1, 3), "target": tw.Plane(*ENDS)},
+            "a plane needs a grid of at least 2 x 2 and a margin of 0 or more",
+        ),
+        ({"margin": float("nan"), "target": tw.Plane(*ENDS)}, "a margin of 0 or more; got 21 and nan"),
+        ({"margin": float("inf"), "target": tw.Plane(*ENDS)}, "a margin of 0 or more; got 21 and inf"),
         ({"points": 3, "target": tw.Plane(*ENDS)}, "points= is for a curve, and this is a scan of a plane"),
         ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
         ({"task": nn.CrossEntropyLoss()}, "the task must be a Task, such as classification"),

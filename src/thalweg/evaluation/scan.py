@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +342,7 @@ def _increasing(points: Sequence[float]) -> list[float]:
 
 
 def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
-    if points < 2 or not margin >= 0:
+    if points < 2 or not 0 <= margin < inf:
         raise ThalwegError(
             f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}"
         )

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from typing import ClassVar
 
 from ..errors import ThalwegError, number, several, whole
@@ -178,7 +178,7 @@ class SWA(Method):
 def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     """The length of a cycle, which must fit into the run."""
     length = cycle.count if isinstance(cycle, Iterations) else cycle * steps
-    if round(length) < 1 or abs(length - round(length)) >= 1e-6:
+    if not isfinite(length) or round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
             "a cycle must be a whole number of iterations, at least 1; "
             f"{_said(cycle)} of {steps} iterations are {length}"
