@@ -105,23 +105,20 @@ class Update:
 
     def __call__(self, gradients: Sequence[Tensor | None], point: Tensor) -> None:
         self.rows = list(self._where(gradients))
-        count, stride = len(self.vectors), self.vectors.stride(0)
-        aligned = all(address % 16 == 0 and offset % 4 == 0 for address, offset, _ in self.rows)
-        bent, momenta = (
-            self.vectors.data_ptr() != point.data_ptr(),
-            self.vectors if self.momenta is None else self.momenta,
-        )
-        flags = (count, bent, self.momenta is not None, aligned, UPDATED)
         _update[(len(self.rows),)](
             self.table,
             self.controls,
             point,
             self.vectors,
-            momenta,
-            stride,
+            self.vectors if self.momenta is None else self.momenta,
+            self.vectors.stride(0),
             self.momentum,
             self.decay,
-            *flags,
+            COUNT=len(self.vectors),
+            BENT=self.vectors.data_ptr() != point.data_ptr(),
+            MOMENTUM=self.momenta is not None,
+            ALIGNED=all(address % 16 == 0 and offset % 4 == 0 for address, offset, _ in self.rows),
+            BLOCK=UPDATED,
             num_warps=8,
         )
 
