@@ -67,15 +67,12 @@ def curve_ensemble(
     probe, ts = Probe(module, None, compute), curve.spaced(points)
     compute.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
-    losses: list[float] = []
-    tested: Predicted = []
-    held: Predicted = []
+    losses, tested, held = list[float](), Predicted(), Predicted()
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
-    context = present.get()
-    show = progress if context.processes.first else False
-    with aside(probe.device, context.stream), Progress("predicting along the curve", len(ts), show) as bar:
+    bar = Progress("predicting along the curve", len(ts), progress)
+    with aside(probe.device, present.get().stream), bar:
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"

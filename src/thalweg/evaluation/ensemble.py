@@ -48,10 +48,8 @@ class Ensemble:
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
         check_list(members, "an ensemble")
-        self.module = module
-        self.members: list[Weights] = []
-        self._probe = Probe(module)
-        self._proven: list[Task] = []
+        self.module, self._probe = module, Probe(module)
+        self.members, self._proven = list[Weights](), list[Task]()
         for member in members:
             self.add(member)
 
@@ -153,7 +151,7 @@ class Ensemble:
         total, first, processes = torch.zeros(()), None, present.get().processes
         new, probe = not any(task is known for known in self._proven), self._probe
         proof = prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches) if new else None
-        with Progress("predicting", len(self), progress if processes.first else False) as bar:
+        with Progress("predicting", len(self), progress) as bar:
             # each rank has one member of a round, or perhaps none in the last
             own = (
                 [_predictions(probe, w, task, batches) for w in self.members[start + processes.rank :][:1]]

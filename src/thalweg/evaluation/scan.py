@@ -115,8 +115,10 @@ def scan(
     def measured(held: Run | None) -> Scan:
         probe, proof = ready.pop()
         at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
-        show = progress if call.processes.first else False
-        with aside(probe.device, call.context.stream), Progress(f"scanning {where['name']}", len(makers), show) as bar:
+        with (
+            aside(probe.device, call.context.stream),
+            Progress(f"scanning {where['name']}", len(makers), progress) as bar,
+        ):
             found = _measured(at, makers, labels, held, bar, call.context)
             last = at.last
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1

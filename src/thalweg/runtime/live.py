@@ -100,6 +100,6 @@ def running(
         stack.enter_context(aside(device, call.context.stream))
         accelerated = Accelerated(step, call.context, call.compute, seed, total)
         stack.callback(accelerated.close)
-        bar = stack.enter_context(Progress(label, total, call.progress if processes.first else False))
+        bar = stack.enter_context(Progress(label, total, call.progress))
         interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))
         yield Live(accelerated, call, bar, interrupts, run)

@@ -17,11 +17,14 @@ PACE = 60.0  # seconds between two lines without a terminal, such as in a log fi
 
 
 class Progress:
-    """Counts `total` steps of one piece of work; `show=None` means a bar on a terminal, and lines elsewhere."""
+    """Counts `total` steps of one piece of work; `show=None` means a bar on a terminal, and lines elsewhere. Of several
+    processes, the first alone shows it.
+    """
 
     def __init__(self, description: str, total: int, show: bool | None = None):
         self.description, self.total, self.done = description, total, 0
-        self.visible, self.lines = show is not False, show is None and not sys.stderr.isatty()
+        self.visible = show is not False and present.get().processes.first
+        self.lines = show is None and not sys.stderr.isatty()
         self.started = self.looked = time.monotonic()
         self.before: int | None = None  # done by an earlier process, which says nothing about the pace
         self.bar: RichProgress | None = None

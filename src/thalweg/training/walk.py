@@ -176,11 +176,11 @@ class WalkObserver(Observer):
         call: Call,
         start: Start | None = None,
     ):
-        self.plan, self.task, self.watch, self.made, self.run, self.call = plan, task, watch, made, run, call
-        self.start = start
-        self.members: list[Weights] = []
-        self.seen: list[Tensor] = []  # loss and distance from the start, of each iteration
-        self.watched_at: list[int] = []
+        self.plan, self.task, self.watch, self.made = plan, task, watch, made
+        self.run, self.call, self.start = run, call, start
+        self.members = list[Weights]()
+        self.seen = list[Tensor]()  # loss and distance from the start, of each iteration
+        self.watched_at = list[int]()
         self.watched: dict[str, dict[str, list[float]]] = {name: {} for name in watch}
 
     def begin(self, step: Accelerated, steps: int) -> None:

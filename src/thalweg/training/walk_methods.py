@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil, cos, isfinite, pi
 from typing import ClassVar
 
 from ..errors import ThalwegError, number, several, whole
-from .optimizers import Schedule, cosine, triangle
+from .optimizers import Schedule
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,29 @@ class SWA(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps, epochs)
         return Plan(lambda i: self.lr, lambda i: i % length == 0, steps * epochs)
+
+
+def triangle(lr_max: float, lr_min: float, length: int) -> Schedule:
+    """The cycle of FGE: down to `lr_min` in its first half, up again in its second.
+
+    >>> [round(triangle(0.05, 0.01, 4)(i), 3) for i in range(1, 9)]
+    [0.03, 0.01, 0.03, 0.05, 0.03, 0.01, 0.03, 0.05]
+    """
+
+    def rate(i: int) -> float:
+        t = ((i - 1) % length + 1) / length
+        return (1 - 2 * t) * lr_max + 2 * t * lr_min if t <= 0.5 else (2 - 2 * t) * lr_min + (2 * t - 1) * lr_max
+
+    return rate
+
+
+def cosine(lr_max: float, length: int) -> Schedule:
+    """The cycle of Snapshot ensembles: from `lr_max` towards zero along a cosine, then a restart.
+
+    >>> [round(cosine(0.1, 4)(i), 3) for i in range(1, 6)]
+    [0.1, 0.085, 0.05, 0.015, 0.1]
+    """
+    return lambda i: lr_max / 2 * (cos(pi * ((i - 1) % length) / length) + 1)
 
 
 def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
