@@ -220,6 +220,38 @@ def test_curve_and_line_are_one_group_on_the_page(here):
         assert shown["notes"] == []
 
 
+def test_align_writes_the_same_function_and_its_order(here):
+    output = ok("align", "a", "b", "--task", "mine:circle", "--out", "aligned")
+    assert "0.weight[0]     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
+    assert re.search(r"distance [\d.]+ before, [\d.]+ after; groups: 1, passes: \d+, ", output)
+    assert "next: thalweg connect a aligned --task mine:circle" in output
+    a, b, aligned = (tw.Weights.load(name) for name in ("a", "b", "aligned"))
+    assert a.distance(aligned) < a.distance(b)
+    assert tw.Permutation.load("aligned").inverse().apply(aligned).digest() == b.digest()
+    nets = [tw.loading.load_inputs("mine:circle", 0, None).model.eval() for _ in range(2)]
+    for net, weights in zip(nets, (b, aligned), strict=True):
+        weights.load_into(net)
+    torch.testing.assert_close(*(net(torch.ones(3, 2)) for net in nets))
+    assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
+
+
+def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
+    output = ok("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "shorter")
+    assert "aligned: distance" in output
+    curve, before = tw.Curve.load("shorter"), tw.Weights.load("b")
+    assert curve.start.distance(curve.end) < curve.start.distance(before)
+    output = ok("scan", "shorter", "--task", "mine:circle", "--points", "3", "--out", "three")
+    assert all(f"{name}, length ratio" in output for name in ("Segment", "aligned Segment", "aligned Bezier"))
+    scans = [tw.Scan.load(f"three{folder}") for folder in ("", "/line", "/unaligned")]
+    assert [scan.name for scan in scans] == ["aligned Bezier", "aligned Segment", "Segment"]
+    ok("scan", "a", "b", "--task", "mine:circle", "--points", "3", "--out", "as-it-was")
+    assert scans[2].values["train"]["loss"].tolist() == tw.Scan.load("as-it-was").values["train"]["loss"].tolist()
+    ok("page", "three", "-o", "three.html")
+    assert '"aligned Segment"' in (here / "three.html").read_text()
+    ok("scan", "shorter", "--task", "mine:circle", "--points", "3", "--out", "three", "--resume")
+    assert tw.Scan.load("three").name == "aligned Bezier"
+
+
 def test_scan_of_two_networks_is_the_segment(here):
     assert "Segment, length ratio 1.00" in ok(
         "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
@@ -447,7 +479,9 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "fit", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"])
+@pytest.mark.parametrize(
+    "command", ["demo", "fit", "align", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"]
+)
 def test_every_option_is_explained(command):
     import typer.main
 

@@ -148,7 +148,7 @@ def test_aligning_never_moves_away_and_repeats():
     assert torch.equal(one.weights.vector, two.weights.vector)
     again = tw.align(species.module(0), a, one.weights, TASK, [species.batch()])
     assert again.after <= one.after
-    assert str(one).startswith(f"distance {one.before:.4g} before, {one.after:.4g} after; 4 groups, ")
+    assert str(one).startswith(f"distance {one.before:.4g} before, {one.after:.4g} after; groups: 4, passes: ")
 
 
 def test_module_and_weights_are_left_as_they_were():

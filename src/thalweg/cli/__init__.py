@@ -19,7 +19,7 @@ from .. import __version__
 from ..errors import Diverged, Stopped, ThalwegError
 from . import paper
 from .bench import bench
-from .curves import connect, fit, plane, scan
+from .curves import align, connect, fit, plane, scan
 from .demo import demo
 from .ensembles import compare, ensemble, walk
 from .page import page
@@ -158,7 +158,7 @@ def _fail(message: str, code: int, error: BaseException | None = None) -> None:
     raise typer.Exit(code)
 
 
-for _command in (demo, fit, connect, scan, plane, walk, ensemble, compare, page, bench):
+for _command in (demo, fit, align, connect, scan, plane, walk, ensemble, compare, page, bench):
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")

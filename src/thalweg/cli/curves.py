@@ -1,4 +1,4 @@
-"""thalweg fit, connect, scan and plane: networks, a curve between two of them, and the loss along and around it."""
+"""thalweg fit, align, connect, scan and plane: networks, curves between them, and the loss along and around these."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +17,9 @@ from .page import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+PERMUTATION = "permutation.safetensors"
 
 
 def fit(
@@ -91,13 +94,58 @@ def _other_network(out: Path, task: str, seed: int) -> list[Path]:
     return []
 
 
-def connect(
-    ends: Annotated[
-        list[Path],
-        typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
-    ],
+Ends = Annotated[
+    list[Path],
+    typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
+]
+
+
+def align(
+    ends: Ends,
     task: options.Task,
     out: options.Out,
+    by: Annotated[
+        Literal["weights", "activations"],
+        typer.Option(
+            help="What is matched: the weights of units, or their activations on the training data.",
+            case_sensitive=False,
+        ),
+    ] = "weights",
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+) -> None:
+    """Renumber the hidden units of END to match those of START: the same function, nearer.
+
+    Prints which units can be renumbered, and writes `weights.safetensors` and `permutation.safetensors`.
+    """
+    own = Arguments(locals())
+    from ..store.runs import Run, start_run
+
+    a, b = _two_networks(own, "two networks are aligned")
+    aligned = tw.align(own.inputs.model, a, b, own.inputs.task, own.inputs.train, by=by, seed=seed)
+    start_run(out, "align", own.settings)
+    aligned.permutation.save(out / PERMUTATION)
+    Run(out).finish(lambda folder: aligned.weights.save(folder / "weights.safetensors"))
+    typer.echo(f"{aligned.symmetries}\n{aligned}")
+    done(out, following(connect, own.given, ends[0], out, out="curve"))
+
+
+def _two_networks(own: Arguments, rule: str) -> "list[tw.Weights]":
+    ends = own.given["ends"]
+    loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
+    if len(loaded) != 2:
+        raise ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
+    return loaded
+
+
+def connect(
+    ends: Ends,
+    task: options.Task,
+    out: options.Out,
+    align: Annotated[
+        bool, typer.Option("--align", help="First renumber the hidden units of END to match START, by their weights.")
+    ] = False,
     curve: Annotated[
         Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)
     ] = "bezier",
@@ -132,18 +180,22 @@ def connect(
 ) -> None:
     """Train a curve of low loss between two trained networks, START and END.
 
-    Writes `curve.safetensors`.
+    Writes `curve.safetensors`, and `permutation.safetensors` if END was aligned.
     """
     own = Arguments(locals())
     inputs = own.inputs
-    loaded = [tw.Weights.load(path, inputs.model, key) for path in ends]
-    if len(loaded) != 2:
-        raise ThalwegError(f"a curve joins two networks; got {' '.join(map(str, ends))}: give START and END")
-    a, b = (weights.to("cpu") for weights in loaded) if stream else loaded
+    a, b = _two_networks(own, "a curve joins two networks")
+    aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed) if align else None
+    if aligned is not None:
+        b = aligned.weights
+        typer.echo(f"aligned: {aligned}")
+    a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
     if a.distance(b) == 0:
         raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
     found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training)
+    if aligned is not None:
+        aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     done(out, following(scan, own.given, out, out="scan"))
 
@@ -177,15 +229,25 @@ def scan(
 
     Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins
     the values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan
-    of the straight line between its ends, into the folder `line`, and both into one profile.
+    of the straight line between its ends, into the folder `line`, and both into one profile; of an aligned curve also
+    the line between its ends as they were before, into the folder `unaligned`.
     """
     own = Arguments(locals())
     found = _curve_or_networks(own, 2, "give one curve or two networks to scan")
     target = found if isinstance(found, tw.Curve) else tw.Segment(*found)
     results = {out: _measured(own, target, points=points)}
+    lines = {}
     if line and target.bends and target.start.distance(target.end) > 0:
-        straight = tw.Segment(target.start, target.end)
-        results = {out / "line": _measured(own, straight, points=points, run=own.run.child("line")), **results}
+        lines["line"] = target.end
+        if (what[0] / PERMUTATION).is_file():
+            lines["unaligned"] = tw.Permutation.load(what[0]).inverse().apply(target.end)
+    for name, end in lines.items():
+        straight, run = tw.Segment(target.start, end), own.run.child(name)
+        results = {out / name: _measured(own, straight, points=points, run=run), **results}
+    if "unaligned" in lines:
+        for folder, name in ((out, type(target).__name__), (out / "line", "Segment")):
+            results[folder] = replace(results[folder], name=f"aligned {name}")
+            results[folder].save(folder / "scan.json")
     _write_scans(results)
     if len(target.bends) == 1:
         done(out, following(plane, own.given, *what, out="plane"))

@@ -52,8 +52,8 @@ class Alignment:
 
     def __str__(self) -> str:
         return (
-            f"distance {self.before:.4g} before, {self.after:.4g} after; {len(self.symmetries.groups)} groups, "
-            f"{self.passes} passes, {self.seconds:.2g} s"
+            f"distance {self.before:.4g} before, {self.after:.4g} after; groups: "
+            f"{len(self.symmetries.groups)}, passes: {self.passes}, {self.seconds:.2g} s"
         )
 
 

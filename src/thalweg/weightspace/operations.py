@@ -128,7 +128,7 @@ def broadcast(*tensors: Axes) -> Axes:
     """Axes aligned on the right and joined; those of size one follow the others."""
     found = []
     for place in range(-max(map(len, tensors), default=0), 0):
-        here = [axes[place] for axes in tensors if len(axes) >= -place and axes[place].size > 1]
+        here = [axes[place] for axes in tensors if len(axes) >= -place and axes[place].size != 1]
         for other in here[1:]:
             unify(here[0], other)
         found.append(here[0] if here else Atom(1))
@@ -246,7 +246,9 @@ def channelwise(call: Operation) -> Axes:
 def reduction(call: Operation) -> Axes | None:
     if isinstance(call.shape, list):
         return None  # with indices
-    (x,) = call.tensors
+    x, *rest = call.tensors
+    if rest:
+        return elementwise(call)
     dims = call["dim"] if call["dim"] not in (None, []) else range(len(x))
     gone = {d % len(x) for d in (dims if isinstance(dims, list | tuple | range) else [dims])}
     kept = [Atom(1) if k in gone else axis for k, axis in enumerate(x)]
@@ -279,7 +281,7 @@ def filled(call: Operation) -> Axes:
 
 def cat(call: Operation) -> Axes:
     tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
-    dim = call.dim()
+    dim = int(call["dim"]) % len(tensors[0])  # an empty one may have fewer axes
     others = broadcast(*(Axes([*axes[:dim], Atom(1), *axes[dim + 1 :]]) for axes in tensors))
     return Axes([*others[:dim], total([axes[dim] for axes in tensors]), *others[dim + 1 :]])
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
@@ -502,7 +502,7 @@ def _several(given: Any) -> tuple[int, ...]:
 
 
 def _listed(value: Any) -> list[Axes]:
-    return [value] if isinstance(value, Axes) else [v for v in value or () if isinstance(v, Axes)]
+    return [v for v in tree_leaves([value], is_leaf=lambda v: isinstance(v, Axes)) if isinstance(v, Axes)]
 
 
 def _leaves(axis: Atom) -> Iterator[Atom]:
