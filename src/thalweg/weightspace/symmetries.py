@@ -357,6 +357,7 @@ class Traced:
         if trial.error(groups.values()) > CLOSE:  # each alone, but not all
             kept: list[Group] = []
             for name, group in groups.items():
+                group = replace(group, within=group.within if group.within in {each.name for each in kept} else "")
                 if (error := trial.error([*kept, group])) <= CLOSE:
                     kept.append(group)
                 else:
