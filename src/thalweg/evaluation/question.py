@@ -124,11 +124,7 @@ def first_pass(
     within = rounding(weights.layout.dtype, exact=device == "cpu" and compute.precision == "fp32")
     both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
     evaluated, trained = (
-        {
-            key: one[key]
-            for key in sorted(one, key="loss".__ne__)
-            if key in two and facts.near(one[key], two[key], within)
-        }
+        {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
         for one, two in zip(*both, strict=True)
     )
     in_training = {f"{name} in training mode": facts.numbers(trained, within, on=device)} if trains else {}
@@ -183,9 +179,11 @@ def _tried(found: Iterator[tuple[str, list[float]]]) -> Quantities:
 
 def _evaluated(probe: Probe, task: Task, batch: Any, predicts: bool) -> Iterator[tuple[str, list[float]]]:
     outputs, targets = task.predictions(probe.module, batch)
-    yield "output", summary([*Contents(outputs).tensors.values()])  # at once, since a loss may write into it
-    yield from _tried(_predicted(task, outputs, targets)).items() if predicts else ()
-    yield "loss", summary(task.losses(outputs, targets, batch)[:1])
+    found = {"output": summary([*Contents(outputs).tensors.values()])}  # at once, since a loss may write into it
+    found |= _tried(_predicted(task, outputs, targets)) if predicts else {}
+    with suppress(Exception):
+        yield "loss", summary(task.losses(outputs, targets, batch)[:1])
+    yield from found.items()
 
 
 def _predicted(task: Task, outputs: Any, targets: Any) -> Iterator[tuple[str, list[float]]]:
