@@ -430,3 +430,25 @@ def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path)
     assert [line.get_label() for line in close.lines] == ["Bezier", "PolyChain"]
     assert close.lines[0].get_color() == whole.lines[1].get_color()
     assert close.get_ylim()[1] < 0.5 < 9 < whole.get_ylim()[1]
+
+
+def test_a_chain_marks_the_networks_it_goes_through(tmp_path):
+    t, values = np.linspace(0, 1, 5), np.array([0.1, 0.5, 0.2, 0.6, 0.3])
+    held = {"train": {"loss": values, "data_loss": values}, "test": {"error": values}}
+    tw.Scan("PolyChain", "curve", held, t=t, length=t, length_ratio=1.0).save(tmp_path / "fge-path.json")
+    [canvas] = drawing.drawings(tmp_path, Result("fge-path", "made", [{}, {}], [])).values()
+    for ax, values in zip(canvas.axes, ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], [10, 20, 30]), strict=True):
+        marks = ax.lines[1]
+        assert list(marks.get_xdata()) == [0, 0.5, 1]
+        assert np.allclose(marks.get_ydata(), values)
+        assert marks.get_fillstyle() == "none"
+
+
+def test_width_shows_the_worst_loss_and_the_length(tmp_path):
+    keys = ("K", "worst train loss on the curve", "train loss of the ends", "length ratio")
+    rows = [dict(zip(keys, values, strict=True)) for values in ((0.5, 0.9, 0.2, 1.7), (1.0, 0.3, 0.1, 1.2))]
+    [canvas] = drawing.drawings(tmp_path, Result("width", "made", rows, [])).values()
+    left, right = canvas.axes
+    assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, 0.9], [1.0, 0.3]])
+    assert np.allclose(left.lines[1].get_ydata(), [0.2, 0.1])
+    assert np.allclose(right.lines[0].get_ydata(), [1.7, 1.2])

@@ -250,24 +250,6 @@ def test_what_has_a_name_looks_alike_in_all_figures():
     assert len({*styled(["SSE", "Snapshot", "Ind"])}) == 3
 
 
-def test_a_chain_marks_the_networks_it_goes_through(scans):
-    axes = tw.figures.chain(scans["Bezier"], 3, axes=Figure().subplots(1, 2))
-    for ax, (data, quantity, factor) in zip(axes, (("train", "loss", 1), ("test", "error", 100)), strict=True):
-        marks = ax.lines[1]
-        assert list(marks.get_xdata()) == [0, 0.5, 1]
-        assert np.allclose(marks.get_ydata(), factor * scans["Bezier"].values[data][quantity][[0, 4, 8]])
-        assert marks.get_fillstyle() == "none"
-
-
-def test_width_shows_the_worst_loss_and_the_length(scans):
-    pairs = {0.5: (scans["Bezier"], scans["Segment"]), 1.0: (scans["Segment"], scans["Segment"])}
-    left, right = tw.figures.width(pairs, axes=Figure().subplots(1, 2))
-    worst = {name: scans[name].values["train"]["loss"].max() for name in ("Bezier", "Segment")}
-    assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, worst["Bezier"]], [1.0, worst["Segment"]]])
-    assert np.allclose(left.lines[1].get_ydata(), worst["Segment"])
-    assert np.allclose(right.lines[0].get_ydata(), [scans["Bezier"].length_ratio, 1])
-
-
 def test_one_report_needs_no_name():
     animal = ZOO["mlp"]
     report = tw.Ensemble(animal.module(1), animal.ends()).report(animal.task, animal.batches())

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "budget", "chain", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save",
-    "surface", "surfaces", "trace", "width",
+    "budget", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save", "surface",
+    "surfaces", "trace",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
@@ -48,52 +48,6 @@ def profile(
         values, label = _pick(scan, data, quantity)
         ax.plot(_need(scan.t, "a profile"), values, color=colour, linestyle=style, label=name)
     return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1)
-
-
-def chain(
-    scan: Scan,
-    members: int,
-    quantities: Sequence[tuple[str, str]] = (("train", "loss"), ("test", "error")),
-    axes: Any = None,
-) -> Any:
-    """Plot quantities along a chain through networks, which are marked.
-
-    Args:
-        scan: The scan of the chain.
-        members: The number of networks that the chain passes through, equally spaced in t.
-        quantities: Pairs of data set and quantity.
-        axes: Axes to draw into; new ones by default.
-    """
-    axes, knots = several(axes, 1, len(quantities)), np.linspace(0, 1, members)
-    for ax, (data, quantity) in zip(axes, quantities, strict=True):
-        profile(scan, data, quantity, ax)
-        at_knots = np.interp(knots, _need(scan.t, "a chain"), _pick(scan, data, quantity)[0])
-        ax.plot(knots, at_knots, "o", color="black", fillstyle="none", label="networks", clip_on=False)
-        ax.legend()
-    return axes
-
-
-def width(scans: "Mapping[float, tuple[Scan, Scan]]", data: str | None = None, axes: Any = None) -> Any:
-    """Plot the worst loss on a curve and at its ends, and its length ratio, against the width of the network.
-
-    Args:
-        scans: Width -> the scan of the curve, and that of its ends.
-        data: The data set; the first of the scan by default.
-        axes: Axes to draw into; new ones by default.
-    """
-    left, right = several(axes, 1, 2)
-    at, worst = list(scans), [[float(_pick(scan, data, "loss")[0].max()) for scan in pair] for pair in scans.values()]
-    bent, ends = (list(part) for part in zip(*worst, strict=True))
-    first = next(iter(scans.values()))[0]
-    lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", _pick(first, data, "loss")[1], left)
-    lines(
-        {first.name: (at, [np.nan if scan.length_ratio is None else scan.length_ratio for scan, _ in scans.values()])},
-        "width K",
-        "length ratio",
-        right,
-    )
-    right.set_ylim(bottom=1, top=max(1.5, right.get_ylim()[1]))  # a hundredth is no difference
-    return left, right
 
 
 def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
@@ -166,28 +120,21 @@ def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
 
 
 def lines(
-    series: "Mapping[str, tuple[Sequence[float], Sequence[float]]]",
-    x: str,
-    y: str,
-    ax: "Axes | None" = None,
-    levels: "Mapping[str, float] | None" = None,
+    series: "Mapping[str, tuple[Sequence[float], Sequence[float]]]", x: str, y: str, ax: "Axes | None" = None
 ) -> "Axes":
-    """Plot named series over a common x axis, and horizontal lines for values that do not depend on it.
+    """Plot named series over a common x axis.
 
     Args:
         series: Name -> x values and y values.
         x: Label of the x axis, with its unit.
         y: Label of the y axis, with its unit.
         ax: Axes to draw into; new ones by default.
-        levels: Name -> value of a dashed line.
     """
     ax = one(ax)
     for (name, (at, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
         ax.plot(at, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
-    for (name, value), (colour, _) in zip((levels or {}).items(), cycle(STYLES), strict=False):
-        ax.axhline(value, color=colour, linestyle="--", linewidth=1, label=name)
     ax.set(xlabel=x, ylabel=y)
-    if len(series) + len(levels or {}) > 1:
+    if len(series) > 1:
         ax.legend(frameon=False)
     return ax
 
@@ -202,8 +149,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
     for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
-    last = next(reversed(named.values()))
-    ax.axhline(100 * last.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
+    ax.axhline(100 * each.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
     return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), above=len(named) + 1)
 
 
