@@ -61,16 +61,14 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
     """Where a walk starts: a kept epoch with its optimizer state, or weights."""
-    if path.is_file() and _kind(path) == "checkpoint":
-        return Checkpoint.load(path)
-    return Weights.load(path, model, key)
+    kept = path.is_file() and _kind(path) == "checkpoint"
+    return Checkpoint.load(path) if kept else Weights.load(path, model, key)
 
 
 def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:
     """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
-    if any((folder / MANIFEST).is_file() for folder in (path, path / "members")):
-        return Ensemble.load(path, model).members
-    return [Weights.load(path, model, key)]
+    pooled = any((folder / MANIFEST).is_file() for folder in (path, path / "members"))
+    return Ensemble.load(path, model).members if pooled else [Weights.load(path, model, key)]
 
 
 def load_curve(path: Path, model: nn.Module) -> Curve:

@@ -288,8 +288,10 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 def check_task(task: object) -> None:
     if not isinstance(task, Task):
-        name = getattr(task, "__name__", type(task).__name__)
-        raise ThalwegError(f"the task must be a Task, such as classification() or Task(loss, predict); got {name}")
+        raise ThalwegError(
+            "the task must be a Task, such as classification() or Task(loss, predict); got "
+            f"{getattr(task, '__name__', type(task).__name__)}"
+        )
 
 
 def describe(value: Any) -> str:

@@ -32,9 +32,15 @@ def bench(
     start_run(out, "bench", own.settings)
     timings = timer.run(together if timer.device.type == "cuda" else 0)
     here = machine(timer.device)
-    about = {"machine": here, "task": task, "compute": vars(timer.compute), "batch": timer.size}
-    found = {"timings": {name: timing.to_dict() for name, timing in timings.items()}, "ratios": ratios(timings)}
-    Run(out).finish(lambda folder: save_json(folder / "bench.json", "bench", {**about, **found}))
+    found = {
+        "machine": here,
+        "task": task,
+        "compute": vars(timer.compute),
+        "batch": timer.size,
+        "timings": {name: timing.to_dict() for name, timing in timings.items()},
+        "ratios": ratios(timings),
+    }
+    Run(out).finish(lambda folder: save_json(folder / "bench.json", "bench", found))
     typer.echo(f"{task} on {here['device']}, batches of {timer.size}, {timer.compute}\n{table(timings)}")
     typer.echo("\n".join(f"{name}: {value:.3f}" for name, value in ratios(timings).items()))
     done(out, None)

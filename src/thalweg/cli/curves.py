@@ -290,8 +290,7 @@ def plane(
         raise ThalwegError(
             f"a curve lies in a plane if it has one bend; {what[0]} has {len(found.bends)}: give three networks"
         )
-    result = _measured(own, tw.Plane(*points), grid=(grid, grid), margin=margin, overlay=overlay)
-    _write_scans({out: result})
+    _write_scans({out: _measured(own, tw.Plane(*points), grid=(grid, grid), margin=margin, overlay=overlay)})
     done(out, following(page, own.given, out, out="page.html"))
 
 

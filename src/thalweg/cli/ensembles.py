@@ -60,9 +60,15 @@ def walk(
     from ..loading import load_start
 
     inputs = own.inputs
-    way = _method(method, cycle, cycles, lr_max, lr_min)
-    starts = [load_start(path, inputs.model, key) for path in start or []] or None
-    found = tw.walk(inputs.model, inputs.task, inputs.train, way, start=starts, watch=inputs.data, **own.training)
+    found = tw.walk(
+        inputs.model,
+        inputs.task,
+        inputs.train,
+        _method(method, cycle, cycles, lr_max, lr_min),
+        start=[load_start(path, inputs.model, key) for path in start or []] or None,
+        watch=inputs.data,
+        **own.training,
+    )
     for number, trace in enumerate(found.traces, start=1):
         figure = Figure(figsize=(7, 8), layout="constrained")
         tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
@@ -95,8 +101,7 @@ def ensemble(
     inputs = own.inputs
     name = _chosen_data(inputs.data, data)
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
-    members = [member.digest() for member in pooled.members]
-    with own.run.opened("ensemble", {"data": name, "members": members}) as run:
+    with own.run.opened("ensemble", {"data": name, "members": [each.digest() for each in pooled.members]}) as run:
         report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
         pooled.save(no_link(out / "members"))
         run.finish(lambda folder: report.save(folder / "report.json"))

@@ -70,8 +70,7 @@ def find(folders: Sequence[str | Path]) -> list[ResultFile]:
             hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
             if not hidden and path not in found and (kind := files.json_kind(path)) is not None:
                 item = ResultFile(path, *_named(path, base, common), kind, files.load_json(path, kind))
-                others = [other for other in found.values() if other.path.is_relative_to(root)]
-                known = [(other.group, other.kind, other.content) for other in others]
+                known = [(each.group, each.kind, each.content) for each in found.values() if root in each.path.parents]
                 if kind == "run" or (item.group, kind, item.content) not in known:
                     found[path] = item
     return list(found.values())
