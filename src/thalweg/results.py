@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from .store import files
-from .store.files import check_fields
 
 if TYPE_CHECKING:
     from .weightspace.weights import Weights
@@ -59,7 +58,7 @@ class Saved:
 
     def check(self) -> None:
         """Raise unless every field has its type and size, as in a file that we wrote."""
-        check_fields(self)
+        files.check_fields(self)
 
 
 @dataclass(frozen=True, eq=False)

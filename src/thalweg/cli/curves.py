@@ -1,10 +1,11 @@
 """thalweg fit, align, connect, scan and plane: networks, curves between them, and the loss along and around these."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,9 +15,6 @@ from ..errors import ThalwegError
 from . import options
 from .options import Arguments, bar, done, following
 from .page import page
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 PERMUTATION = "permutation.safetensors"
@@ -311,7 +309,7 @@ def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "t
     return tw.scan(inputs.model, target, inputs.task, inputs.data, **settings)
 
 
-def _write_scans(results: "Mapping[Path, tw.Scan]") -> None:
+def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     """Scans by folder as text and CSV, and in the last folder one figure of all, with a row per data set: its loss, and
     its error where there is one.
     """

@@ -12,7 +12,6 @@ import numpy as np
 from ..errors import ThalwegError
 from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store import files
-from ..store.files import check_record, reading
 from .axes import Scale, factor, places
 from .result import Result
 
@@ -95,8 +94,8 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     """Everything a page shows, as plain data; `missing` has a line for each kind of result that there is none of."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
     for item in parts["run"]:
-        with reading(item.path):
-            check_record(item.content)
+        with files.reading(item.path):
+            files.check_record(item.content)
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
@@ -131,7 +130,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
 
 
 def _read(reader: Callable[[ResultFile], dict[str, Any]], item: ResultFile) -> dict[str, Any]:
-    with reading(item.path):
+    with files.reading(item.path):
         return reader(item)
 
 
@@ -173,11 +172,11 @@ def _scales(scan: Scan, maps: Mapping[str, np.ndarray]) -> dict[str, tuple[float
 def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Curves are named by their kind where that is unique, planes and lists by their folder."""
     kinds = Counter((scan["group"], scan["name"]) for scan in scans)
-    files = Counter((scan["group"], scan["name"]) for scan in scans if _called_by_kind(scan))
+    named = Counter((scan["group"], scan["name"]) for scan in scans if _called_by_kind(scan))
     for scan in scans:
         if scan["kind"] == "curve":
             which = scan["group"], scan["name"]
-            alone = kinds[which] == 1 or (files[which] == 1 and _called_by_kind(scan))
+            alone = kinds[which] == 1 or (named[which] == 1 and _called_by_kind(scan))
             scan["label"] = scan["name"] if alone else f"{scan['name']}, {scan['label']}"
     return scans
 
