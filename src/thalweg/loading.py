@@ -114,10 +114,8 @@ def _find(spec: str) -> Any:
     path = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
         raise ThalwegError(f"the task {spec} cannot be found: there is no file {path}")
-    folders = ["", *([str(path.parent)] if path else [])]
-    sys.path[:0] = [
-        folder for folder in reversed(folders) if folder not in sys.path
-    ]  # for what the factory imports, too
+    folders = [str(path.parent), ""] if path else [""]  # they stay there, for what the factory itself imports
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:

@@ -238,6 +238,7 @@ def test_growth_marks_single_networks_and_ensembles_at_every_budget():
     assert [text.get_text() for text in ax.texts] == ["1B", "2B"]
     assert ax.get_xlabel() == "epochs spent"
     counted = tw.figures.growth({"Ind": report([0.3, 0.28], [0.3, 0.25], None)}, budget=10, ax=Figure().subplots())
+    assert counted.get_autoscalex_on()  # for whoever plots more into it
     assert counted.get_xlabel() == "networks"
     assert list(counted.lines[0].get_xdata()) == [1, 2]
     assert not counted.texts

@@ -16,7 +16,6 @@ from . import options
 from .options import Arguments, bar, done, following
 from .page import page
 
-
 PERMUTATION = "permutation.safetensors"
 
 

@@ -68,7 +68,9 @@ def finish(
     """Labels, limits and legend; `above` is the number of columns of a legend above the axes, where there is no free
     space.
     """
-    ax.set(xlabel=x, ylabel=y, xlim=limits)
+    ax.set(xlabel=x, ylabel=y)
+    if limits is not None:
+        ax.set_xlim(*limits)
     ax.grid(alpha=0.3)
     if above:
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=above, frameon=False)
