@@ -8,7 +8,7 @@ from zoo import bits, same_bits
 
 import thalweg as tw
 from thalweg.weightspace.permutation import renumber, spread
-from thalweg.weightspace.symmetries import CLOSE, Traced, Trial
+from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
 
 TASK = tw.classification()
 
@@ -167,6 +167,17 @@ def test_only_outputs_that_the_task_uses_are_pinned():
     assert len(tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups) == 1
     both = tw.Task(TASK.loss, lambda net, batch: ((out := net(batch[0]))["logits"] + out["features"].sum(), batch[1]))
     assert not tw.symmetries(net, both, SPECIES["MLP"].batch()).groups
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 9])
+def test_every_order_that_is_tried_moves_something(size):
+    """The identity, which is one of two orders of two units, would prove nothing."""
+    for name in map(str, range(20)):
+        groups = {"outer": Group("outer", 4, ()), name: Group(name, size, ()), "in": Group("in", size, (), "outer")}
+        order, rows = (_order(groups[key], groups) for key in (name, "in"))
+        assert sorted(order.tolist()) == list(range(size))
+        assert order.tolist() != list(range(size))
+        assert len({tuple(row) for row in rows.tolist()}) > 1
 
 
 def test_blocks_of_sums_and_products_are_reordered_in_place():

@@ -180,7 +180,12 @@ class Matching:
                 if name in stale:
                     stale.discard(name)
                     if self._improve(name, self.pairs[name]):
-                        stale |= {near for pair in self.pairs[name] for near in pair[2] if near}
+                        stale |= {
+                            near
+                            for *_, labels in self.pairs[name]
+                            for near in labels
+                            if near and (near != name or labels.count(name) > 1)  # those that see what has moved
+                        }
             if not stale:
                 return number
         return PASSES
