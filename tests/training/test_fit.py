@@ -147,6 +147,8 @@ def test_a_mean_with_a_size_is_a_loss_too():
         ({"lr": 0.1, "schedule": lambda i: 0.1}, "lr= would be ignored"),
         ({"lr": -1.0}, "lr must be above 0"),
         ({"weight_decay": -1e-4}, "weight_decay must be 0 or more"),
+        ({"weight_decay": None}, "weight_decay must be a number; got None"),
+        ({"momentum": None}, "momentum must be a number; got None"),
         ({"clip": 0.0}, "clip must be above 0"),
         ({"optimizer": lambda v: torch.optim.AdamW(v, lr=0.1)}, "must not decay by itself"),
         ({"optimizer": lambda v: None}, "turns vectors into a torch optimizer"),

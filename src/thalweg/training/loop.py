@@ -55,7 +55,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("lr", "momentum", "weight_decay", "clip"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name in ("momentum", "weight_decay"):
                 object.__setattr__(self, name, number(getattr(self, name), name))
         object.__setattr__(self, "seed", whole(self.seed, "seed"))
         object.__setattr__(self, "epochs", whole(self.epochs, "epochs", least=1))
