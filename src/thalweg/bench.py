@@ -112,10 +112,9 @@ class Bench:
             works[name] = make()
             _repeat(works[name], WARM)
             memory[name] = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
-        times = self.alternate({name: partial(_repeat, work, self.steps) for name, work in works.items()})
-        return {
-            name: Timing([t / self.steps for t in seconds], self.size, memory[name]) for name, seconds in times.items()
-        }
+        repeated = {name: partial(_repeat, work, self.steps) for name, work in works.items()}
+        found = self.alternate(repeated, per=self.steps, images=self.size)
+        return {name: replace(timing, memory=memory[name]) for name, timing in found.items()}
 
     def step(self, motion: Motion) -> Accelerated:
         motion.probe.module.train()
@@ -140,8 +139,8 @@ class Bench:
         """One pass over the training data, per batch."""
         passes, make = source(self.inputs.train, self.device)
         replay = Replay(make, nn.Identity(), self.device, self.compute.captures(self.device))
-        times = self.alternate({"pass": lambda: [replay(drawn) for drawn in passes()]}, min(self.rounds, 5))
-        return Timing([t / count(self.inputs.train) for t in times["pass"]], self.size)
+        works = {"pass": lambda: [replay(drawn) for drawn in passes()]}
+        return self.alternate(works, 5, per=count(self.inputs.train), images=self.size)["pass"]
 
     def scanning(self) -> dict[str, Timing]:
         """A point of a scan, and the forward passes in it alone."""
@@ -155,7 +154,7 @@ class Bench:
         }
         for work in works.values() if self.device.type == "cuda" else ():
             _repeat(work, 2)  # in which the last of all kinds of batches is captured
-        return {name: Timing(seconds) for name, seconds in self.alternate(works, min(self.rounds, 5)).items()}
+        return self.alternate(works, 5)
 
     def side_by_side(self, number: int = 3) -> dict[str, Timing]:
         """Steps of several networks interleaved, and of the same networks one after another, per step of one."""
@@ -167,8 +166,7 @@ class Bench:
         }
         for work in reversed(works.values()):
             work()
-        times = self.alternate(works)
-        return {name: Timing([t / steps / number for t in seconds], self.size) for name, seconds in times.items()}
+        return self.alternate(works, per=steps * number, images=self.size)
 
     def _turns(self, step: Callable[[], object], times: int) -> None:
         slot = present.get().slot
@@ -184,16 +182,22 @@ class Bench:
         step(self.batch, RATE)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder))
-            times = self.alternate({"save": lambda: run.save(*packed(state_of(step.plain)))}, min(self.rounds, 7))
-        return Timing(times["save"])
+            return self.alternate({"save": lambda: run.save(*packed(state_of(step.plain)))}, 7)["save"]
 
-    def alternate(self, works: dict[str, Callable[[], object]], rounds: int | None = None) -> dict[str, list[float]]:
-        """Seconds of each, alternating in both orders; the first round does not count, and none starts after half a
-        minute.
+    def alternate(
+        self, works: Mapping[str, Callable[[], object]], most: int = 10**6, *, per: int = 1, images: int | None = None
+    ) -> dict[str, Timing]:
+        """Time each, alternating in both orders; the first round does not count, and none starts after half a minute.
+
+        Args:
+            works: What to time, by name.
+            most: The most rounds.
+            per: The number of steps or batches in each, of which one is reported.
+            images: Images in one of them.
         """
         found: dict[str, list[float]] = {name: [] for name in works}
         begun = time.perf_counter()
-        for number in range((rounds or self.rounds) + 1):
+        for number in range(min(self.rounds, most) + 1):
             if number > 1 and time.perf_counter() - begun > PATIENCE:
                 break
             for name in list(works)[:: 1 if number % 2 else -1]:
@@ -202,7 +206,7 @@ class Bench:
                 works[name]()
                 self._wait()
                 found[name].append(time.perf_counter() - start)
-        return {name: seconds[1:] for name, seconds in found.items()}
+        return {name: Timing([t / per for t in seconds[1:]], images) for name, seconds in found.items()}
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

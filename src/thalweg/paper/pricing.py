@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 
-from ..bench import Timing
 from ..runtime.cuda_graphs import aside
 from .entries import Runs
 from .experiment import Experiment, missing
@@ -55,5 +54,4 @@ def _seconds_per_step(experiment: Experiment) -> float:
     timer = experiment.timer(replace(experiment.compute, compile=False), rounds=3)
     with aside(experiment.device):
         step = timer.plain()
-        times = timer.alternate({"steps": lambda: [step() for _ in range(timer.steps)]})
-    return Timing(times["steps"]).median / timer.steps
+        return timer.alternate({"steps": lambda: [step() for _ in range(timer.steps)]}, per=timer.steps)["steps"].median
