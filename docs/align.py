@@ -31,7 +31,7 @@ def main() -> None:
     aligned = tw.align(make(0), a, b, task, train)
     print(aligned.symmetries, aligned, sep="\n")
     scans = {}
-    for name, end in (("", b), ("aligned ", aligned.weights)):
+    for name, end in (("", b), ("aligned ", aligned)):
         curve = tw.connect(make(0), tw.Bezier(a, end), task, train, epochs=8, lr=0.02)
         for path in (tw.Segment(a, end), curve):
             scans[f"{name}{type(path).__name__}"] = tw.scan(make(0), path, task, data, points=41)

@@ -41,7 +41,7 @@ def test_a_planted_order_is_recovered_by_weights(name):
     near = noisy(a)
     b = random_permutation(found(name)).apply(near)
     aligned = tw.align(module, a, b, species.task, [species.batch()])
-    assert torch.equal(aligned.weights.vector, near.vector)
+    assert torch.equal(aligned.vector, near.vector)
     assert aligned.after == pytest.approx(a.distance(near))
     assert aligned.after < 0.1 * aligned.before
 
@@ -56,7 +56,7 @@ def test_a_planted_order_is_recovered_by_activations(name):
     a = tw.Weights.of(module)
     b = random_permutation(found(name)).apply(a)
     aligned = tw.align(module, a, b, species.task, many(species), by="activations")
-    assert torch.equal(aligned.weights.vector, a.vector)
+    assert torch.equal(aligned.vector, a.vector)
 
 
 def two_layers():
@@ -92,8 +92,8 @@ def test_the_best_of_all_orders_is_found():
     assert aligned.before == pytest.approx(distances[0])
     order = aligned.permutation.orders["0.weight[0]"]
     for name in ("1.running_mean", "1.running_var", "0.bias"):
-        assert torch.equal(aligned.weights.state_dict()[name], yours[name][order])
-    assert torch.equal(aligned.weights.state_dict()["3.weight"], yours["3.weight"][:, order])
+        assert torch.equal(aligned.state_dict()[name], yours[name][order])
+    assert torch.equal(aligned.state_dict()["3.weight"], yours["3.weight"][:, order])
 
 
 def test_several_networks_are_matched_to_one():
@@ -102,7 +102,7 @@ def test_several_networks_are_matched_to_one():
     alone = tw.align(two_layers(), a, b, TASK, batches)
     several = tw.align(two_layers(), a, [b, a], TASK, batches)
     assert [each.after for each in several] == [alone.after, 0.0]
-    assert several[1].weights.digest() == a.digest()
+    assert several[1].digest() == a.digest()
 
 
 def test_a_permutation_is_saved_applied_and_undone(tmp_path):
@@ -145,8 +145,8 @@ def test_aligning_never_moves_away_and_repeats():
     a, b = (tw.Weights.of(species.module(seed)) for seed in (1, 2))
     one, two = (tw.align(species.module(0), a, b, TASK, [species.batch()], seed=3) for _ in range(2))
     assert one.after < one.before
-    assert torch.equal(one.weights.vector, two.weights.vector)
-    again = tw.align(species.module(0), a, one.weights, TASK, [species.batch()])
+    assert torch.equal(one.vector, two.vector)
+    again = tw.align(species.module(0), a, one, TASK, [species.batch()])
     assert again.after <= one.after
     assert str(one).startswith(f"distance {one.before:.4g} before, {one.after:.4g} after; groups: 4, passes: ")
 
@@ -167,7 +167,7 @@ def test_batches_of_another_shape_are_left_out_by_activations():
     batches = many(species)
     short = [(x[:7], y[:7]) for x, y in many(species, 1)]
     one, two = (tw.align(species.module(0), a, b, TASK, data, by="activations") for data in (batches, batches + short))
-    assert torch.equal(one.weights.vector, two.weights.vector)
+    assert torch.equal(one.vector, two.vector)
 
 
 def test_alignment_lowers_the_barrier_of_a_line():
@@ -182,7 +182,7 @@ def test_alignment_lowers_the_barrier_of_a_line():
 
     a, b = (tw.fit(make(seed), TASK, train, epochs=40, lr=0.1, seed=seed) for seed in (1, 2))
     aligned = tw.align(make(0), a, b, TASK, train)
-    scans = [tw.scan(make(0), tw.Segment(a, end), TASK, {"train": train}, points=11) for end in (b, aligned.weights)]
+    scans = [tw.scan(make(0), tw.Segment(a, end), TASK, {"train": train}, points=11) for end in (b, aligned)]
     plain, better = (scan.summary()["train"]["loss"]["barrier"] for scan in scans)
     assert aligned.after < 0.8 * aligned.before
     assert better < 0.5 * plain
@@ -212,3 +212,16 @@ def test_only_weights_of_the_network_are_renumbered():
         permutation.apply(tw.Weights.of(nn.Linear(6, 4)))
     with pytest.raises(tw.ThalwegError, match=r"renumbers Weights or a Checkpoint; got Linear: use Weights.of"):
         permutation.apply(nn.Linear(6, 4))
+
+
+def test_aligned_weights_are_weights_and_what_is_made_from_them_is_plain(tmp_path):
+    a, b = pair()
+    aligned = tw.align(two_layers(), a, b, TASK, [(torch.randn(3, 6), torch.zeros(3).long())])
+    assert isinstance(aligned, tw.Weights)
+    assert str(aligned).startswith(f"distance {aligned.before:.4g} before")
+    made = [tw.Bezier(aligned, a).bends[0], tw.average([aligned, a]), aligned.permutation.inverse().apply(aligned)]
+    assert [type(point) for point in made] == [tw.Weights] * 3
+    assert made[2].digest() == b.digest()
+    assert aligned.to("cpu").after == aligned.bare().after == aligned.after
+    aligned.save(tmp_path / "b.safetensors")
+    assert tw.Weights.load(tmp_path / "b.safetensors").digest() == aligned.digest()

@@ -123,7 +123,7 @@ def align(
     aligned = tw.align(own.inputs.model, a, b, own.inputs.task, own.inputs.train, by=by, seed=seed)
     start_run(out, "align", own.settings)
     aligned.permutation.save(out / PERMUTATION)
-    Run(out).finish(lambda folder: aligned.weights.save(folder / "weights.safetensors"))
+    Run(out).finish(lambda folder: aligned.save(folder / "weights.safetensors"))
     typer.echo(f"{aligned.symmetries}\n{aligned}")
     done(out, following(connect, own.given, ends[0], out, out="curve"))
 
@@ -184,7 +184,7 @@ def connect(
     a, b = _two_networks(own, "a curve joins two networks")
     aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed) if align else None
     if aligned is not None:
-        b = aligned.weights
+        b = aligned
         typer.echo(f"aligned: {aligned}")
     a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)

@@ -28,12 +28,12 @@ LEAST = 1e-6  # relative gain below which nothing has moved
 Pair = tuple[Tensor, Tensor, tuple[str, ...]]  # blocks of both networks, and the groups of their dimensions
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """A network renumbered to match another.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Aligned(Weights):
+    """Weights renumbered to match others, and how: the same function, with its batch-norm statistics in the same order.
+    Points made from them, such as those of a curve, are plain `Weights`.
 
     Attributes:
-        weights: The renumbered network: the same function, with its batch-norm statistics in the same order.
         permutation: What was done, for other weights of the same network; it can be saved and undone.
         symmetries: The groups that were matched.
         before: The distance between the two before.
@@ -42,7 +42,6 @@ class Alignment:
         seconds: How long the matching took, without finding the symmetries.
     """
 
-    weights: Weights
     permutation: Permutation
     symmetries: Symmetries
     before: float
@@ -61,12 +60,12 @@ class Alignment:
 def align(
     module: nn.Module, a: Weights, b: Weights, task: Task, batches: Batches, *,
     by: Literal["weights", "activations"] = ..., seed: int = ..., groups: Mapping[str, Mapping[str, Any]] | None = ...,
-) -> Alignment: ...  # fmt: skip
+) -> Aligned: ...  # fmt: skip
 @overload
 def align(
     module: nn.Module, a: Weights, b: Sequence[Weights], task: Task, batches: Batches, *,
     by: Literal["weights", "activations"] = ..., seed: int = ..., groups: Mapping[str, Mapping[str, Any]] | None = ...,
-) -> list[Alignment]: ...  # fmt: skip
+) -> list[Aligned]: ...  # fmt: skip
 def align(
     module: nn.Module,
     a: Weights,
@@ -77,7 +76,7 @@ def align(
     by: Literal["weights", "activations"] = "weights",
     seed: int = 0,
     groups: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Alignment | list[Alignment]:
+) -> Aligned | list[Aligned]:
     """Renumber the hidden units of `b` to match those of `a`: the same function, nearer to `a`.
 
     Examples:
@@ -87,7 +86,7 @@ def align(
         >>> module[0].weight.data, module[0].bias.data = module[0].weight.data.flip(0), module[0].bias.data.flip(0)
         >>> module[2].weight.data = module[2].weight.data.flip(1)
         >>> aligned = tw.align(module, a, tw.Weights.of(module), tw.classification(), batches)
-        >>> aligned.before > 0, aligned.after, torch.equal(aligned.weights.vector, a.vector)
+        >>> aligned.before > 0, aligned.after, torch.equal(aligned.vector, a.vector)
         (True, 0.0, True)
         >>> aligned.permutation.inverse().apply(a).distance(tw.Weights.of(module))
         0.0
@@ -106,7 +105,7 @@ def align(
         groups: As in `symmetries`.
 
     Returns:
-        The renumbered network with a report; a list for a list.
+        The renumbered network, which prints as a report; a list for a list.
 
     Raises:
         ThalwegError: If the two are not networks of the same kind, or as in `symmetries`.
@@ -126,9 +125,7 @@ def align(
     return matched[0] if isinstance(b, Weights) else matched
 
 
-def _aligned(
-    found: Symmetries, traced: Traced, a: Weights, b: Weights, batches: Batches | None, seed: int
-) -> Alignment:
+def _aligned(found: Symmetries, traced: Traced, a: Weights, b: Weights, batches: Batches | None, seed: int) -> Aligned:
     start = perf_counter()
     mine, yours = (point.layout.split(point.vector.clone()) for point in (a, b))
     pairs = [
@@ -150,7 +147,19 @@ def _aligned(
             {name: matching.identity(name) for name in found.groups}, found.axes, within, found.layout
         )
         weights = permutation.apply(b)
-    return Alignment(weights, permutation, found, before, a.distance(weights), passes, perf_counter() - start)
+    return Aligned(
+        weights.layout,
+        weights.vector,
+        weights.buffers,
+        weights.frozen,
+        weights.made,
+        permutation=permutation,
+        symmetries=found,
+        before=before,
+        after=a.distance(weights),
+        passes=passes,
+        seconds=perf_counter() - start,
+    )
 
 
 class Matching:

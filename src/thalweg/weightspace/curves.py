@@ -5,7 +5,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, comb
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import WAS, ThalwegError, note, number, whole
 from ..store import files
 from .layout import Layout
-from .weights import Weights, check_agreement, check_list, combine, inner_products
+from .weights import Weights, at, check_agreement, check_list, combine, inner_products
 
 NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
 CONTROL = re.compile(r"net\.(?P<name>.+)_(?P<index>\d+)")  # a tensor of a control point in the paper's public code
@@ -55,7 +54,7 @@ class Curve(ABC):
         check_agreement(start, end)
         steps = [i / (bends + 1) for i in range(1, bends + 1)]
         between = [start.vector.lerp(end.vector, step) for step in steps]
-        self.points = (start, *(_at(start, vector) for vector in between), end)
+        self.points = (start, *(at(start, vector) for vector in between), end)
 
     @abstractmethod
     def coefficients(self, t: float) -> Tensor | Sequence[float]:
@@ -165,7 +164,7 @@ class Curve(ABC):
         """A curve of the same kind between the same ends with other bends."""
         other = copy(self)
         other.__dict__.pop("gram", None)
-        other.points = (self.start, *(_at(self.start, vector) for vector in vectors), self.end)
+        other.points = (self.start, *(at(self.start, vector) for vector in vectors), self.end)
         return other
 
     @classmethod
@@ -373,10 +372,6 @@ def check_t(t: float) -> float:
 def _is_attribute(kind: type[Curve], name: str) -> bool:
     """Whether an instance may have it: none of the class's methods and properties, which a file must not replace."""
     return not hasattr(inspect.getattr_static(kind, name, None), "__get__")
-
-
-def _at(like: Weights, vector: Tensor) -> Weights:
-    return replace(like.bare(), vector=vector, made={}, kept={})
 
 
 def _kind(curve: type[Curve]) -> str:

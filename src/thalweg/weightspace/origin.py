@@ -1,7 +1,5 @@
 """The path through the origin of weight space: a ReLU network keeps its predictions but not its confidence."""
 
-from dataclasses import replace
-
 from torch import nn
 
 from ..errors import ThalwegError, number
@@ -67,4 +65,4 @@ class OriginPath:
         vector = end.vector.clone()
         for name, piece in end.layout.split(vector).items():
             piece.mul_(t ** self.powers[name])
-        return replace(end, vector=vector, made={}, kept={})
+        return Weights(end.layout, vector, end.buffers, end.frozen)

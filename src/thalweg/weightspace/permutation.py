@@ -91,7 +91,7 @@ class Permutation:
         self.layout.check(point.layout, "the permutation", "the weights")
         buffers = {name: tensor.clone() if name in self.axes else tensor for name, tensor in point.buffers.items()}
         self._reorder(buffers)
-        return replace(point, vector=self._vector(point.vector), buffers=buffers, kept={})
+        return Weights(point.layout, self._vector(point.vector), buffers, point.frozen, point.made)
 
     def _vector(self, vector: Tensor) -> Tensor:
         vector = vector.clone()

@@ -290,7 +290,12 @@ def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights
         for point, c in zip(points, coefficients, strict=True):
             total.add_(point.vector, alpha=c)
         vector = total.to(points[0].layout.dtype)
-    return replace(points[0].bare(), vector=vector, made={}, kept={})
+    return at(points[0], vector)
+
+
+def at(like: Weights, vector: Tensor) -> Weights:
+    """Another point of the same space, without batch-norm statistics and provenance."""
+    return Weights(like.layout, vector, like.bare().buffers, like.frozen)
 
 
 def check_agreement(start: Weights, end: Weights, here: str = "start", there: str = "end") -> None:
