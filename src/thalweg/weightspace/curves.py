@@ -96,9 +96,8 @@ class Curve(ABC):
 
     def velocity(self, t: float) -> Tensor:
         """phi'(t) as a vector."""
-        rates = self._rates(t).tolist()
         total = torch.zeros_like(self.start.vector)
-        for point, rate in zip(self.points, rates, strict=True):
+        for point, rate in zip(self.points, self._rates(t).tolist(), strict=True):
             total.add_(point.vector - self.start.vector, alpha=rate)
         return total
 
@@ -260,8 +259,7 @@ class Curve(ABC):
         return exact
 
     def _rates(self, t: float) -> Tensor:
-        t = check_t(t)
-        return torch.as_tensor(self.derivatives(t), dtype=torch.float64)
+        return torch.as_tensor(self.derivatives(check_t(t)), dtype=torch.float64)
 
     def _smooth_length(self, start: float, stop: float) -> float:
         panels = max(1, ceil(PANELS * (stop - start)))
@@ -297,8 +295,7 @@ class _Straight(Curve):
         return tuple(i / pieces for i in range(pieces + 1))
 
     def coefficients(self, t: float) -> Tensor:
-        t = check_t(t)
-        piece, within = self._place(t)
+        piece, within = self._place(check_t(t))
         return self._pair(piece, 1 - within, within)
 
     def derivatives(self, t: float) -> Tensor:
@@ -353,8 +350,7 @@ class Bezier(Curve):
     """
 
     def coefficients(self, t: float) -> Tensor:
-        t = check_t(t)
-        return torch.tensor(_bernstein(len(self.points) - 1, t), dtype=torch.float64)
+        return torch.tensor(_bernstein(len(self.points) - 1, check_t(t)), dtype=torch.float64)
 
     def derivatives(self, t: float) -> Tensor:
         degree = len(self.points) - 1
