@@ -441,6 +441,5 @@ def random_permutation(symmetries: Any, seed: int = 0) -> tw.Permutation:
     groups = symmetries.groups
     rows = {name: groups[group.within].size if group.within else 1 for name, group in groups.items()}
     orders = {n: torch.stack([torch.randperm(groups[n].size, generator=g) for _ in range(k)]) for n, k in rows.items()}
-    within = {name: group.within for name, group in groups.items() if group.within}
-    orders = {name: order if name in within else order[0] for name, order in orders.items()}
-    return tw.Permutation(orders, symmetries.axes, within, symmetries.layout)
+    orders = {name: order if name in symmetries.within else order[0] for name, order in orders.items()}
+    return tw.Permutation(orders, symmetries.axes, symmetries.within, symmetries.layout)

@@ -1,9 +1,12 @@
 """Alignment: planted orders are found again, what comes out is the same function, and what does not fit is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from align_zoo import SPECIES, found, random_permutation
 from torch import nn
+from torch.utils.data import DataLoader
 from zoo import bits, same_bits
 
 import thalweg as tw
@@ -94,6 +97,18 @@ def test_the_best_of_all_orders_is_found():
     for name in ("1.running_mean", "1.running_var", "0.bias"):
         assert torch.equal(aligned.state_dict()[name], yours[name][order])
     assert torch.equal(aligned.state_dict()["3.weight"], yours["3.weight"][:, order])
+
+
+def test_batches_are_left_as_they_were_and_bfloat16_is_matched():
+    """A shuffling loader draws from the global generator whenever it is started."""
+    species = SPECIES["MLP"]
+    a, b = (tw.Weights.of(species.module(seed).bfloat16()) for seed in (1, 2))
+    loader = DataLoader(list(zip(*species.batch(), strict=True)), batch_size=2, shuffle=True)
+    before = torch.get_rng_state()
+    aligned = tw.align(species.module(0).bfloat16(), a, b, TASK, loader)
+    assert torch.equal(before, torch.get_rng_state())
+    assert aligned.after < aligned.before
+    assert aligned.weights.vector.dtype == torch.bfloat16
 
 
 def test_several_networks_are_matched_to_one():
@@ -204,6 +219,13 @@ def test_what_cannot_be_aligned_is_refused(arguments, message):
     given = {"module": two_layers(), "a": a, "b": b, "batches": [(torch.randn(3, 6), torch.zeros(3).long())]}
     with pytest.raises(tw.ThalwegError, match=message):
         tw.align(task=TASK, **{**given, **arguments})
+
+
+def test_weights_that_are_not_finite_are_refused():
+    a, b = pair()
+    broken = replace(b, vector=b.vector / 0)
+    with pytest.raises(tw.ThalwegError, match="only finite weights can be matched"):
+        tw.align(two_layers(), a, broken, TASK, [(torch.randn(3, 6), torch.zeros(3).long())])
 
 
 def test_only_weights_of_the_network_are_renumbered():

@@ -1,7 +1,7 @@
 """Renumber the units of one network so that they match those of another: same function, shorter way between the two."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
 from typing import Any, Literal, overload
@@ -118,7 +118,11 @@ def align(
     check_list(others, "align")
     for other in others:
         check_agreement(a, other, "a", "b")
-    traced = Traced(module, task, next(iter(batches)), groups, whole_batch=by == "activations")
+        if not (a.vector.isfinite().all() and other.vector.isfinite().all()):
+            raise ThalwegError("only finite weights can be matched, and some of a or b are not: train them again")
+    with seeded(seed, batches):
+        first = next(iter(batches))
+    traced = Traced(module, task, first, groups, whole_batch=by == "activations")
     traced.layout.check(a.layout, "the network", "a")
     found = traced.proven()
     matched = [_aligned(found, traced, a, other, batches if by == "activations" else None, seed) for other in others]
@@ -139,13 +143,10 @@ def _aligned(found: Symmetries, traced: Traced, a: Weights, b: Weights, batches:
     seen = [] if batches is None else Correlations(found, traced).pairs(a, b, batches)
     matching = Matching(found, pairs, seen)
     passes = matching.run(seed)
-    within = {name: group.within for name, group in found.groups.items() if group.within}
-    permutation = Permutation(matching.orders, found.axes, within, found.layout)
+    permutation = Permutation(matching.orders, found.axes, found.within, found.layout)
     weights, before = permutation.apply(b), a.distance(b)
     if batches is None and a.distance(weights) > before:  # a start that was already better than what was found
-        permutation = Permutation(
-            {name: matching.identity(name) for name in found.groups}, found.axes, within, found.layout
-        )
+        permutation = replace(permutation, orders={name: matching.identity(name) for name in found.groups})
         weights = permutation.apply(b)
     return Aligned(
         weights.layout,
@@ -166,8 +167,7 @@ class Matching:
     """Matches one group after another: the blocks of b are reordered in place."""
 
     def __init__(self, found: Symmetries, weights: Sequence[Pair], activations: Sequence[Pair] = ()):
-        self.groups = found.groups
-        self.within = {name: group.within for name, group in found.groups.items() if group.within}
+        self.groups, self.within = found.groups, found.within
         self.inner = {name: [n for n, outer in self.within.items() if outer == name] for name in self.groups}
         self.all = [*(map(_faint, weights) if activations else weights), *activations]
         self.pairs = {name: [pair for pair in self.all if name in pair[2]] for name in self.groups}
@@ -283,7 +283,8 @@ def _gains(pairs: Sequence[Pair], outer: str, inner: str = "") -> Tensor:
         for dim in [k for k, label in enumerate(labels) if label == outer]:
             dims = [dim, labels.index(inner)] if inner else [dim]
             shape = [one.shape[d] for d in dims]
-            mine, yours = (t.movedim(dims, [*range(len(dims))]).reshape(prod(shape), -1) for t in (one, two))
+            kind = torch.promote_types(one.dtype, torch.float32)
+            mine, yours = (t.movedim(dims, [*range(len(dims))]).reshape(prod(shape), -1).to(kind) for t in (one, two))
             found = mine @ yours.T
             total = total + (found.view(*shape, *shape).transpose(1, 2) if inner else found)
     return total

@@ -69,6 +69,11 @@ class Symmetries:
     layout: Layout
 
     @property
+    def within(self) -> dict[str, str]:
+        """The groups that are numbered within each unit of another, with that one."""
+        return {name: group.within for name, group in self.groups.items() if group.within}
+
+    @property
     def share(self) -> float:
         """The share of the trainable parameters that lie in a tensor which can be renumbered."""
         sizes = dict(zip(self.layout.names, map(prod, self.layout.shapes), strict=True))
