@@ -7,6 +7,7 @@ from torch import nn
 from zoo import bits, same_bits
 
 import thalweg as tw
+from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
 from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
 
@@ -81,6 +82,17 @@ def test_an_unknown_operation_pins_what_it_touches():
     ]
     assert symmetries.pinned["one.weight[0]"] == "'cumsum' is not known to keep units apart"
     assert "pinned: one.weight[0] and 2 more: 'cumsum' is not known to keep units apart" in str(symmetries)
+
+
+def test_arguments_that_a_rule_is_not_for_pin(monkeypatch):
+    def rule(call):
+        raise LookupError
+
+    monkeypatch.setitem(RULES, "tanh", rule)
+    species = SPECIES["MLP"]
+    symmetries = tw.symmetries(species.module(1), TASK, species.batch())
+    assert list(symmetries.groups) == ["0.weight[0]"]
+    assert symmetries.pinned["2.weight[0]"] == "it is taken apart in ways that do not fit together"
 
 
 def test_rotary_positions_pin_queries_and_keys():

@@ -84,7 +84,7 @@ def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
     inner = next((k for k, value in enumerate(args) if isinstance(value, fx.GraphModule)), None)
-    if inner is not None:  # a block under no_grad or autocast
+    if inner is not None and named(node).startswith("wrap_with"):  # a block under no_grad or autocast
         return trace(args[inner], args[inner + 1 :])
     shape = _shape(node.meta.get("val"))
     schema = getattr(node.target, "_schema", None)
@@ -96,7 +96,10 @@ def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if rule.__name__ not in KEEPING and not (rule is elementwise and len(call.tensors) == 1):
         for axes in call.tensors:
             settle_loose(axes)
-    found = rule(call)
+    try:
+        found = rule(call)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # arguments that a rule is not for
+        found = None
     return unknown(call, APART) if found is None and shape is not None else found
 
 
