@@ -108,7 +108,7 @@ def test_batches_are_left_as_they_were_and_bfloat16_is_matched():
     aligned = tw.align(species.module(0).bfloat16(), a, b, TASK, loader)
     assert torch.equal(before, torch.get_rng_state())
     assert aligned.after < aligned.before
-    assert aligned.weights.vector.dtype == torch.bfloat16
+    assert aligned.vector.dtype == torch.bfloat16
 
 
 def test_several_networks_are_matched_to_one():

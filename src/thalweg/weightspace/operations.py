@@ -179,16 +179,15 @@ def matmul(call: Operation) -> Axes:
     return broadcast(kept, *added)
 
 
-def attention(call: Operation) -> Axes:
+def attention(call: Operation) -> Axes | None:
     query, key, mask = call["query"], call["key"], call["attn_mask"]
-    extra = [] if mask is None else [f",{'...' if len(mask) > 2 else ''}{'gls'[-len(mask) :]}"]
-    found = contract(f"...gld,...hsd,...hse{''.join(extra)}->...gle", query, key, call["value"], mask)
+    masked = "" if mask is None else f",{'...' if len(mask) > 2 else ''}{'gls'[-len(mask) :]}"
+    found = contract(f"...gld,...hsd,...hse{masked}->...gle", query, key, call["value"], mask)
     heads, several = query[-3], key[-3]
     parts = regroup([heads], (several.size, heads.size // several.size))  # a key may serve several queries
-    for atom, other in [(parts[0], several)] if parts else []:
-        unify(atom, other)
-    for axis in [] if parts else [heads, several]:
-        pin(axis, APART)
+    if parts is None:
+        return None
+    unify(parts[0], several)
     for axis in [query[-2], key[-2]] if call["is_causal"] else []:
         pin(axis, POSITION)
     return found
@@ -202,7 +201,7 @@ def _placed(before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
     return list(fresh(shape, POSITION))
 
 
-def convolution(call: Operation) -> Axes:
+def convolution(call: Operation) -> Axes | None:
     x, weight = call["input"], call["weight"]
     groups, turned = call["groups"], "transpose" in call.name or call["transposed"]
     places = len(weight) - 2
@@ -210,13 +209,10 @@ def convolution(call: Operation) -> Axes:
     theirs = regroup([channels], (groups, channels.size // groups))
     own = regroup([weight[0]], (groups, weight[0].size // groups))
     if theirs is None or own is None:
-        for axis in (channels, *weight[:2]):
-            pin(axis, APART)
-        out = fresh([call.shape[-places - 1]], APART)[0]
-    else:
-        unify(theirs[0], own[0])
-        unify(theirs[1], own[1] if turned else weight[1])
-        out = product([own[0], weight[1]]) if turned else weight[0]
+        return None
+    unify(theirs[0], own[0])
+    unify(theirs[1], own[1] if turned else weight[1])
+    out = product([own[0], weight[1]]) if turned else weight[0]
     if call["bias"] is not None:
         unify(call["bias"][0], out)
     space: list[Atom] = []
@@ -235,15 +231,13 @@ def spatial(call: Operation) -> Any:
     return [found] * len(call.shape) if several else found
 
 
-def channelwise(call: Operation) -> Axes:
+def channelwise(call: Operation) -> Axes | None:
     """Normalisation with one value per channel."""
     x, *rest = call.tensors
     for axes in rest:
         unify(axes[0], x[1])
-    groups = call["num_groups"]
-    if groups and regroup([x[1]], (groups, x[1].size // groups)) is None:
-        pin(x[1], APART)
-    return x
+    groups = call["num_groups"] or 1
+    return x if regroup([x[1]], (groups, x[1].size // groups)) else None
 
 
 def reduction(call: Operation) -> Axes | None:

@@ -153,8 +153,8 @@ class Traced:
             parameter.grad = None
         self.net.double().eval()
         parameters, _ = named_parameters(self.net)
-        self.tensors = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
-        self.tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point()}
+        moving = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
+        self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         self.batch = self._fitting(self._converted(batch))
         self.example = self._converted(batch) if whole_batch else self.batch
         if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
@@ -165,7 +165,7 @@ class Traced:
         self.program: Any = None
         self.seen: dict[Any, Any] = {}
         self.why: dict[str, str] = {}
-        self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph(parameters)
+        self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph()
 
     def _converted(self, batch: Any) -> Any:
         """The batch in float64, where the network is."""
@@ -174,25 +174,21 @@ class Traced:
 
     def _fitting(self, batch: Any) -> Any:
         """The batch, or a few examples of it where the task takes them."""
-        lengths = {t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}
-        if len(lengths) == 1 and lengths.pop() > ENOUGH:
-            small = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) else t)
+        few = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) and t.ndim else t)
+        together = len({t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}) == 1
+        for candidate in (few, batch) if together else (batch,):
             try:
-                self.outputs(small)
-                return small
-            except Exception:  # whatever a network says about a batch that is too small
-                pass
-        try:
-            self.outputs(batch)
-        except ThalwegError:
-            raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {first_line(error)}"
-            raise ThalwegError(
-                f"the network must take the batch as its task calls it, in float64, and failed with {why}: check the "
-                "batch and the task"
-            ) from error
-        return batch
+                self.outputs(candidate)
+                return candidate
+            except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
+                failure = error
+        if isinstance(failure, ThalwegError):
+            raise failure
+        why = f"{type(failure).__name__}: {first_line(failure)}"
+        raise ThalwegError(
+            f"the network must take the batch as its task calls it, in float64, and failed with {why}: check the "
+            "batch and the task"
+        ) from failure
 
     def outputs(self, batch: Any = None, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch."""
@@ -219,7 +215,7 @@ class Traced:
         self.why = {f"{n}[{k}]": "not in any group" for n in axes for k, t in enumerate(axes[n]) if t[0] == "fixed"}
         return _grouped({name: tuple(each) for name, each in axes.items()})
 
-    def _by_graph(self, parameters: Mapping[str, nn.Parameter]) -> Found:
+    def _by_graph(self) -> Found:
         called = self.called = _Called(self.net, *self._recorded(self.example))
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
         names = {id(tensor): name for name, tensor in self.tensors.items()}
@@ -330,11 +326,11 @@ class Traced:
         """Groups that occur only next to another one, in every tensor of the graph: each of its units may have a
         numbering of its own.
         """
-        shapes = [(t, axes) for axes in self.seen.values() for t in _listed(axes) for axes in [self.terms(t)]]
+        held = tree_leaves([*self.seen.values()], is_leaf=lambda value: isinstance(value, Axes))
         blocks = [
             Counter(filter(None, labels))
-            for axes in {terms for _, terms in shapes}
-            for _, labels in spread(torch.empty([t[1] for t in axes], device="meta"), axes)
+            for axes in {self.terms(value) for value in held if isinstance(value, Axes)}
+            for _, labels in spread(torch.empty([term[1] for term in axes], device="meta"), axes)
         ]
         found: dict[str, str] = {}
         for name in self.groups:
@@ -507,10 +503,6 @@ def _several(given: Any) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given)
 
 
-def _listed(value: Any) -> list[Axes]:
-    return [v for v in tree_leaves([value], is_leaf=lambda v: isinstance(v, Axes)) if isinstance(v, Axes)]
-
-
 def _leaves(axis: Atom) -> Iterator[Atom]:
     axis = find(axis)
     if not axis.parts:
@@ -533,12 +525,11 @@ def _term(axis: Atom, names: Mapping[int, str]) -> Term:
     axis = find(axis)
     if not axis.parts:
         return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size)
-    kind, parts = axis.kind, [_term(part, names) for part in axis.parts]
-    if kind == "product":
-        kind, parts = "product", _chosen_terms(factors(axis), names)
-    if kind == "choice" or all(part[0] == "fixed" for part in parts):
+    whole = axis.kind == "product"
+    parts = _chosen_terms(factors(axis), names) if whole else [_term(part, names) for part in axis.parts]
+    if axis.kind == "choice" or all(part[0] == "fixed" for part in parts):
         return ("fixed", axis.size)
-    return parts[0] if len(parts) == 1 else (kind, axis.size, *parts)
+    return parts[0] if len(parts) == 1 else (axis.kind, axis.size, *parts)
 
 
 def _chosen_terms(atoms: list[Atom], names: Mapping[int, str]) -> list[Term]:
