@@ -86,6 +86,11 @@ def own_loss(outputs, targets):
 def explodes(seed):
     return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.sum(1) * float("nan"))}
 
+def dead(seed):
+    made = points(16, seed, norm=False)
+    nn.init.constant_(made["model"][0].bias, -1e3)
+    return made
+
 def stopping(seed):
     import os, signal
     def loss(outputs, targets):
@@ -460,6 +465,16 @@ def test_divergence_keeps_the_last_good_weights(here):
     assert "look for bad values in the data, or try a smaller learning rate or clipping" in result.output
     assert result.output.rstrip().endswith("before that epoch are in exploded/last-good.safetensors")
     assert tw.Weights.load("exploded/last-good.safetensors").layout.size == 16 * 2 + 16 * 3 + 34
+
+
+@pytest.mark.parametrize("command", ["fit", "walk"])
+def test_a_network_that_does_not_learn_is_a_warning_or_stops(here, command):
+    common = (command, "--task", "mine:dead", "--epochs", "340")  # of three steps
+    with pytest.warns(tw.Stalled, match="has not begun to learn: after 34 of 340 epochs"):
+        assert invoke(*common, "--out", f"{command}-to-the-end").exit_code == 0
+    result = invoke(*common, "--stop-if-stalled", "--out", f"{command}-stopped")
+    assert result.exit_code == 2
+    assert "thalweg: stopped: the network has not begun to learn: after 34 of 340 epochs" in result.output
 
 
 def test_ctrl_c_is_one_sentence_and_code_130(here):

@@ -452,3 +452,48 @@ def test_width_shows_the_worst_loss_and_the_length(tmp_path):
     assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, 0.9], [1.0, 0.3]])
     assert np.allclose(left.lines[1].get_ydata(), [0.2, 0.1])
     assert np.allclose(right.lines[0].get_ydata(), [1.7, 1.2])
+
+
+def test_seeds_can_be_listed_and_networks_are_shared_between_lists(tmp_path):
+    def trained(*seeds):
+        experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=seeds)
+        return experiment, perform(experiment, ENTRIES["curves"], len(seeds))
+
+    experiment, result = trained(3, 5)
+    top = {path.name for path in experiment.folder.iterdir() if path.is_dir()}
+    assert top == {"network-3", "network-5", "seeds-3-5"}
+    assert {path.name for path in experiment.results.iterdir()} >= {"bezier-0", "polychain-0", "scan-bezier", "curves"}
+    assert result.about["seeds"] == [3, 5]
+    other, swapped = trained(5, 3)
+    assert {path.name for path in experiment.folder.iterdir() if path.is_dir()} == top | {"seeds-5-3"}
+    assert len(swapped.rows) == len(result.rows)
+    assert other.networks(2)[0].digest() == experiment.networks(2)[1].digest()
+
+
+def test_a_list_of_seeds_that_is_too_short_says_how_many_are_needed(tmp_path):
+    experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[4, 7])
+    with pytest.raises(tw.ThalwegError, match="at least 3 seeds are needed here; got 4, 7: list more"):
+        prepare([(experiment, Need("network", 2))])
+
+
+@pytest.mark.parametrize("given", ["0", "", "1,x", "2,2", "-1", "1.5"])
+def test_seeds_that_are_none_are_refused(given, tmp_path):
+    done = CliRunner().invoke(app, ["paper", "run", "curves", "--seeds", given, "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"a list of different ones, such as 0,1,3; got '{given}'" in " ".join(done.output.split())
+
+
+def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("thalweg.training.stalled.FEWEST", 1)
+    experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[0, 102])
+
+    def dead():
+        network = small(10)
+        network[0] = nn.Conv2d(1, 4, 3, stride=4)
+        nn.init.constant_(network[1].bias, -1e3)
+        return network
+
+    experiment.make = dead
+    with pytest.raises(tw.ThalwegError, match=r"the network of seed (0|102) .* cannot be used: .* not begun to learn"):
+        prepare([(experiment, Need("network", 0)), (experiment, Need("network", 1))])
+    assert not experiment.finished(Need("network", 1))

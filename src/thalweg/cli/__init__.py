@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from ..errors import Diverged, Stopped, ThalwegError
+from ..errors import Diverged, Stalled, Stopped, ThalwegError
 from . import paper
 from .bench import bench
 from .curves import align, connect, fit, plane, scan
@@ -113,6 +113,8 @@ def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
         command(**settings)
     except (ThalwegError, BrokenPipeError, typer.Exit):
         raise
+    except Stalled as error:
+        raise ThalwegError(f"stopped: {error}") from error
     except Exception as error:
         from ..error_notes import in_a_sentence
 

@@ -42,6 +42,7 @@ def fit(
     precision: options.Precision = "fp32",
     compile: options.Compile = None,
     graph: options.Graph = None,
+    stop_if_stalled: options.StopIfStalled = False,
     resume: options.Resume = False,
     every: options.Every = "1m",
     quiet: options.Quiet = False,

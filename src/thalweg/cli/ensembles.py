@@ -46,6 +46,7 @@ def walk(
     precision: options.Precision = "fp32",
     compile: options.Compile = None,
     graph: options.Graph = None,
+    stop_if_stalled: options.StopIfStalled = False,
     resume: options.Resume = False,
     every: options.Every = "1m",
     quiet: options.Quiet = False,

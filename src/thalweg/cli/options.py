@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from inspect import signature
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
     "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision",
-    "compile", "graph",
+    "compile", "graph", "stop_if_stalled",
 )  # fmt: skip
 WITHOUT_EFFECT = (  # options that change no result
-    "out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line",
+    "out", "quiet", "resume", "every", "device", "compile", "graph", "stream", "runs", "line", "stop_if_stalled",
 )  # fmt: skip
 Task = Annotated[
     str,
@@ -96,6 +97,13 @@ Key = Annotated[
         show_default=False,
     ),
 ]
+StopIfStalled = Annotated[
+    bool,
+    typer.Option(
+        "--stop-if-stalled",
+        help="Stop, instead of a warning, if the network has not begun to learn after a tenth of the training.",
+    ),
+]
 Cycle = Annotated[
     float, typer.Option(help="FGE and SWA: the length of a cycle in epochs; of FGE an even number of iterations.")
 ]
@@ -110,6 +118,8 @@ class Arguments:
 
     def __init__(self, given: Mapping[str, Any]):
         self.given = dict(given)
+        if self.given.get("stop_if_stalled"):
+            warnings.simplefilter("error", tw.Stalled)
 
     @cached_property
     def inputs(self) -> "Inputs":

@@ -33,7 +33,9 @@ def run(
     out: Folder = Path("thalweg-paper"),
     model: Chosen = None,
     data_set: Chosen = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many runs, where an entry has several.")] = 3,
+    seeds: Annotated[
+        str, typer.Option(help="How many runs, where an entry has several; or which, as 0,1,3 for networks too.")
+    ] = "3",
     scale: Annotated[
         Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")
     ] = "full",
@@ -66,7 +68,8 @@ def run(
     from ..paper import entries, pricing
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    common: Any = {"given": data, "device": where, "progress": bar(quiet), "download": download}
+    number, listed = entries.listed_seeds(seeds)
+    common: Any = {"given": data, "device": where, "progress": bar(quiet), "download": download, "seeds": listed}
     chosen = [
         (entry, pair)
         for entry in map(entries.find_entry, entries.ENTRIES if names == ["all"] else names)
@@ -79,10 +82,10 @@ def run(
         compute = tw.Compute(precision or usual, False if recurrent and compile is None else compile, graph)
         opened[pair] = entries.open_experiment(out, *pair, scale, compute=compute, **common)
     runs = [(entry, opened[pair]) for entry, pair in chosen]
-    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {pricing.price(runs, seeds)}")
+    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {pricing.price(runs, number)}")
     if shard is not None:
-        return typer.echo(entries.train_part(runs, seeds, shard))
-    entries.perform_all(runs, seeds, typer.echo)
+        return typer.echo(entries.train_part(runs, number, shard))
+    entries.perform_all(runs, number, typer.echo)
     if scale == "smoke":
         typer.echo("at smoke scale nothing is learned, and whether claims hold means nothing")
 

@@ -29,7 +29,7 @@ def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
     members = experiment.scale.members
     found = experiment.curve(curve)
-    file = experiment.folder / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
+    file = experiment.results / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
         settings: Any = {"bn_batches": experiment.clean, "points": members, "compute": experiment.compute}
         measured = tw.curve_ensemble(
@@ -134,7 +134,7 @@ def spent(experiment: Experiment, method: str, seeds: int) -> list[float]:
 def pooled(experiment: Experiment, method: str, seeds: int, out: Path) -> tw.Report:
     """The ensemble of all runs of a method, network after network; stored, since several entries need it."""
     members = [member for run in members_of(experiment, method, seeds) for member in run]
-    file = experiment.folder / f"pooled-{method}-{seeds}-{members[-1].digest()[:8]}.json"
+    file = experiment.results / f"pooled-{method}-{seeds}-{members[-1].digest()[:8]}.json"
     if not file.is_file():
         replace(experiment.report(members), epochs=spent(experiment, method, seeds)).save(file)
     found = tw.Report.load(file)

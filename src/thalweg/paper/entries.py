@@ -165,6 +165,18 @@ def open_experiment(folder: Path, data: str, model: str, scale: str, **settings:
     return kinds.get(data, Experiment)(folder, recipes[data, model], SCALES[scale], **settings)
 
 
+def listed_seeds(text: str) -> tuple[int, list[int]]:
+    """How many seeds, and which, if they are listed.
+
+    >>> listed_seeds("3"), listed_seeds("0,2,5")
+    ((3, []), (3, [0, 2, 5]))
+    """
+    words = _names(text)
+    if not words or not all(word.isdecimal() for word in words) or len({*words}) < len(words) or words == ["0"]:
+        raise ThalwegError(f"--seeds is how many, such as 3, or a list of different ones, such as 0,1,3; got '{text}'")
+    return (len(words), list(map(int, words))) if len(words) > 1 else (int(words[0]), [])
+
+
 def find_entry(name: str) -> Entry:
     if name not in ENTRIES:
         raise ThalwegError(f"the paper's entries are {', '.join(ENTRIES)}; got '{name}'")
@@ -175,13 +187,13 @@ def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
     """Run one entry; what it needs is trained first if it is missing."""
     began = time.perf_counter()
     prepare(entry.wanted(experiment, seeds))
-    out = experiment.folder / entry.name
+    out = experiment.results / entry.name
     out.mkdir(parents=True, exist_ok=True)
     files.sweep(out)
     rows, claims = entry.run(experiment, out, seeds)
     about = {
         "scale": experiment.scale.name,
-        "seeds": seeds,
+        "seeds": list(experiment.seeds) or seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "machine": torch.cuda.get_device_name(experiment.device) if experiment.device.type == "cuda" else "CPU",
         "seconds of training": round(sum(owner.seconds(need) for owner, need in entry.wanted(experiment, seeds)), 1),
@@ -206,7 +218,7 @@ def perform_all(runs: Runs, seeds: int, say: Callable[[str], object]) -> None:
         prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
         for entry, experiment in runs:
             try:
-                say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.folder / entry.name}")
+                say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.results / entry.name}")
             except ThalwegError as error:
                 failed.append(f"{entry.name}: {error}")
     except Stopped as error:

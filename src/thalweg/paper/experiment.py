@@ -1,5 +1,6 @@
 """The networks, curves and walks that the entries share: each is trained once, in its own folder."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import thalweg as tw
 
 from ..bench import Bench
+from ..errors import ThalwegError
 from ..loading import Inputs
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
@@ -26,14 +28,12 @@ KINDS: dict[str, Callable[[tw.Weights, tw.Weights], tw.Curve]] = {"bezier": tw.B
 
 @dataclass(frozen=True)
 class Need:
-    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk, with its seed."""
+    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk, with its seed, or its
+    place among the seeds of an experiment that lists them.
+    """
 
     kind: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.seed}"
 
     @property
     def stage(self) -> int:
@@ -44,7 +44,8 @@ class Need:
 class Experiment:
     """Trains what is needed for one recipe at one scale, under `folder`.
 
-    Without data (`given`), random images are used at smoke scale.
+    Without data (`given`), random images are used at smoke scale. With `seeds`, networks and walks have these instead
+    of 0, 1, 2, ...; what is made of several of them is stored in a folder of its own.
     """
 
     task = tw.classification()
@@ -60,12 +61,31 @@ class Experiment:
         progress: bool | None = None,
         download: bool = False,
         make: Callable[[], nn.Module] | None = None,
+        seeds: Sequence[int] = (),
     ):
         self.recipe, self.scale, self.given, self.download = scale.shrunk(recipe), scale, given, download
         self.folder = folder / scale.name / recipe.name
         self.device, self.compute, self.progress = torch.device(device), compute or tw.Compute(), progress
-        self.make = make or self._network
+        self.make, self.seeds = make or self._network, tuple(seeds)
         self._made: dict[Need, Any] = {}
+
+    @property
+    def results(self) -> Path:
+        """Where curves, scans and results are stored."""
+        return self.folder / f"seeds-{'-'.join(map(str, self.seeds))}" if self.seeds else self.folder
+
+    def place(self, need: Need) -> Path:
+        """Where something is trained."""
+        if need.kind in KINDS:
+            return self.results / f"{need.kind}-{need.seed}"
+        return self.folder / f"{need.kind}-{self._seed(need)}"
+
+    def _seed(self, need: Need) -> int:
+        if self.seeds and need.seed >= len(self.seeds):
+            raise ThalwegError(
+                f"at least {need.seed + 1} seeds are needed here; got {', '.join(map(str, self.seeds))}: list more"
+            )
+        return self.seeds[need.seed] if self.seeds and need.kind not in KINDS else need.seed
 
     @property
     def drawn(self) -> bool:
@@ -136,13 +156,19 @@ class Experiment:
     def fulfil(self, need: Need) -> Any:
         """Train it, or load it if it exists; loaded results are cached."""
         if need not in self._made:
-            self._made[need] = self._trained(need)
-            (self.folder / need.name / DONE).touch()
+            try:
+                self._made[need] = self._trained(need)
+            except tw.Stalled as error:
+                raise ThalwegError(
+                    f"the {need.kind} of seed {self._seed(need)} ({self.recipe.title} on {self.recipe.dataset}) cannot "
+                    f"be used: {error}; replace that seed, as in --seeds {self._seed(need) + 1},..."
+                ) from error
+            (self.place(need) / DONE).touch()
         return self._made[need]
 
     def _trained(self, need: Need) -> Any:
-        recipe, way, seed = self.recipe, self.recipe.walk, need.seed
-        common: dict[str, Any] = {"run": self.folder / need.name, **self.settings}
+        recipe, way, seed = self.recipe, self.recipe.walk, self._seed(need)
+        common: dict[str, Any] = {"run": self.place(need), **self.settings}
         match need.kind:
             case "network":  # keeping the epochs at which FGE branches off
                 common |= {"keep": way.starts if way else (), **self.rates(recipe.lr)}
@@ -153,7 +179,7 @@ class Experiment:
                 return tw.walk(self.model(seed), self.task, self.train, method, **common)
             case "fge":  # from the kept epochs of a network
                 assert way is not None  # entries with FGE are for recipes with its settings: `Entry.fits`
-                start = [self.network(seed).kept[epoch] for epoch in way.starts]
+                start = [self.network(need.seed).kept[epoch] for epoch in way.starts]
                 common |= {"epochs": way.epochs, "start": start, "seed": seed + 1000, "watch": {"test": self.test}}
                 fge = tw.FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
                 return tw.walk(self.form, self.task, self.train, fge, **common)
@@ -175,7 +201,7 @@ class Experiment:
 
     def scan(self, name: str, target: Any, **settings: Any) -> tw.Scan:
         """Every data set at every point; stored under `name`."""
-        common: dict[str, Any] = {"bn_batches": self.clean, "run": self.folder / f"scan-{name}", **self.settings}
+        common: dict[str, Any] = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings}
         places = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
         return tw.scan(self.form, target, self.task, self.data, **{**places, **common, **settings})
 
@@ -199,13 +225,13 @@ class Experiment:
         return any(batch_norms(self.form)) * len(self.train) + sum(map(len, self.data.values()))
 
     def finished(self, need: Need) -> bool:
-        return (self.folder / need.name / DONE).is_file()
+        return (self.place(need) / DONE).is_file()
 
     def seconds(self, need: Need) -> float:
         """The training time from its logs; that of interleaved runs is divided among them."""
         return sum(
             entry["seconds"] / entry.get("at_once", 1)
-            for path in (self.folder / need.name).rglob(LOG)
+            for path in self.place(need).rglob(LOG)
             for entry in Run(path.parent).lines(LOG)
         )
 
@@ -240,13 +266,15 @@ Wanted = Sequence[tuple[Experiment, Need]]
 
 def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
     """What does not exist yet, each once."""
-    once = {(experiment.folder, need): (experiment, need) for experiment, need in wanted}
+    once = {experiment.place(need): (experiment, need) for experiment, need in wanted}
     return [(experiment, need) for experiment, need in once.values() if not experiment.finished(need)]
 
 
 def prepare(wanted: Wanted, number: int = 3) -> None:
     """Train everything that does not exist yet; what is independent is interleaved."""
-    for stage in (0, 1):
-        here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
-        if here:
-            at_once([partial(experiment.fulfil, need) for experiment, need in here], here[0][0].device, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", tw.Stalled)  # a network that did not train is not an end
+        for stage in (0, 1):
+            here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
+            if here:
+                at_once([partial(experiment.fulfil, need) for experiment, need in here], here[0][0].device, number)

@@ -20,7 +20,7 @@ def price(runs: Runs, seeds: int) -> str:
     steps = [(experiment, cost[0] * len(experiment.train)) for (experiment, _), cost in zip(left, costs, strict=True)]
     points = [(experiment, entry.points(experiment.scale)) for entry, experiment in runs]
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
-    before = len({(experiment.folder, need) for experiment, need in wanted}) - len(left)
+    before = len({experiment.place(need) for experiment, need in wanted}) - len(left)
     parts = [
         f"to train: {listed}, {epochs} epochs, {sum(n for _, n in steps)} steps" if left else "nothing to train",
         f"{before} trained before" if before else "",

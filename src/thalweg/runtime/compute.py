@@ -194,7 +194,7 @@ class Call:
         from ..training.stalled import warn_if_stalled
 
         if step.motion.t is None:
-            warn_if_stalled(step.probe, step.task, batches, self.compute, epoch, epochs, self.processes.first)
+            warn_if_stalled(step.probe, step.task, batches, self.compute, epoch, epochs)
 
     def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
         """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""

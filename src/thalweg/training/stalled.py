@@ -20,9 +20,7 @@ SHARE, FEWEST = 10, 100  # looked at after the tenth part of a training, and not
 LEARNT = 1e-3  # how much lower the loss must be than that of a constant answer, relative to it
 
 
-def warn_if_stalled(
-    probe: Probe, task: Task, batches: Batches, compute: Compute, epoch: int, epochs: int, first: bool = True
-) -> None:
+def warn_if_stalled(probe: Probe, task: Task, batches: Batches, compute: Compute, epoch: int, epochs: int) -> None:
     """Warn once, after the epoch that completes the tenth part of a training; nothing that training uses is changed.
 
     Args:
@@ -32,7 +30,6 @@ def warn_if_stalled(
         compute: How to compute.
         epoch: The epoch that has ended.
         epochs: The length of the training.
-        first: Whether this is the rank that warns.
     """
     if epoch != -(-epochs // SHARE) or epoch * len(batches) < FEWEST:
         return
@@ -40,12 +37,11 @@ def warn_if_stalled(
     # an error in these passes is none of training
     with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.kept():
         found = _losses(probe, task, next(moved(batches, probe.device)), compute)
-    if first and found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
+    if found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
         warnings.warn(
             f"the network has not begun to learn: after {epoch} of {epochs} epochs its loss on the first batch is "
-            f"{found[0]:.4g}, and {found[1]:.4g} if it answers the same for every example; try another seed, a smaller "
-            "or a larger learning rate, or normalisation layers (to stop instead of this warning: "
-            'warnings.simplefilter("error", thalweg.Stalled))',
+            f"{found[0]:.4g}, and {found[1]:.4g} if it answers the same for every example: try another seed, a smaller "
+            "or a larger learning rate, or normalisation layers",
             Stalled,
             stacklevel=2,
         )
