@@ -144,10 +144,11 @@ def _aligned(found: Symmetries, traced: Traced, a: Weights, b: Weights, batches:
     matching = Matching(found, pairs, seen)
     passes = matching.run(seed)
     permutation = Permutation(matching.orders, found.axes, found.within, found.layout)
-    weights, before = permutation.apply(b), a.distance(b)
-    if batches is None and a.distance(weights) > before:  # a start that was already better than what was found
+    weights = permutation.apply(b)
+    before, after = a.distance(b), a.distance(weights)
+    if batches is None and after > before:  # a start that was already better than what was found
         permutation = replace(permutation, orders={name: matching.identity(name) for name in found.groups})
-        weights = permutation.apply(b)
+        weights, after = permutation.apply(b), before
     return Aligned(
         weights.layout,
         weights.vector,
@@ -157,7 +158,7 @@ def _aligned(found: Symmetries, traced: Traced, a: Weights, b: Weights, batches:
         permutation=permutation,
         symmetries=found,
         before=before,
-        after=a.distance(weights),
+        after=after,
         passes=passes,
         seconds=perf_counter() - start,
     )
