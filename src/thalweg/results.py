@@ -376,11 +376,12 @@ class CurveEnsemble(Saved):
     """Predictions of equally spaced points of a curve: alone, in pairs with the start, and all together.
 
     The temperature scalings are "none"; "one" temperature for all; "train loss", proportional to it; "inverse train
-    loss", proportional to its inverse; and "per point".
+    loss", proportional to its inverse; the same for "train data loss"; and "per point".
 
     Attributes:
         t: Where the points lie.
-        train_loss: Train loss of each point.
+        train_loss: Train loss of each point, with weight decay.
+        train_data_loss: The same without.
         error: Test error of each point.
         pair_error: Test error of each point ensembled with the start.
         temperatures: Scaling -> one per point (the mean of both halves if they were cross-fitted).
@@ -401,6 +402,7 @@ class CurveEnsemble(Saved):
     scores: dict[str, dict[str, float]]
     reliability: dict[str, list[list[float]]]
     fitted_on: str
+    train_data_loss: list[float] = field(default_factory=list)  # files of 0.1.0 have none
 
 
 def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:

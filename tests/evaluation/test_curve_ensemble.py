@@ -64,6 +64,22 @@ def test_temperatures_are_cross_fitted_and_labelled_so(setting):
         assert torch.allclose(ratio, ratio[0].expand(3), rtol=1e-5)
 
 
+def test_temperatures_follow_the_regularised_train_loss_or_that_of_the_data_alone(setting):
+    animal, curve, test = setting
+    common = {"points": 3, "bn_batches": animal.batches(), "weight_decay": 0.1}
+    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, **common)
+    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, **common)
+    for name, losses, quantity in (
+        ("train loss", result.train_loss, "loss"),
+        ("train data loss", result.train_data_loss, "data_loss"),
+    ):
+        assert losses == pytest.approx(scan.values["train"][quantity].tolist(), rel=1e-12)
+        for scaling, power in ((name, 1), (f"inverse {name}", -1)):
+            ratio = torch.tensor(result.temperatures[scaling]) / torch.tensor(losses) ** power
+            assert torch.allclose(ratio, ratio[0].expand(3), rtol=1e-5)
+    assert result.train_loss[0] > 1.1 * result.train_data_loss[0]
+
+
 def test_held_out_data_are_used_where_there_are_some(setting):
     animal, curve, test = setting
     result = tw.curve_ensemble(

@@ -39,6 +39,7 @@ def curve_ensemble(
     bn_batches: Batches,
     points: int = 50,
     held_out: Batches | None = None,
+    weight_decay: float = 0.0,
     compute: Compute | None = None,
     progress: bool | None = None,
 ) -> CurveEnsemble:
@@ -53,6 +54,7 @@ def curve_ensemble(
         points: The number of points.
         held_out: Data neither trained nor tested on, to fit the temperatures. Without it they are cross-fitted: each
             half of the test set is scaled by what was fitted on the other, and the result says so.
+        weight_decay: The one used in training; it is part of the train loss that temperatures follow.
         compute: How to compute statistics and train loss; see `Compute`.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
@@ -67,7 +69,8 @@ def curve_ensemble(
     probe, ts = Probe(module, None, compute), curve.spaced(points)
     compute.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
-    losses, tested, held = list[float](), Predicted(), Predicted()
+    losses: dict[str, list[float]] = {"train loss": [], "train data loss": []}
+    tested, held = Predicted(), Predicted()
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
@@ -76,10 +79,12 @@ def curve_ensemble(
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
-            with points_of.at(curve.point(t)):
+            with points_of.at(curve.point(t)) as norm:
                 with seeded(0, bn_batches):
                     measure()
-                losses.append(measure.means()["data_loss"])
+                data_loss = measure.means()["data_loss"]
+                losses["train data loss"].append(data_loss)
+                losses["train loss"].append(data_loss + 0.5 * weight_decay * float(norm) ** 2)
                 for found, batches, name in wanted:
                     if batches is not None:
                         with seeded(0, batches):
@@ -104,14 +109,19 @@ def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tenso
     return [([x[a] for x, _ in tested], tested[0][1][a], b) for a, b in (halves, halves[::-1])]
 
 
-def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Predicted) -> CurveEnsemble:
+def _assemble(ts: list[float], losses: dict[str, list[float]], tested: Predicted, held: Predicted) -> CurveEnsemble:
     logits, labels, folds = [x for x, _ in tested], tested[0][1], _folds(tested, held)
     alone = [x.softmax(1) for x in logits]
     temperatures, nll, scores, reliability = {}, {}, {}, {}
-    for scaling in ("none", "one", "train loss", "inverse train loss", "per point"):
+    relative = {"none": [1.0] * len(ts), "one": [1.0] * len(ts)}
+    for name, values in losses.items():
+        positive = [max(loss, 1e-6) for loss in values]  # a loss of zero has no inverse
+        relative |= {name: positive, f"inverse {name}": [1 / loss for loss in positive]}
+    for scaling in (*relative, "per point"):
         heat = torch.ones(len(labels), len(ts), dtype=torch.float64)
         for fit_logits, fit_labels, where in folds:
-            heat[where] = torch.tensor(_temperatures(scaling, fit_logits, fit_labels, losses), dtype=torch.float64)
+            found = _temperatures(scaling, fit_logits, fit_labels, relative.get(scaling))
+            heat[where] = torch.tensor(found, dtype=torch.float64)
         scaled = [(x / heat[:, k : k + 1]).softmax(1) for k, x in enumerate(logits)]
         mean = torch.stack(scaled).mean(0)
         temperatures[scaling] = heat.mean(0).tolist()
@@ -120,7 +130,8 @@ def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Pre
         reliability[scaling] = metrics.reliability(mean, labels)
     return CurveEnsemble(
         t=ts,
-        train_loss=losses,
+        train_loss=losses["train loss"],
+        train_data_loss=losses["train data loss"],
         error=[metrics.error(p, labels) for p in alone],
         pair_error=[metrics.error((alone[0] + p) / 2, labels) for p in alone],
         temperatures=temperatures,
@@ -131,17 +142,12 @@ def _assemble(ts: list[float], losses: list[float], tested: Predicted, held: Pre
     )
 
 
-def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, losses: list[float]) -> list[float]:
-    if scaling == "per point":
+def _temperatures(scaling: str, logits: list[Tensor], labels: Tensor, relative: list[float] | None) -> list[float]:
+    """Those fitted for each point, or a common multiple of relative ones."""
+    if relative is None:
         return [fit_temperature(x, labels) for x in logits]
-    losses = [max(loss, 1e-6) for loss in losses]  # a loss of zero has no inverse
-    mean = sum(losses) / len(losses)
-    relative = {
-        "none": [1.0] * len(logits),
-        "one": [1.0] * len(logits),
-        "train loss": [loss / mean for loss in losses],
-        "inverse train loss": [mean / loss for loss in losses],
-    }[scaling]
+    mean = sum(relative) / len(relative)
+    relative = [factor / mean for factor in relative]
     scale = 1.0 if scaling == "none" else fit_scale(logits, labels, relative)
     return [scale * factor for factor in relative]
 

@@ -147,11 +147,17 @@ def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
     return found
 
 
+def _correlation(one: Sequence[float], two: Sequence[float]) -> float:
+    return statistics.correlation(one, two) if min(len({*one}), len({*two})) > 1 else 0.0
+
+
 def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
     """The errors of the two ends and of three networks in percent."""
     kinds = ("none", "per point", "train loss", "inverse train loss")
     before, after, *by_loss = (100 * found.scores[name]["error"] for name in kinds)
     spread = [max(found.nll[name]) - min(found.nll[name]) for name in kinds]
+    fitted = found.temperatures["per point"]
+    follows, plainly = (_correlation(fitted, losses) for losses in (found.train_loss, found.train_data_loss))
     others = "temperatures that follow the train loss or its inverse"
     return [
         Claim(
@@ -166,6 +172,11 @@ def on_points(found: CurveEnsemble, ends: float, three: float) -> list[Claim]:
             "and flattens the test NLL along the curve",
             spread[1] < spread[0],
             f"highest less lowest {spread[0]:.3g}, {spread[1]:.3g}; with {others} {spread[2]:.3g}, {spread[3]:.3g}",
+        ),
+        Claim(
+            "the temperatures fitted for each point follow the train loss, l2-regularised as in the paper",
+            follows > 0,
+            f"correlation {follows:+.2f}; {plainly:+.2f} with the loss without weight decay",
         ),
         Claim(
             "after it they outperform three networks, which have as many weights",

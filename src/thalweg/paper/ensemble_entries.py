@@ -29,12 +29,10 @@ def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
     members = experiment.scale.members
     found = experiment.curve(curve)
-    file = experiment.results / f"voters-{curve}-{members}-{found.points[1].digest()[:8]}.json"
+    file = experiment.results / f"points-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
-        settings: Any = {"bn_batches": experiment.clean, "points": members, "compute": experiment.compute}
-        measured = tw.curve_ensemble(
-            experiment.form, found, experiment.task, experiment.test, progress=experiment.progress, **settings
-        )
+        settings: Any = {"bn_batches": experiment.clean, "points": members, **experiment.settings}
+        measured = tw.curve_ensemble(experiment.form, found, experiment.task, experiment.test, **settings)
         measured.save(file)
     result = tw.CurveEnsemble.load(file)
     result.save(copy)
