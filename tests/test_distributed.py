@@ -86,7 +86,7 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
         "settings": "weight_decay is 0.01 in process 0 and 0.02 in process 1",
         "data": "the training data in process 0 and in process 1 differ",
         "start": "the starting network in process 0 and in process 1 differ",
-        "version": "thalweg is '0.1.0' in process 0 and '0.0.0' in process 1",
+        "version": "thalweg is '0.2.0' in process 0 and '0.0.0' in process 1",
         "scan": "the data 'x' in process 0 and in process 1 differ",
     }
     others = {

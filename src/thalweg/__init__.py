@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .weightspace.symmetries import symmetries
     from .weightspace.weights import Weights, average
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "errors": ("Diverged", "Stalled", "ThalwegError"),
