@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
-from thalweg.hidden import moved
+from thalweg.object_state import moved
 from thalweg.runtime.rng import capture, seeded, undisturbed
 
 

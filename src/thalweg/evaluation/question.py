@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, to_device
-from ..hidden import modules_in
+from ..object_state import modules_in
 from ..runtime.compute import Compute
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.transfer import home

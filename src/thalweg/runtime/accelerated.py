@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..error_notes import explained
 from ..training.checkpoint import checkpoint, restore
-from ..training.extra import OptimizerExtra
+from ..training.side_state import OptimizerExtra
 from ..training.step import Bends, Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched

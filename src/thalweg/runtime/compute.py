@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..weightspace.probe import Probe
     from .distributed import Ranks
     from .interleave import Job
-    from .live import Live
+    from .running import Live
     from .streamed import StreamedBends
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class Call:
         self, step: "Step", batches: Batches, seed: int, total: int, label: str, run: "Run | None"
     ) -> "AbstractContextManager[Live]":
         """The context in which a training loop of `total` steps runs, with the accelerators that suit its step."""
-        from .live import running
+        from .running import running
 
         return running(step, self, batches, seed, total, label, run)
 
@@ -221,6 +221,6 @@ class Call:
         """
         if run is None and self.processes.size == 1:
             return make(None)
-        from .live import resumed
+        from .running import resumed
 
         return resumed(self, run, command, question, result, make)

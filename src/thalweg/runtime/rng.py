@@ -16,7 +16,7 @@ from ..generators import (
     set_generator,
     set_global_randomness,
 )
-from ..hidden import ABSENT, Found, generators, numbered, put_back, values, walk
+from ..object_state import ABSENT, Found, generators, numbered, put_back, values, walk
 
 Snapshot = dict[str, Any]
 

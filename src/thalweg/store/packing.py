@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..hidden import ABSENT, GeneratorState
+from ..object_state import ABSENT, GeneratorState
 
 
 def packed(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..errors import ThalwegError
-from ..hidden import ABSENT, moved, numbered, walk
+from ..object_state import ABSENT, moved, numbered, walk
 from ..runtime.compute import Context
 from ..runtime.rng import Snapshot, capture, reinstate
 from ..store.files import reading
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
-from .extra import Extra, OptimizerExtra
 from .loop import Observer
+from .side_state import Extra, OptimizerExtra
 from .step import Step
 
 NUMBER = "#"  # suffix for optimizer state that is a plain number

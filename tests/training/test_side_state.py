@@ -20,7 +20,7 @@ from zoo import ZOO
 import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.store.runs import Run
-from thalweg.training.extra import NotExact
+from thalweg.training.side_state import NotExact
 from thalweg.weightspace.checkpoint import Checkpoint
 
 BATCHES = [(x.float(), y) for x, y in ZOO["mlp"].batches()]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..batches import Batches
-from ..hidden import (
+from ..object_state import (
     ABSENT,
     ITEMS,
     SCALARS,
