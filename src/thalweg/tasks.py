@@ -255,7 +255,10 @@ class Labels:
         labels, classes = labels.long(), outputs.shape[1]
         fits = (labels >= 0) & (labels < classes)
         if not compiler.is_compiling() and (labels.device.type == "cpu" or not self.looked):
-            self.looked, self.ignores = True, bool((labels == IGNORED).any())
+            self.looked, whole = True, bool(fits.all())
+            self.ignores = not whole and bool((labels == IGNORED).any())
+            if whole and labels.device.type == "cpu":
+                return measure(outputs, labels)
             check_labels(labels, classes)
         values = torch.where(fits, measure(outputs, torch.where(fits, labels, 0)), torch.nan)
         return values[labels != IGNORED] if self.ignores else values

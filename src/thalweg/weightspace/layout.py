@@ -259,7 +259,6 @@ def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
         ("the batch-norm buffer", one.statistics, two.statistics),
         ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
     ):
-        odd = sorted(set(mine) ^ set(yours))
-        if odd:
+        if odd := sorted(set(mine) ^ set(yours)):
             return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"
     return None if one.names == two.names else "the parameters are the same but in another order"

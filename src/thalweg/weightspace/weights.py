@@ -309,8 +309,7 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
             "weights.to(device)"
         )
     ours, theirs = ({**point.frozen, **point.bare().buffers} for point in (start, end))
-    odd = sorted(set(ours) ^ set(theirs))
-    if odd:
+    if odd := sorted(set(ours) ^ set(theirs)):
         raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
     for name in ours:
         if not _equal(ours[name], theirs[name]):
@@ -358,8 +357,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
             raise ThalwegError(
                 f"{start}: '{name}' is {tuple(state[name].shape)} in {here} and {tuple(tensor.shape)} in {there}"
             )
-    odd = sorted(set(state) - set(expected))
-    if odd:
+    if odd := sorted(set(state) - set(expected)):
         raise ThalwegError(f"{start}: '{odd[0]}' is in {here} but not in {there}")
 
 
