@@ -25,7 +25,7 @@ SCALED = {  # what the paper calls the errors of points of a chain, by how they 
 }
 
 
-def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
+def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
     members = experiment.scale.members
     found = experiment.curve(curve)
@@ -40,7 +40,7 @@ def voters(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
 
 
 def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    found, _ = (voters(experiment, curve, out / f"{curve}.json") for curve in ("polychain", "segment"))
+    found, _ = (points_together(experiment, curve, out / f"{curve}.json") for curve in ("polychain", "segment"))
     rows = [
         {"t": t, "error of phi(t) (%)": 100 * error, "error of the pair (%)": 100 * pair}
         for t, error, pair in zip(found.t, found.error, found.pair_error, strict=True)
@@ -65,7 +65,7 @@ def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 
 
 def curve_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    found = voters(experiment, "polychain", out / "points.json")
+    found = points_together(experiment, "polychain", out / "points.json")
     keep(experiment.scan_curves("segment", "polychain"), out)
     ends, three = (100 * experiment.report(experiment.networks(k)).scores["error"] for k in (2, 3))
     cell = partial(quoted, "error (%)", same=experiment.recipe.name == "cifar100-resnet_bottleneck164")

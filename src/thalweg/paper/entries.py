@@ -107,7 +107,7 @@ SHOWS = {  # and where in the paper
     "cost": ("a curve step against a plain step", "supplement"),
 }
 THIRD, WALK, RUNS = Need("network", 2), Need("fge", 0), ("network", "snapshot", "fge")
-VOTERS = [*CHAIN, THIRD]
+WITH_THIRD = [*CHAIN, THIRD]
 FROM_PRETRAINED = "five epochs of ResNet-50 on ImageNet, and four passes over its validation set"
 ENTRIES = {
     entry.name: entry
@@ -133,7 +133,7 @@ ENTRIES = {
             "curve-ensemble",
             ensemble_entries.curve_ensemble,
             RESNET,
-            VOTERS,
+            WITH_THIRD,
             points=lambda scale: 2 * scale.points + scale.members,
         ),
         Entry(

@@ -161,7 +161,7 @@ class Experiment:
             except tw.Stalled as error:
                 raise ThalwegError(
                     f"the {need.kind} of seed {self._seed(need)} ({self.recipe.title} on {self.recipe.dataset}) cannot "
-                    f"be used: {error}; replace that seed, as in --seeds {self._seed(need) + 1},..."
+                    f"be used: {error}; list other seeds, as in --seeds 0,1,3"
                 ) from error
             (self.place(need) / DONE).touch()
         return self._made[need]

@@ -108,9 +108,9 @@ class Extra:
         changed = [name for name, mark in now.items() if not same(self.seen.get(name, ABSENT), mark)]
         lost = sorted({dotted(name) for name in changed} | set(_iterators(self.batches)))
         if lost:
-            told = "', '".join(lost[:5])
+            some = "', '".join(lost[:5])
             warnings.warn(
-                f"'{told}' may change in training and cannot be saved, so a run that is stopped and resumed may differ "
+                f"'{some}' may change in training and cannot be saved, so a run that is stopped and resumed may differ "
                 "from one that was not: keep numbers, strings, tensors or random generators there instead",
                 NotExact,
                 stacklevel=2,

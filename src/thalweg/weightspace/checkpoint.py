@@ -35,8 +35,8 @@ class Checkpoint:
         own, about = self.weights._parts(files.place(path), apart)
         tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
-        beside, extra = packed(self.extra)
-        tensors |= {f"extra/{name}": tensor for name, tensor in beside.items()}
+        arrays, extra = packed(self.extra)
+        tensors |= {f"extra/{name}": tensor for name, tensor in arrays.items()}
         story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
         files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
 

@@ -113,8 +113,8 @@ class Watch(TorchDispatchMode):
         for name, parameter in self.probe.moving.items():
             here = name.rpartition(".")[0]
             for path in self.seen if name not in used else ():
-                beside = path.rpartition(".")[0] == here or parameter.ndim > 1
-                if beside and tensors[path].shape in (
+                near = path.rpartition(".")[0] == here or parameter.ndim > 1
+                if near and tensors[path].shape in (
                     parameter.shape,
                     parameter.T.shape if parameter.ndim == 2 else None,
                 ):

@@ -107,10 +107,10 @@ class Unit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.leaky_relu(self.norms[0](x), self.leak)
-        beside, out = self.shortcut(active if self.shared else x), self.convolutions[0](active)
+        shortcut, out = self.shortcut(active if self.shared else x), self.convolutions[0](active)
         for norm, convolution in zip(self.norms[1:], self.convolutions[1:], strict=True):
             out = convolution(F.leaky_relu(norm(out), self.leak))
-        return out + beside
+        return out + shortcut
 
 
 OFFICIAL: Norm = partial(nn.BatchNorm2d, momentum=0.003)
