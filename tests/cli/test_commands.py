@@ -240,6 +240,22 @@ def test_align_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
+def test_connect_with_points_goes_on_to_scan_and_resumes_as_one(here):
+    command = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "whole")
+    output = ok(*command, "--points", "5")
+    assert "whole/scan/profile.png" in output
+    assert "next: thalweg plane whole --task mine:circle" in output
+    whole = tw.Scan.load("whole/scan")
+    ok("connect", *command[1:-1], "alone")
+    ok("scan", "alone", "--task", "mine:circle", "--points", "5", "--out", "alone-scan")
+    alone = tw.Scan.load("alone-scan")
+    assert (whole.name, whole.t.tolist()) == (alone.name, alone.t.tolist())
+    assert whole.values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
+    shutil.rmtree(here / "whole" / "scan")  # as if killed between the two
+    ok(*command, "--points", "5", "--resume")
+    assert tw.Scan.load("whole/scan").values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
+
+
 def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
     output = ok("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "shorter")
     assert "aligned: distance" in output

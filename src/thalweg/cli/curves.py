@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -168,6 +169,12 @@ def connect(
     precision: options.Precision = "fp32",
     compile: options.Compile = None,
     graph: options.Graph = None,
+    points: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Then measure this many points along the curve and draw them, into OUT/scan: `thalweg scan`."
+        ),
+    ] = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Keep the curve on the CPU and only one network on the GPU, to save GPU memory."),
@@ -180,7 +187,7 @@ def connect(
 
     Writes `curve.safetensors`, and `permutation.safetensors` if END was aligned.
     """
-    own = Arguments(locals())
+    own = Arguments({name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = _two_networks(own, "a curve joins two networks")
     aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed) if align else None
@@ -195,7 +202,10 @@ def connect(
     if aligned is not None:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
-    done(out, following(scan, own.given, out, out="scan"))
+    if points is None:
+        return done(out, following(scan, own.given, out, out="scan"))
+    shared = {name: value for name, value in own.given.items() if name in signature(scan).parameters}
+    scan(**{**shared, "what": [out], "out": out / "scan", "points": points})
 
 
 def scan(
