@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import claims, curve_entries, drawing, ensemble_entries, penn_treebank
+from thalweg.paper import aligned_entry, claims, curve_entries, drawing, ensemble_entries, penn_treebank
 from thalweg.paper.claims import published, row_of
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_experiment, perform
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_runs_and_is_kept(name, folder):
     experiment = shop_of(folder, name)
-    result = perform(experiment, ENTRIES[name], 2)
+    result = perform(experiment, ENTRIES[name], 1 if name == "aligned" else 2)
     assert result.rows
     assert result.claims
     again = Result.load(experiment.folder / name / "result.json")
@@ -497,3 +497,78 @@ def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
     with pytest.raises(tw.ThalwegError, match=r"the network of seed (0|102) .* cannot be used: .* not begun to learn"):
         prepare([(experiment, Need("network", 0)), (experiment, Need("network", 1))])
     assert not experiment.finished(Need("network", 1))
+
+
+def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
+    def pairs(number, *listed):
+        experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, seeds=listed)
+        wanted = ENTRIES["aligned"].wanted(experiment, number)
+        return {part.seeds for part, _ in wanted}, {part.place(need).name for part, need in wanted}
+
+    curves = {f"bezier-0-{by}-{n}" for by in ("plain", "weights", "activations") for n in (1, 2)}
+    assert pairs(2) == ({(0, 1), (2, 3)}, {f"network-{k}" for k in range(4)} | curves)
+    assert pairs(5, 7, 3, 4, 9, 8)[0] == {(7, 3), (4, 9)}
+
+
+def test_a_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypatch):
+    pair = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, seeds=(0, 1))
+    stored = scan_of([0.1, 0.2, 0.1], [0.1, 0.2, 0.1], np.linspace(0, 1, 3))
+    stored.save(pair.results / "scan-line-weights" / "scan.json")
+    monkeypatch.setattr(pair, "ends", None)
+    assert aligned_entry._line(pair, "weights").values["train"]["loss"].tolist() == [0.1, 0.2, 0.1]
+
+
+def made_up(heights):
+    t = np.linspace(0, 1, 3)
+    return {
+        key: [replace(scan_of([0.1, 0.07 + height, 0.1], [0.2, 0.2 + height, 0.2], t), length=t, length_ratio=1.0)]
+        for key, height in heights.items()
+    }
+
+
+def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_epochs():
+    plain = {("", 0): 0.5, ("", 10): 0.09, ("", 25): 0.06, ("", 600): 0.04}
+    good = {(by, n): h for by in ("weights", "activations") for n, h in ((0, 0.4), (10, 0.05), (25, 0.02))}
+
+    def verdicts(changed, paper):
+        heights = plain | good | changed
+        if paper is None:
+            del heights["", 600]
+        found = aligned_entry._claims(made_up(heights), paper)
+        return [claim.holds for claim in found if "nearer" not in claim.says]
+
+    assert verdicts({}, 600) == [True] * 8
+    assert verdicts({("weights", 25): 0.045}, 600) == [True, False, False, True, True, True, True, True]
+    assert verdicts({("weights", 25): 0.045}, None) == [True, True, False, True, True, True, True, True]
+    assert verdicts({("activations", 10): 0.1}, 600) == [True] * 7 + [False]
+    assert verdicts({("activations", 0): 0.6}, 600)[4] is False
+
+
+def test_what_a_curve_is_judged_by():
+    t = np.linspace(0, 1, 5)
+    bent = replace(scan_of([0.1, 0.4, 0.5, 0.2, 0.3], [0.1, 0.2, 0.5, 0.2, 0.1], t), length=20 * t, length_ratio=2.0)
+    assert aligned_entry.qualities(bent) == pytest.approx(
+        {
+            "mean test error (%)": 22.0,
+            "max test error (%)": 50.0,
+            "test error at t = 1/2 (%)": 50.0,
+            "train loss above the ends": 0.2,
+            "length ratio": 2.0,
+            "distance of the ends": 10.0,
+        }
+    )
+
+
+def test_aligned_shows_errors_against_epochs_and_profiles_of_the_first_pair(tmp_path):
+    found = made_up({(by, n): 0.1 + n / 1000 for by in aligned_entry.WAYS for n in (0, 10, 25)} | {("", 600): 0.05})
+    rows = []
+    for (by, n), [scan] in found.items():
+        scan.save(tmp_path / f"{by or 'plain'}-{n}-0.json")
+        rows.append({"aligned by": by or "-", "epochs": n or "line", **aligned_entry.qualities(scan)})
+    [canvas] = drawing.drawings(tmp_path, Result("aligned", "made", rows, [])).values()
+    mean, _, lines, curves = canvas.axes
+    assert [line.get_label() for line in mean.lines] == ["as they are", "aligned by weights", "aligned by activations"]
+    assert list(mean.lines[0].get_xdata()) == [10, 25, 600]
+    assert list(mean.lines[1].get_ydata()) == pytest.approx([20 + 11 / 3, 20 + 12.5 / 3])
+    assert lines.lines[0].get_label() == "as they are, line"
+    assert curves.lines[-1].get_label() == "as they are, 600 epochs"

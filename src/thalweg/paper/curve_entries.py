@@ -219,7 +219,7 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     ]
 
 
-def of_all_widths(experiment: Experiment) -> list[tuple[Experiment, Need]]:
+def of_all_widths(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
     return [
         (experiment.wide(breadth), need)
         for breadth in experiment.scale.widths

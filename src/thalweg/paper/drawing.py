@@ -101,6 +101,25 @@ def _trivial(folder: Path, result: Result, axes: Any) -> None:
     ax.set_ylim(0, 2 * ax.get_ylim()[1])  # a hundredth of a point is no difference
 
 
+def _aligned(folder: Path, result: Result, axes: Any) -> None:
+    """Errors against the epochs of a curve, as means over pairs; below, lines and short curves of the first pair."""
+    named = {row["aligned by"]: f"aligned by {row['aligned by']}" for row in result.rows} | {"-": "as they are"}
+    trained = {by: [row for row in result.rows if row["aligned by"] == by and row["epochs"] != "line"] for by in named}
+    lengths = [row["epochs"] for row in trained["-"]]
+    for ax, kind in zip(axes[0], ("mean", "max"), strict=True):
+        key = f"{kind} test error (%)"
+        series = {named[by]: ([row["epochs"] for row in of], [row[key] for row in of]) for by, of in trained.items()}
+        figures.lines(series, "epochs of the curve", f"{kind} test error along it (%)", ax).set_xscale("log")
+        ax.set_xticks(lengths, map(str, lengths))
+        ax.minorticks_off()
+    long = lengths[-1] if len(lengths) > len(trained["weights"]) else None  # the paper's, of which there is one
+    for ax, epochs in zip(axes[1], (0, lengths[1]), strict=True):
+        shown = {(by, epochs): f"{name}, {f'{epochs} epochs' if epochs else 'line'}" for by, name in named.items()}
+        shown |= {("-", long): f"as they are, {long} epochs"} if long and epochs else {}
+        files = {name: folder / f"{'plain' if by == '-' else by}-{n}-0.json" for (by, n), name in shown.items()}
+        figures.profile({name: Scan.load(file) for name, file in files.items()}, "test", "error", ax)
+
+
 def _growth(folder: Path, result: Result, ax: Any) -> None:
     reports = {name: Report.load(file) for name in METHODS if (file := folder / f"{name}.json").is_file()}
     figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=ax)
@@ -145,6 +164,7 @@ FIGURES: dict[str, dict[str, Drawing]] = {
     },
     "width": {"width": Drawing(_width, (10, 4.2), 1, 2)},
     "trivial": {"trivial": Drawing(_trivial, (10, 4.2), 1, 2)},
+    "aligned": {"aligned": Drawing(_aligned, (10, 8), 2, 2)},
     "ensembles": GROWTH,
     "fge-trace": {"fge-trace": Drawing(_trace, (7, 8), 3), **GROWTH},
     "fge-path": {"fge-path": Drawing(_path, (14, 4.2), 1, 3)},

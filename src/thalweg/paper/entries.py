@@ -12,7 +12,7 @@ from ..errors import Stopped, ThalwegError
 from ..reporting.result import FILE, Result
 from ..store import files
 from ..store.runs import versions
-from . import curve_entries, ensemble_entries, imagenet, penn_treebank
+from . import aligned_entry, curve_entries, ensemble_entries, imagenet, penn_treebank
 from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
 from .ensemble_entries import CHAIN
@@ -32,6 +32,7 @@ OF_CURVES = (
 OF_ENSEMBLES = tuple(
     (data, model) for data in ("cifar100", "cifar10") for model in ("vgg16", "preresnet164", "wrn28_10")
 )
+OF_ALIGNED = (VGG[0], *(("cifar10", name) for name in ("vgg16_bn", "preresnet20", "wrn16_4")))
 
 
 def _names(listed: str | None) -> list[str]:
@@ -47,7 +48,7 @@ class Entry:
         pairs: The pairs of data set and network that it has in the paper.
         needs: What has to be trained first.
         each: What has to be trained for every seed.
-        parts: Needs in other experiments.
+        parts: Needs in other experiments, for a number of seeds.
         points: The number of measured points at a scale.
         more: Further costs.
     """
@@ -57,13 +58,13 @@ class Entry:
     pairs: tuple[Pair, ...]
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
-    parts: Callable[[Experiment], list[tuple[Experiment, Need]]] = lambda experiment: []
+    parts: Callable[[Experiment, int], list[tuple[Experiment, Need]]] = lambda experiment, seeds: []
     points: Callable[[Preset], int] = lambda scale: 0
     more: str = ""
 
     def wanted(self, experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
         for_seeds = (Need(kind, seed) for kind in self.each for seed in range(seeds))
-        return [*((experiment, need) for need in (*self.needs, *for_seeds)), *self.parts(experiment)]
+        return [*((experiment, need) for need in (*self.needs, *for_seeds)), *self.parts(experiment, seeds)]
 
     def fits(self, pair: Pair) -> bool:
         """Whether it can be run with that network on that data set."""
@@ -102,6 +103,10 @@ SHOWS = {  # and where in the paper
     "fge-trace": ("learning rate, error and distance along FGE; error against epochs of FGE and SSE", "figure 3"),
     "diversity": ("how two independent networks differ, those of one FGE walk, and those of one SSE run", "text"),
     "fge-path": ("loss and error along the chain through FGE's members", "supplement, last figure"),
+    "aligned": (
+        "lines and curves of different lengths between networks as they are and aligned; pairs of seeds",
+        "not in the paper",
+    ),
     "ptb": ("perplexity along a Segment and a Bezier curve between LSTMs", "table of PTB"),
     "imagenet": ("FGE for five epochs from a pretrained ResNet-50", "section ImageNet"),
     "cost": ("a curve step against a plain step", "supplement"),
@@ -144,6 +149,7 @@ ENTRIES = {
             points=lambda scale: len(scale.widths) * scale.points,
         ),
         Entry("trivial", curve_entries.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
+        Entry("aligned", aligned_entry.aligned, OF_ALIGNED, parts=aligned_entry.of_all_pairs),
         Entry("ensembles", ensemble_entries.ensembles, OF_ENSEMBLES, each=RUNS),
         Entry("fge-trace", ensemble_entries.fge_trace, PRERESNET, each=RUNS),
         Entry("diversity", ensemble_entries.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),

@@ -28,12 +28,18 @@ KINDS: dict[str, Callable[[tw.Weights, tw.Weights], tw.Curve]] = {"bezier": tw.B
 
 @dataclass(frozen=True)
 class Need:
-    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk, with its seed, or its
-    place among the seeds of an experiment that lists them.
+    """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk.
+
+    Attributes:
+        seed: Or its place among the seeds of an experiment that lists them.
+        by: Of a curve: by what the second network is aligned to the first; "" if it is not.
+        epochs: Of a curve: 0 for those of the recipe.
     """
 
     kind: str
     seed: int
+    by: str = ""
+    epochs: int = 0
 
     @property
     def stage(self) -> int:
@@ -68,6 +74,7 @@ class Experiment:
         self.device, self.compute, self.progress = torch.device(device), compute or tw.Compute(), progress
         self.make, self.seeds = make or self._network, tuple(seeds)
         self._made: dict[Need, Any] = {}
+        self._pairs: dict[tuple[int, ...], Experiment] = {}
 
     @property
     def results(self) -> Path:
@@ -77,7 +84,8 @@ class Experiment:
     def place(self, need: Need) -> Path:
         """Where something is trained."""
         if need.kind in KINDS:
-            return self.results / f"{need.kind}-{need.seed}"
+            way = f"-{need.by or 'plain'}-{need.epochs}" if need.epochs else ""
+            return self.results / f"{need.kind}-{need.seed}{way}"
         return self.folder / f"{need.kind}-{self._seed(need)}"
 
     def _seed(self, need: Need) -> int:
@@ -184,14 +192,24 @@ class Experiment:
                 fge = tw.FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
                 return tw.walk(self.form, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
-                common |= {"epochs": recipe.curve_epochs, "seed": seed, **self.rates(recipe.curve_lr)}
-                return tw.connect(self.form, KINDS[kind](*self.networks(2)), self.task, self.train, **common)
+                epochs = need.epochs or recipe.curve_epochs
+                common |= {"epochs": epochs, "seed": seed, **self.rates(recipe.curve_lr)}
+                return tw.connect(self.form, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
 
     def network(self, seed: int) -> tw.Weights:
         return self.fulfil(Need("network", seed))
 
     def networks(self, count: int) -> list[tw.Weights]:
         return [self.network(seed) for seed in range(count)]
+
+    def ends(self, by: str = "") -> list[tw.Weights]:
+        """The first two networks, the second aligned to the first in this way; "": as it is."""
+        need = Need("ends", 0, by)
+        if need not in self._made:
+            one, two = self.networks(2)
+            align: Any = partial(tw.align, self.form, one, two, self.task, self.clean, by=by)
+            self._made[need] = [one, align() if by else two]
+        return self._made[need]
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
         return tw.Segment(*self.networks(2)) if kind == "segment" else self.fulfil(Need(kind, seed))
@@ -246,18 +264,30 @@ class Experiment:
             "snapshot": (recipe.epochs, recipe.cycles),
             "fge": (epochs * starts, epochs // cycle * starts),
         }
-        trained, vectors = costs.get(need.kind, (recipe.curve_epochs, 3))
+        trained, vectors = costs.get(need.kind, (need.epochs or recipe.curve_epochs, 3))
         return trained, 4 * vectors * sum(p.numel() for p in self.form.parameters())
 
     def wide(self, factor: float) -> "Experiment":
         """The same with conv3fc3 of another width."""
         if factor == 1 and self.recipe.model == "conv3fc3":
             return self
-        assert self.train is not None  # so that the copies share it
-        other = copy(self)
+        other = self._twin()
         other.__dict__.pop("form", None)
-        other._made, other.folder = {}, self.folder.with_name(f"{self.folder.name}-width-{factor:g}")
+        other.folder = self.folder.with_name(f"{self.folder.name}-width-{factor:g}")
         other.make = partial(tw.models.conv3fc3, width=factor, classes=self.recipe.classes)
+        return other
+
+    def between(self, *seeds: int) -> "Experiment":
+        """The same with the networks of these seeds; made once."""
+        if seeds not in self._pairs:
+            self._pairs[seeds] = other = self._twin()
+            other.seeds = seeds
+        return self._pairs[seeds]
+
+    def _twin(self) -> "Experiment":
+        assert self.train is not None  # so that copies share it
+        other = copy(self)
+        other._made = {}
         return other
 
 

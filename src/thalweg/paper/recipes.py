@@ -122,6 +122,8 @@ RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "cur
 # the decay of the TensorFlow models that the paper links
 TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}
 PREACTIVATED = {**RESIDUAL, "walk": FgeSettings((125,), 22, 4, 5e-2, 5e-4), "cycles": 4, "sse_lr": 0.1}
+# ours, for networks that the paper does not have
+SHORT: dict[str, Any] = {**RESIDUAL, "epochs": 100, "weight_decay": 5e-4}
 GREY: dict[str, Any] = {"colours": ((0.1307,), (0.3081,)), "crop": 0, "flip": False}
 RECIPES = {
     (recipe.data, recipe.model): recipe
@@ -133,6 +135,8 @@ RECIPES = {
         *_both("resnet158", "ResNet-158", True, **TENSORFLOW, in_curves="ResNet-158"),
         *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **TENSORFLOW, in_curves="ResNet-164"),
         *_both("preresnet164", "PreResNet-164", True, **PREACTIVATED, in_ensembles="ResNet-164"),
+        *_both("preresnet20", "PreResNet-20", True, **SHORT),
+        *_both("wrn16_4", "WRN-16-4", True, **SHORT),
         *_both("wrn28_10", "WRN-28-10", True, **WIDE, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
     ]
 }

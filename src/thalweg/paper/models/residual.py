@@ -85,7 +85,25 @@ def wrn28_10(classes: int = 10) -> nn.Sequential:
     Args:
         classes: The number of classes.
     """
-    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *_stages(Wide, 4, times=10), *_normalised_head(640, classes))
+    return _wide(4, 10, classes)
+
+
+def wrn16_4(classes: int = 10) -> nn.Sequential:
+    """A smaller wide residual network: 16 layers, four times as wide as a plain one, with biases.
+
+    Examples:
+        >>> sum(p.numel() for p in wrn16_4(classes=10).parameters())
+        2752506
+
+    Args:
+        classes: The number of classes.
+    """
+    return _wide(2, 4, classes)
+
+
+def _wide(blocks: int, times: int, classes: int) -> nn.Sequential:
+    first, head = nn.Conv2d(3, 16, 3, padding=1), _normalised_head(64 * times, classes)
+    return nn.Sequential(first, *_stages(Wide, blocks, times=times), *head)
 
 
 class Unit(nn.Module):
@@ -131,14 +149,29 @@ def resnet158(classes: int = 10) -> nn.Sequential:
     Args:
         classes: The number of classes.
     """
+    return scaled_by_inputs(_basic(26, classes, OFFICIAL))
 
+
+def preresnet20(classes: int = 10) -> nn.Sequential:
+    """A small PreResNet of 6 * 3 + 2 layers, with two 3 x 3 convolutions in each block.
+
+    Examples:
+        >>> sum(p.numel() for p in preresnet20(classes=10).parameters())
+        272282
+
+    Args:
+        classes: The number of classes.
+    """
+    return he_by_outputs(_basic(3, classes, nn.BatchNorm2d))
+
+
+def _basic(blocks: int, classes: int, norm: Norm) -> nn.Sequential:
     def unit(before: int, width: int, stride: int, first: bool) -> nn.Module:
         convolutions = [_convolution(before, width, 3, stride), _convolution(width, width, 3)]
         shortcut = _convolution(before, width, 1, stride) if first else nn.Identity()
-        return Unit(convolutions, shortcut, first, 0.0, OFFICIAL)
+        return Unit(convolutions, shortcut, first, 0.0, norm)
 
-    head = _normalised_head(64, classes, OFFICIAL)
-    return scaled_by_inputs(nn.Sequential(_convolution(3, 16, 3), *_stages(unit, 26), *head))
+    return nn.Sequential(_convolution(3, 16, 3), *_stages(unit, blocks), *_normalised_head(64, classes, norm))
 
 
 def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
