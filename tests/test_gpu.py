@@ -42,6 +42,19 @@ def test_fit_connect_and_scan_agree_with_the_cpu(name):
         assert np.allclose(one, two, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("by", ["weights", "activations"])
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "transformer_dict"])
+def test_alignment_agrees_with_the_cpu(name, by):
+    animal, found = ZOO[name], {}
+    for device in ("cpu", "cuda"):
+        ends = [w.to(device) for w in animal.ends()]
+        aligned = tw.align(animal.module(1).to(device), *ends, animal.task, animal.batches(), by=by)
+        assert aligned.vector.device.type == device
+        assert aligned.after <= aligned.before
+        found[device] = aligned.vector.cpu()
+    assert torch.equal(found["cpu"], found["cuda"])
+
+
 def test_recurrent_layers_keep_cudnns_layout():
     """cuDNN warns when the weights of an LSTM do not lie as it wants them; warnings are errors here."""
     animal = ZOO["tied_lstm"]

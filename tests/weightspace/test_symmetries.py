@@ -150,6 +150,24 @@ def test_groups_by_hand_are_proven(left):
     assert "renumbering 'hidden' changed the outputs, by" in str(symmetries)
 
 
+def test_groups_that_pass_alone_but_not_together_are_told_apart():
+    def forward(net, x):
+        moved = [part.bias.argmax() > 0 for part in (net.one, net.two)]
+        return net.three(net.one(x).relu()) + net.four(net.two(x).relu()) + 1e3 * (moved[0] & moved[1])
+
+    shapes = {"one": (6, 8), "two": (6, 8), "three": (8, 4), "four": (8, 4)}
+    net = Of(forward, **{name: nn.Linear(*shape) for name, shape in shapes.items()})
+    for part in (net.one, net.two):
+        part.bias.data[0] = 100.0  # stays the largest, wherever it is
+    hand = {a: {f"{a}.weight": 0, f"{a}.bias": 0, f"{b}.weight": 1} for a, b in (("one", "three"), ("two", "four"))}
+    batch = SPECIES["MLP"].batch()
+    for name, group in hand.items():
+        assert [*tw.symmetries(net, TASK, batch, groups={name: group}).groups] == [name]
+    both = tw.symmetries(net, TASK, batch, groups=hand)
+    assert [*both.groups] == ["one"]
+    assert both.dropped["two"] > 1e-3
+
+
 def test_groups_by_hand_may_hold_several_entries_per_unit():
     species = SPECIES["convolutions, flattened"]
     hand = {"channels": {"3.weight": 0, "3.bias": 0, "6.weight": 1}}
