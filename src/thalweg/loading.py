@@ -12,7 +12,8 @@ from torch import nn
 from .batches import Batches, count
 from .error_notes import in_a_sentence
 from .errors import ThalwegError
-from .evaluation.ensemble import MANIFEST, Ensemble
+from .evaluation.ensemble import Ensemble
+from .evaluation.ensemble_folder import MANIFEST
 from .runtime.rng import seeded
 from .store import files
 from .store.checkpoints import find_curve

@@ -2,9 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isnan
+from math import inf, isnan, nan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Values = dict[str, dict[str, np.ndarray]]
 SHARES = {
     "error": "%",
+    "calibrated_error": "%",
     "disagreement": "%",
 }  # units of our own scores; "%" is for shares, which tables and figures show in percent
 FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
@@ -340,6 +341,12 @@ class Report(Saved):
         reliability: For each bin of the ensemble's confidence: its fraction of the data, its accuracy, its mean
             confidence.
         epochs: The epochs trained until each member was collected, where known.
+        calibrated_reliability: The same as `reliability`, after temperature scaling.
+        temperature: The ensemble's, or the mean of those of both halves of the data; None where there is none.
+        fitted_on: What the temperatures of the calibrated scores were fitted on.
+        averaged: The scores of the mean of the members' weights as one network; empty where there is none.
+        megabytes: The size of all members; shared frozen parameters count once.
+        notes: What could not be computed, and why.
     """
 
     saved_as = "report"
@@ -349,6 +356,12 @@ class Report(Saved):
     distances: list[float]
     reliability: list[list[float]] = field(default_factory=list)
     epochs: list[float] | None = None
+    calibrated_reliability: list[list[float]] = field(default_factory=list)
+    temperature: float | None = None
+    fitted_on: str = ""
+    averaged: dict[str, float] = field(default_factory=dict)
+    megabytes: float | None = None
+    notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         super().check()
@@ -359,16 +372,42 @@ class Report(Saved):
         """The scores of the whole ensemble."""
         return self.growth[-1]
 
+    def equivalents(self, reference: "Report") -> list[float]:
+        """How many independent networks have the calibrated NLL of the first members, of the first two, and so on.
+
+        Args:
+            reference: The report of an ensemble of independent networks.
+
+        Returns:
+            Interpolated; infinity if it is more than the reference has, 0 if it is less than one.
+        """
+        known = [entry.get("calibrated_nll", nan) for entry in reference.growth]
+        return [equivalent(entry.get("calibrated_nll", nan), known) for entry in self.growth]
+
     def table(self) -> str:
         """One row per member, with its own error and the scores of the ensemble up to it; errors in percent."""
-        names = list(self.scores)
+        names = [name for name in self.scores if name != "calibrated_error"]  # which is the error
         alone = names[0]
         header = ["members", f"own {titled(alone)}", *map(titled, names)]
         rows = [
-            [str(k), shown(alone, own[alone]), *(shown(name, grown[name]) for name in names)]
+            [str(k), shown(alone, own[alone]), *(shown(name, grown.get(name, nan)) for name in names)]
             for k, (own, grown) in enumerate(zip(self.members, self.growth, strict=True), start=1)
         ]
-        return grid(header, rows)
+        if self.averaged:
+            own = self.averaged
+            rows.append(["averaged", shown(alone, own[alone]), *(shown(name, own.get(name, nan)) for name in names)])
+        return "\n".join([grid(header, rows), *self._remarks()])
+
+    def _remarks(self) -> Iterator[str]:
+        if self.megabytes is not None:
+            yield f"forward passes: {len(self.members)}, {self.megabytes:.3g} MB" + (
+                f"; averaged: the mean of all weights as one network, 1, {self.megabytes / len(self.members):.3g} MB"
+                if self.averaged
+                else ""
+            )
+        if self.temperature is not None:
+            yield f"temperature of the ensemble: {self.temperature:.3f}, fitted on {self.fitted_on}"
+        yield from self.notes
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,6 +442,28 @@ class CurveEnsemble(Saved):
     reliability: dict[str, list[list[float]]]
     fitted_on: str
     train_data_loss: list[float] = field(default_factory=list)  # files of 0.1.0 have none
+
+
+def equivalent(nll: float, independent: Sequence[float]) -> float:
+    """How many independent networks have this NLL, interpolated between whole numbers.
+
+    >>> equivalent(0.9, [1.0, 0.8, 0.7]), equivalent(0.6, [1.0, 0.8, 0.7]), equivalent(1.1, [1.0, 0.8, 0.7])
+    (1.5, inf, 0.0)
+
+    Args:
+        nll: The calibrated NLL of an ensemble.
+        independent: That of one independent network, of two, and so on.
+
+    Returns:
+        Infinity if it is more than there are, 0 if it is less than one, NaN if something is not known.
+    """
+    best = np.minimum.accumulate(independent)  # where chance makes more networks worse, fewer are as good
+    if not np.isfinite([nll, *best]).all():
+        return nan
+    enough = int((best > nll).sum())  # so many are not
+    if enough in (0, len(best)):
+        return inf if enough else float(nll == best[0])
+    return float(enough + (best[enough - 1] - nll) / (best[enough - 1] - best[enough]))
 
 
 def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:

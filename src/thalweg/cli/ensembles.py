@@ -85,6 +85,10 @@ def ensemble(
     task: options.Task,
     out: options.Out,
     data: options.Data = None,
+    held_out: Annotated[
+        str | None,
+        typer.Option(help="Name of other data, to fit a temperature on; it is saved with the ensemble."),
+    ] = None,
     key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -93,19 +97,30 @@ def ensemble(
 ) -> None:
     """Average the predictions of several networks: the score of each, and of the ensemble as it grows.
 
-    Writes `report.json` and the pooled networks into `members/`.
+    Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
     own = Arguments(locals())
+    from matplotlib.figure import Figure
+
     from ..loading import load_members
     from ..store.files import no_link
 
     inputs = own.inputs
-    name = _chosen_data(inputs.data, data)
+    name, other = _chosen_data(inputs.data, data), held_out and inputs.data[_chosen_data(inputs.data, held_out)]
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
-    with own.run.opened("ensemble", {"data": name, "members": [each.digest() for each in pooled.members]}) as run:
-        report = pooled.report(inputs.task, inputs.data[name], progress=bar(quiet))
+    asked = {"data": name, "members": [each.digest() for each in pooled.members]}
+    with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
+        if other:
+            pooled.calibrate(inputs.task, other, progress=bar(quiet))
+        report = pooled.report(
+            inputs.task, inputs.data[name], held_out=other, bn_batches=inputs.bn_batches, progress=bar(quiet)
+        )
         pooled.save(no_link(out / "members"))
         run.finish(lambda folder: report.save(folder / "report.json"))
+    if report.reliability:
+        figure = Figure(figsize=(6, 6), layout="constrained")
+        tw.figures.reliability(report, ax=figure.subplots())
+        tw.figures.save(figure, out / "reliability")
     typer.echo(f"on '{name}'\n{report.table()}")
     done(out, following(page, own.given, out, out="page.html"))
 

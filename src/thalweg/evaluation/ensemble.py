@@ -1,32 +1,39 @@
 """Ensembles: the average of the predictions of several networks."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count
+from ..batches import Batches, count, to_device
 from ..errors import ThalwegError
 from ..results import Report
 from ..runtime.compute import present
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
 from ..store import files
-from ..tasks import Task, check_task, identity
+from ..tasks import Task, check_task, identity, softmax
+from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.proof import prove_on
-from ..weightspace.weights import Weights, base_name, check_list
+from ..weightspace.weights import Weights, average, check_list
 from . import metrics
+from .calibration import tempered
+from .ensemble_folder import MANIFEST, load_member, read, save
 from .measure import Points, check_alone, check_finite, check_order, predicted
+from .scoring import Scored
+from .serving import EnsembleModule, Prediction, called, class_probabilities, class_softmax, network_at, scale
 
-MANIFEST = "ensemble.json"
+HELD_OUT = "held-out data"
+CROSS_FITTED = "each half of the data, for the other half"
+KEPT = f"the data given to calibrate; for members and smaller ensembles {CROSS_FITTED}"
 
 
 class Ensemble:
@@ -39,17 +46,23 @@ class Ensemble:
         >>> batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
         >>> probabilities, targets = ensemble.predict(tw.classification(), batches)
         >>> probabilities.shape, sorted(ensemble.score(tw.classification(), batches))
-        (torch.Size([8, 3]), ['brier', 'disagreement', 'ece', 'error', 'nll'])
+        (torch.Size([8, 3]), ['brier', ...'disagreement', 'ece', 'error', 'nll'])
 
     Args:
-        module: A network of the same architecture; it is not changed. Only one member at a time is on its device.
+        module: A network of the same architecture; it is not changed. Only one member at a time is on its device,
+            except for `probabilities` and `as_module`.
         members: The networks, from one run or several; with batch norm they must have their statistics.
+
+    Attributes:
+        temperature: What the averaged probabilities are scaled with, p ** (1 / temperature); None until `calibrate`.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
         check_list(members, "an ensemble")
         self.module, self._probe = module, Probe(module)
         self.members, self._proven = list[Weights](), list[Task]()
+        self.temperature: float | None = None
+        self._served: tuple[list[Weights], EnsembleModule] | None = None
         for member in members:
             self.add(member)
 
@@ -57,7 +70,7 @@ class Ensemble:
         return len(self.members)
 
     def add(self, member: Weights) -> None:
-        """Add a member of the same architecture, with its batch-norm statistics."""
+        """Add a member of the same architecture, with its batch-norm statistics; the temperature is no longer valid."""
         name = f"member {len(self.members) + 1}"
         if not isinstance(member, Weights):
             raise ThalwegError(f"members are Weights; {name} is {type(member).__name__}: use Weights.of(module)")
@@ -67,59 +80,177 @@ class Ensemble:
                 f"{name} has no batch-norm statistics, as points of curves and averages have none: use update_bn first"
             )
         self.members.append(member.to("cpu"))
+        self.temperature = None
 
     def predict(self, task: Task, batches: Batches, *, progress: bool | None = None) -> tuple[Tensor, Tensor]:
         """Predict with the ensemble.
 
         Returns:
-            The averaged probabilities (for regression the outputs) and the targets, on the CPU, in the order of the
-            batches.
+            The averaged probabilities (for regression the outputs), at the ensemble's temperature if it has one, and
+            the targets, on the CPU, in the order of the batches.
         """
         [(_, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
+        if self.temperature is not None and task.probabilities is not identity:
+            mean = tempered(mean, self.temperature)
         return mean.to(torch.promote_types(self._probe.layout.dtype, torch.float32)), targets
 
-    def score(self, task: Task, batches: Batches, *, progress: bool | None = None) -> dict[str, float]:
-        """Score the ensemble.
+    def probabilities(self, inputs: Any, task: Task | None = None) -> Prediction:
+        """Predict for one batch of inputs without targets; all members stay on the device from the first call on.
+
+        Examples:
+            >>> import thalweg as tw
+            >>> ensemble = tw.Ensemble(nn.Linear(4, 3), [tw.Weights.of(nn.Linear(4, 3)) for _ in range(5)])
+            >>> found = ensemble.probabilities(torch.randn(1, 4))
+            >>> found.probabilities.shape, found.members.shape, found.mutual_information.shape
+            (torch.Size([1, 3]), torch.Size([5, 1, 3]), torch.Size([1]))
+
+        Args:
+            inputs: The inputs of the network: a tensor, a tuple of them, or a dict by name.
+            task: The task, if its `probabilities=` is not a softmax over dimension 1 of the outputs, or if the outputs
+                have three dimensions.
 
         Returns:
-            error, nll, brier, ece and the mean pairwise disagreement of the members; against soft labels (mixup) those
-            of them that are defined; for regression the squared error.
+            The probabilities of the ensemble and of each member, the entropy and the mutual information.
         """
-        return self.report(task, batches, progress=progress).scores
+        own = _own_probabilities(task)
+        if own is identity:
+            raise ThalwegError("this task has outputs and no probabilities of classes: use predict, or as_module(task)")
+        inputs = to_device(inputs, self._probe.device)
+        with torch.no_grad():
+            if self._served is None or self._served[0] != self.members:
+                prove_on(self._probe, partial(called, self._probe.module), [inputs]).again()
+                self._served = list(self.members), self.as_module()
+            served = self._served[1]
+            served.probabilities = own
+            found = called(served.each, inputs)
+        if not isfinite(float(found.sum())):
+            for k, values in enumerate(found):
+                check_finite(values, f"member {k + 1}", self.members[k], [inputs])
+        return Prediction(scale(found.mean(0), self.temperature), found)
 
-    def report(self, task: Task, batches: Batches, *, progress: bool | None = None) -> Report:
-        """Scores as members are added, of each member alone, and how members differ, in one pass per member."""
-        growth, members, chosen, reliability = [], [], [], []
+    def as_module(self, task: Task | None = None) -> EnsembleModule:
+        """All members as one module that returns the probabilities of the ensemble, for `torch.export` and serving.
+
+        Args:
+            task: The task, if its `probabilities=` is not a softmax over dimension 1 of the outputs, or if the outputs
+                have three dimensions.
+
+        Returns:
+            A module with the inputs of the network, on its device, with copies of all members, in evaluation mode; it
+            includes the ensemble's temperature.
+        """
+        networks = [network_at(self._probe.module, member) for member in self.members]
+        return EnsembleModule(networks, _own_probabilities(task), self.temperature)
+
+    def calibrate(self, task: Task, held_out: Batches, *, progress: bool | None = None) -> float:
+        """Fit the temperature with which `predict` and `probabilities` scale what they give from then on.
+
+        Args:
+            task: A task with labels.
+            held_out: Data that were not trained on; the data to score on are better left for that.
+            progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+        Returns:
+            The temperature, which is above 1 if the ensemble was too sure. It is saved and loaded with the ensemble.
+
+        Raises:
+            ThalwegError: If there is none, as where all predictions are right.
+        """
+        [(_, found)] = deque(self._on_held_out(task, held_out, progress), maxlen=1)
+        if isnan(found.best):
+            raise ThalwegError(f"no temperature has the lowest NLL on the held-out data: {found.why_none}")
+        self.temperature = found.best
+        return found.best
+
+    def score(
+        self, task: Task, batches: Batches, *, held_out: Batches | None = None, progress: bool | None = None
+    ) -> dict[str, float]:
+        """Score the ensemble.
+
+        Args:
+            task: The task.
+            batches: The data to score on.
+            held_out: Other data, to fit the temperature of the calibrated scores; as in `report`.
+            progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+        Returns:
+            error, nll, brier, ece; after temperature scaling calibrated_error (which is the error, since a temperature
+            does not change the order of classes), calibrated_nll and calibrated_ece; and the mean pairwise disagreement
+            of the members. Those that are not defined are left out: several for soft labels (mixup), and the calibrated
+            ones where there is no temperature, as where all predictions are right. For regression the squared error.
+        """
+        found, disagreement = self.scored(task, batches, held_out, progress)
+        return found.scores | disagreement
+
+    def scored(
+        self, task: Task, batches: Batches, held_out: Batches | None = None, progress: bool | None = None
+    ) -> tuple[Scored, dict[str, float]]:
+        """The predictions of the ensemble against the truth, and the disagreement of its members."""
+        temperature = self.temperature
+        if held_out is not None:
+            temperature = deque(self._on_held_out(task, held_out, progress), maxlen=1)[0][1].best
+        chosen = []
         for own, mean, targets in self._growing(task, batches, progress):
-            alone, together = (
-                metrics.known(v, targets) if task.probabilities is not identity else None for v in (own, mean)
-            )
-            members.append(metrics.scores(*alone) if alone else _squared_error(own, targets))
-            growth.append(metrics.scores(*together) if together else _squared_error(mean, targets))
-            if alone and together:
-                chosen.append(alone[0].argmax(1))
-                reliability = metrics.reliability(*together) if together[1].ndim == 1 else []
+            chosen += Scored(task, own, targets).chosen
+            found = Scored(task, mean, targets, temperature)
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
-        for k, entry in enumerate(growth if pairs else (), start=1):  # a single member agrees with itself
-            entry["disagreement"] = sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
-        return Report(growth, members, pairs, [a.distance(b) for a, b in pairwise(self.members)], reliability)
+        return found, _disagreement(pairs, len(self))
+
+    def report(
+        self,
+        task: Task,
+        batches: Batches,
+        *,
+        held_out: Batches | None = None,
+        bn_batches: Batches | None = None,
+        progress: bool | None = None,
+    ) -> Report:
+        """Scores as members are added, of each member alone, of the average of their weights, and how members differ.
+
+        Args:
+            task: The task.
+            batches: The data to score on.
+            held_out: Other data, to fit the temperatures of the calibrated scores. Without them the ensemble has the
+                temperature kept by `calibrate`; otherwise each half of `batches` is scaled with the temperature that
+                was fitted on the other half.
+            bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
+            progress: Whether to show a progress bar. By default it is shown on a terminal.
+        """
+        heats: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self.temperature)]
+        if held_out is not None:
+            heats = [(own.best, mean.best) for own, mean in self._on_held_out(task, held_out, progress)]
+        growth, members, chosen, notes = [], [], [], list[str]()
+        for (apart, pooled), (own, mean, targets) in zip(heats, self._growing(task, batches, progress), strict=True):
+            alone, together = Scored(task, own, targets, apart), Scored(task, mean, targets, pooled)
+            members.append(alone.scores)
+            growth.append(together.scores)
+            chosen += alone.chosen
+        pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
+        for k, entry in enumerate(growth, start=1):
+            entry |= _disagreement(pairs, k)
+        if together.known and together.after is None:
+            notes.append(f"no calibrated scores, since no temperature has the lowest NLL: {together.why_none}")
+        averaged = self._averaged(task, batches, held_out, bn_batches, notes)
+        scaled = together.after is not None
+        return Report(
+            growth,
+            members,
+            pairs,
+            [a.distance(b) for a, b in pairwise(self.members)],
+            together.reliability,
+            calibrated_reliability=together.calibrated_reliability,
+            temperature=float(together.heat.mean()) if scaled else None,
+            fitted_on=(CROSS_FITTED if self.temperature is None else KEPT) * scaled if held_out is None else HELD_OUT,
+            averaged=averaged,
+            megabytes=megabytes(self.members),
+            notes=notes,
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write one safetensors file per member, one for shared frozen parameters, and a manifest with hashes and
         provenance.
         """
-        folder, manifest = files.place(folder), Path(folder) / MANIFEST
-        again = manifest.is_file()
-        files.sweep(folder)
-        if not again and folder.exists() and not (folder.is_dir() and all(map(_is_member, folder.iterdir()))):
-            raise ThalwegError(
-                f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
-            )
-        before = _files(manifest, _entries(manifest, self._probe.layout)) if again else set()
-        entries = [self._save_member(folder, member) for member in self.members]
-        files.save_json(manifest, "ensemble", {"layout": self._probe.layout.to_dict(), "members": entries})
-        for stale in before - _files(manifest, entries):
-            files.remove(*stale)
+        save(files.place(folder), self._probe.layout, self.members, self.temperature)
 
     @classmethod
     def load(cls, folder: str | Path, module: nn.Module, skip: Collection[str] = ()) -> "Ensemble":
@@ -133,16 +264,46 @@ class Ensemble:
         manifest = files.inside(folder, MANIFEST, f"members/{MANIFEST}")
         if manifest.parent.parent == Path(folder):
             files.no_link(manifest.parent)
-        entries = _entries(manifest, Layout.of(module))
-        return cls(module, [_load_member(manifest, entry) for entry in entries if entry["file"] not in skip])
+        entries, temperature = read(manifest, Layout.of(module))
+        found = cls(module, [load_member(manifest, entry) for entry in entries if entry["file"] not in skip])
+        found.temperature = temperature if len(found) == len(entries) else None  # it is that of all of them
+        return found
 
-    def _save_member(self, folder: Path, member: Weights) -> dict[str, Any]:
-        """Named by its content, so that a file is never overwritten."""
-        digest = member.digest()
-        name = f"member-{digest[:16]}.safetensors"
-        replace(member, kept={}).save(folder / name, apart=True)
-        base = {"base": base_name(member.frozen)} if member.frozen else {}
-        return {"file": name, "sha256": digest, "made": dict(member.made), **base}
+    def _on_held_out(self, task: Task, held_out: Batches, progress: bool | None) -> Iterator[tuple[Scored, Scored]]:
+        """Each member, and the ensemble up to it, on data with labels to fit temperatures to."""
+        try:
+            for own, mean, targets in self._growing(task, held_out, progress):
+                yield Scored(task, own, targets).labelled(), Scored(task, mean, targets).labelled()
+        except ThalwegError as error:
+            raise ThalwegError(f"on the held-out data, {error}") from error
+
+    def _averaged(
+        self, task: Task, batches: Batches, held_out: Batches | None, bn_batches: Batches | None, notes: list[str]
+    ) -> dict[str, float]:
+        """The scores of the mean of the members' weights as one network; none where there is no such network."""
+        if len(self) == 1:
+            return {}
+        try:
+            mean = self.average(task, bn_batches)
+        except ThalwegError as error:
+            notes.append(f"the average of the members is not scored: {error}")
+            return {}
+        fitted = None if held_out is None else Scored(task, *_predictions(self._probe, mean, task, held_out)).best
+        return Scored(task, *_predictions(self._probe, mean, task, batches), fitted).scores
+
+    def average(self, task: Task | None = None, bn_batches: Batches | None = None) -> Weights:
+        """The mean of the members' weights, as one network that costs one forward pass.
+
+        Args:
+            task: How the network is called on a batch, as in `update_bn`.
+            bn_batches: Training data without augmentation, which networks with batch norm need for their statistics.
+        """
+        mean = average(self.members)
+        if mean.has_statistics:
+            return mean
+        if bn_batches is None:
+            raise ThalwegError("an average has no batch-norm statistics of its own: give bn_batches=")
+        return update_bn(self.module, mean, bn_batches, task).to("cpu")
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each member: its predictions, those of the ensemble so far, and the targets."""
@@ -188,50 +349,22 @@ def _predictions(
         return predicted(probe.module, task, some, probe.device, partial(metrics.averaged, task))
 
 
-def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
-    if values.shape != targets.shape:
-        raise ThalwegError(
-            f"outputs and targets must have one shape to be compared; got {tuple(values.shape)} and "
-            f"{tuple(targets.shape)}: reshape one in the task"
-        )
-    return {"squared_error": float((values - targets.double()).square().mean())}
+def _disagreement(pairs: list[list[float]], k: int) -> dict[str, float]:
+    """The mean over the pairs of the first k members; a single one agrees with itself."""
+    mean = sum(sum(row[:k]) for row in pairs[:k]) / (k * (k - 1)) if k > 1 else 0.0
+    return {"disagreement": mean} if pairs else {}
 
 
-def _files(manifest: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Path, str]]:
-    """The files that a manifest names, and the kind of each."""
-    kinds = (("file", "member", "weights"), ("base", "base", "base"))
-    return {
-        (files.beside(manifest, entry[key], name), kind)
-        for entry in entries
-        for key, name, kind in kinds
-        if key in entry
-    }
+def _own_probabilities(task: Task | None) -> Callable[[Any], Tensor]:
+    """What is averaged of the outputs of a member."""
+    if task is not None:
+        check_task(task)
+    given = None if task is None else task.probabilities
+    return class_softmax if given is softmax else given or class_probabilities
 
 
-def _is_member(path: Path) -> bool:
-    """Whether it was left by a save that was killed before it wrote the manifest."""
-    named = path.suffix == ".safetensors" and path.name.startswith(("member-", "base-"))
-    return named and path.is_file() and not path.is_symlink() and files.kind_of(path) in ("weights", "base")
-
-
-def _entries(manifest: Path, layout: Layout) -> list[dict[str, Any]]:
-    content = files.load_json(manifest, "ensemble")
-    with files.reading(manifest):
-        found = Layout.from_dict(content["layout"])
-        entries = [{"file": entry["file"], "sha256": entry["sha256"], **entry} for entry in content["members"]]
-    layout.check(found, "the network", f"the ensemble in {manifest.parent}")
-    return entries
-
-
-def _load_member(manifest: Path, entry: Mapping[str, Any]) -> Weights:
-    path = files.beside(manifest, entry["file"], "member")
-    try:
-        member = Weights.load(path)
-    except ThalwegError as error:
-        raise ThalwegError(f"{error} (or load the others with skip=['{entry['file']}'])") from None
-    if member.digest() != entry["sha256"]:
-        raise ThalwegError(
-            f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest; "
-            f"restore it, or load the others with skip=['{entry['file']}']"
-        )
-    return member
+def megabytes(members: Sequence[Weights]) -> float:
+    """What the networks need in memory and on disk; frozen parameters that they share count once."""
+    own = [tensor for member in members for tensor in (member.vector, *member.buffers.values())]
+    shared = {id(tensor): tensor for member in members for tensor in member.frozen.values()}
+    return sum(tensor.nbytes for tensor in (*own, *shared.values())) / 1e6

@@ -106,9 +106,14 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
     >>> round(nll(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([0, 1])), 6)
     0.693147
     """
+    return float(log_losses(probabilities, labels).mean())
+
+
+def log_losses(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """The negative log-likelihood of each label, or the cross-entropy with each soft label."""
     if labels.ndim == 2:
-        return float(-(labels * probabilities.double().clamp_min(TINY).log()).sum(1).mean())
-    return float(-probabilities.double().gather(1, labels.long()[:, None]).clamp_min(TINY).log().mean())
+        return -(labels * probabilities.double().clamp_min(TINY).log()).sum(1)
+    return -probabilities.double().gather(1, labels.long()[:, None])[:, 0].clamp_min(TINY).log()
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:

@@ -177,12 +177,13 @@ def reliability(
     """Plot accuracy against confidence; a calibrated prediction lies on the diagonal.
 
     Args:
-        found: A curve ensemble, plotted before and after temperature scaling; the report of an ensemble; or name ->
+        found: A curve ensemble or the report of an ensemble, plotted before and after temperature scaling; or name ->
             bins as in `Report.reliability`.
         ax: Axes to draw into; new ones by default.
     """
     if isinstance(found, Report):
-        found = {"the ensemble": found.reliability}
+        both = {"the ensemble": found.reliability, "after temperature scaling": found.calibrated_reliability}
+        found = {name: bins for name, bins in both.items() if bins}
     if isinstance(found, CurveEnsemble):
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     ax = one(ax)
@@ -219,7 +220,8 @@ def growth(
         (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
         alone, pooled = (
-            [factor(score) * entry[score] for entry in entries] for entries in (report.members, report.growth)
+            [factor(score) * entry.get(score, np.nan) for entry in entries]
+            for entries in (report.members, report.growth)
         )
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
         drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}

@@ -1,0 +1,129 @@
+"""Ensembles in use: predictions for inputs without targets, and an ensemble as one module."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ThalwegError
+from ..tasks import outputs_of
+from ..weightspace.layout import unwrapped
+from ..weightspace.probe import drop_caches
+from ..weightspace.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What an ensemble predicts for a batch; classes are in dimension 1 of the probabilities.
+
+    Attributes:
+        probabilities: Of the ensemble, (count, classes, ...), at its temperature if it was calibrated.
+        members: Of each member alone, (members, count, classes, ...), not scaled.
+    """
+
+    probabilities: Tensor
+    members: Tensor
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """How unsure the ensemble is: the entropy of its probabilities in nats, (count, ...)."""
+        return entropy(self.probabilities, 1)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """How much of that comes from the members' disagreement: the entropy of their mean minus the mean of their
+        entropies, in nats, before scaling.
+        """
+        return (entropy(self.members.mean(0), 1) - entropy(self.members, 2).mean(0)).clamp_min(0)
+
+
+class EnsembleModule(nn.Module):
+    """The members of an ensemble as one module, which returns their averaged probabilities.
+
+    Args:
+        networks: The members, in evaluation mode.
+        probabilities: Outputs of a network -> what is averaged.
+        temperature: The one that the average is scaled with, if any.
+    """
+
+    def __init__(
+        self, networks: Sequence[nn.Module], probabilities: Callable[[Any], Tensor], temperature: float | None
+    ):
+        super().__init__()
+        self.networks, self.probabilities, self.temperature = nn.ModuleList(networks), probabilities, temperature
+        self.requires_grad_(False).eval()
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        return scale(self.each(*inputs, **named).mean(0), self.temperature)
+
+    def each(self, *inputs: Any, **named: Any) -> Tensor:
+        """What each member predicts."""
+        return torch.stack([self.probabilities(network(*inputs, **named)) for network in self.networks])
+
+
+def class_probabilities(outputs: Any) -> Tensor:
+    """A softmax over dimension 1, unless the classes may be in another one."""
+    shape = tuple(outputs_of(outputs).shape)
+    if len(shape) == 3:
+        raise ThalwegError(
+            f"which dimension of outputs {shape} has the classes must be said: give task=classification() if it is "
+            "dimension 1, otherwise a task with probabilities=lambda logits: logits.softmax(-1).movedim(-1, 1)"
+        )
+    return class_softmax(outputs)
+
+
+def class_softmax(outputs: Any) -> Tensor:
+    """A softmax over dimension 1, in float32 at least."""
+    logits = outputs_of(outputs)
+    if logits.ndim < 2 or logits.shape[1] < 2:
+        raise ThalwegError(
+            "probabilities are of two classes or more, in dimension 1 of the outputs; got outputs "
+            f"{tuple(logits.shape)}: give the task, with probabilities= of its own"
+        )
+    return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def scale(probabilities: Tensor, temperature: float | None) -> Tensor:
+    """Probabilities at a temperature, if there is one, in their own precision."""
+    if temperature is None:
+        return probabilities
+    tiny = torch.finfo(probabilities.dtype).tiny
+    return (probabilities.clamp_min(tiny).log() / temperature).softmax(1)
+
+
+def entropy(probabilities: Tensor, dim: int) -> Tensor:
+    """In nats; of a certain prediction 0.
+
+    >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), 1)
+    tensor([0.6931, 0.0000])
+    """
+    return torch.special.entr(probabilities).sum(dim)
+
+
+def network_at(module: nn.Module, member: Weights) -> nn.Module:
+    """A copy of a network with other weights, in evaluation mode."""
+    copy = deepcopy(unwrapped(module))
+    for part in copy.modules():
+        if isinstance(part, nn.RNNBase):
+            part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
+    drop_caches(copy)
+    member.load_into(copy)
+    return copy.eval()
+
+
+def called(network: Callable[..., Any], inputs: Any) -> Any:
+    """Call a network with a tensor, with several in order, or with several by name."""
+    return network(**inputs) if isinstance(inputs, Mapping) else network(*arguments(inputs))
+
+
+def arguments(inputs: Any) -> Sequence[Any]:
+    if not isinstance(inputs, Tensor | tuple | list):
+        raise ThalwegError(
+            "inputs are those of one batch, without targets: a tensor, a tuple of them, or a dict by name; got "
+            f"{type(inputs).__name__}: call this for one batch after another"
+        )
+    return [inputs] if isinstance(inputs, Tensor) else inputs

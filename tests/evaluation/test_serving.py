@@ -1,0 +1,143 @@
+"""Ensembles in use: predictions without targets, and one module for all members."""
+
+import pytest
+import torch
+from torch import nn
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+CLASSIFIERS = [name for name in ZOO if name != "two_inputs"]
+
+
+def points(animal, count=3):
+    return [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1, seed=s) for s in range(count)]
+
+
+def inputs_of(batch):
+    if isinstance(batch, dict):
+        return {name: value for name, value in batch.items() if name != "labels"}
+    return batch[0] if len(batch) == 2 else tuple(batch[:-1])
+
+
+def test_probabilities_entropy_and_mutual_information_by_hand():
+    animal = ZOO["conv_bn"]
+    members, x = points(animal), animal.batches()[0][0]
+    found = tw.Ensemble(animal.module(7), members).probabilities(x)
+    each = []
+    for member in members:
+        net = animal.module(9)
+        net.load_state_dict(member.state_dict())
+        each.append(net.eval()(x).detach().softmax(1))
+    each, mean = torch.stack(each), sum(each) / 3
+    assert torch.allclose(found.members, each, rtol=1e-12)
+    assert torch.allclose(found.probabilities, mean, rtol=1e-12)
+    assert torch.allclose(found.entropy, -(mean * mean.log()).sum(1), rtol=1e-12)
+    divergence = (each * (each.log() - mean.log())).sum(2).mean(0)  # the mean Kullback-Leibler divergence from the mean
+    assert torch.allclose(found.mutual_information, divergence, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_probabilities_are_those_of_predict(name):
+    animal = ZOO[name]
+    module = animal.module(7)
+    before = bits(module)
+    ensemble, batch = tw.Ensemble(module, points(animal, 2)), animal.batches()[0]
+    task = tw.Task(animal.task.loss, probabilities=flat) if name == "tied_lstm" else None
+    found = ensemble.probabilities(inputs_of(batch), task).probabilities
+    assert same_bits(before, bits(module))
+    expected, _ = ensemble.predict(animal.task, [batch])
+    assert torch.allclose(found.double(), expected.double(), rtol=1e-5, atol=1e-7)
+
+
+def flat(logits):
+    return logits.flatten(0, 1).softmax(1)
+
+
+def test_dimension_of_classes_is_asked_for_where_it_is_not_known():
+    animal = ZOO["tied_lstm"]
+    ensemble, inputs = tw.Ensemble(animal.module(1), points(animal, 2)), inputs_of(animal.batches()[0])
+    for task in (None, animal.task):
+        with pytest.raises(tw.ThalwegError, match=r"which dimension of outputs \(.* has the classes must be said"):
+            ensemble.probabilities(inputs, task)
+    assert torch.allclose(
+        ensemble.probabilities(inputs, tw.classification()).probabilities.sum(1), torch.ones(1).double()
+    )
+
+
+def test_identical_members_have_no_mutual_information():
+    animal = ZOO["mlp"]
+    ensemble = tw.Ensemble(animal.module(1), points(animal, 1) * 3)
+    found = ensemble.probabilities(animal.batches()[0][0])
+    assert found.mutual_information.abs().max() < 1e-12
+    assert found.entropy.min() > 0
+
+
+def test_members_added_later_take_part():
+    animal = ZOO["mlp"]
+    members, x = points(animal), animal.batches()[0][0]
+    ensemble = tw.Ensemble(animal.module(1), members[:2])
+    assert len(ensemble.probabilities(x).members) == 2
+    ensemble.add(members[2])
+    assert len(ensemble.probabilities(x).members) == 3
+
+
+@pytest.mark.parametrize("temperature", [None, 1.7])
+def test_as_module_is_exported(temperature):
+    animal = ZOO["conv_bn"]
+    ensemble, x = tw.Ensemble(animal.module(7), points(animal)), animal.batches()[0][0]
+    ensemble.temperature = temperature
+    module = ensemble.as_module()
+    exported = torch.export.export(module, (x,)).module()
+    expected = ensemble.probabilities(x).probabilities
+    assert torch.allclose(module(x), expected, rtol=1e-12)
+    assert torch.allclose(exported(x), expected, rtol=1e-12)
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_as_module_averages_outputs_for_regression():
+    animal = ZOO["two_inputs"]
+    ensemble, batch = tw.Ensemble(animal.module(7), points(animal)), animal.batches()[0]
+    expected, _ = ensemble.predict(animal.task, [batch])
+    assert torch.allclose(ensemble.as_module(animal.task)(*batch[:-1]), expected, rtol=1e-12)
+    with pytest.raises(tw.ThalwegError, match="no probabilities of classes: use predict, or as_module"):
+        ensemble.probabilities(batch[:-1], animal.task)
+
+
+def test_probabilities_of_a_task():
+    net = nn.Linear(2, 1).double()
+    task = tw.Task(lambda o, y: o[:, 0], probabilities=lambda o: torch.cat([o.sigmoid(), 1 - o.sigmoid()], 1))
+    ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.ones(3, 2).double()
+    assert torch.allclose(ensemble.probabilities(x, task).probabilities[:, :1], net(x).sigmoid())
+    with pytest.raises(
+        tw.ThalwegError, match=r"two classes or more, in dimension 1 of the outputs; got outputs \(3, 1"
+    ):
+        ensemble.probabilities(x)
+
+
+def test_bad_inputs():
+    net = nn.Linear(2, 3)
+    ensemble = tw.Ensemble(net, [tw.Weights.of(net)] * 2)
+    with pytest.raises(tw.ThalwegError, match=r"inputs are those of one batch, without targets.*got DataLoader"):
+        ensemble.probabilities(torch.utils.data.DataLoader(torch.ones(4, 2)))
+    with pytest.raises(
+        tw.ThalwegError, match=r"member 1 predicts NaN or infinity: .* holds NaN, so the network is not"
+    ):
+        ensemble.probabilities(torch.tensor([[1.0, torch.nan]]))
+    broken = tw.Weights.of(net)
+    broken.vector.fill_(torch.nan)
+    with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN or infinity: its 'weight' is not finite"):
+        tw.Ensemble(net, [tw.Weights.of(net), broken]).probabilities(torch.ones(1, 2))
+
+
+def test_forward_bound_to_the_original_is_refused():
+    net = nn.Linear(2, 3)
+    net.forward = lambda x, own=net: nn.functional.linear(x, own.weight)
+    with pytest.raises(tw.ThalwegError):
+        tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2))
+
+
+def test_half_precision_networks_give_float32_probabilities():
+    net = nn.Linear(2, 3).to(torch.bfloat16)
+    found = tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2, dtype=torch.bfloat16))
+    assert found.probabilities.dtype == torch.float32
