@@ -72,6 +72,14 @@ def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[W
     return Ensemble.load(path, model).members if pooled else [Weights.load(path, model, key)]
 
 
+def load_training(path: Path, model: nn.Module) -> list[Weights]:
+    """The epochs kept in the folder of a training, in order, and its last; none where fewer than two were kept."""
+    kept = sorted(path.glob("kept-*.safetensors"), key=lambda file: int(file.stem.partition("-")[2]))
+    if len(kept) < 2:
+        return []
+    return [*(Checkpoint.load(file).weights for file in kept), Weights.load(path, model)]
+
+
 def load_curve(path: Path, model: nn.Module) -> Curve:
     path = files.existing(files.inside(path, files.CURVE))
     if not is_curve(path):

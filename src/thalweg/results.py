@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from .errors import ThalwegError
 from .store import files
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class Scan(Saved):
         length_ratio: The length of the curve divided by the distance between its ends; None if both are the same
             network.
         stored: Data set -> quantity -> the values at both ends with the batch-norm statistics they were saved with.
-        corners: The coordinates of a plane's three points.
+        corners: The coordinates of the networks that a plane was made from.
+        shares: Of a plane fitted to many networks, the share of their variance along x and along y.
         paths: Curves in a plane by name: coordinates at equally spaced t from 0 to 1.
         marks: Weights in a plane by name: their coordinates.
         away: For each point of `paths` and `marks`, its distance from the plane.
@@ -98,6 +100,7 @@ class Scan(Saved):
     length_ratio: float | None = None
     stored: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     corners: list[tuple[float, float]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     away: dict[str, list[float]] = field(default_factory=dict)
@@ -128,17 +131,19 @@ class Scan(Saved):
             "undefined (both ends are the same network)" if self.length_ratio is None else f"{self.length_ratio:.2f}"
         )
         title = self.name if self.kind != "curve" else f"{self.name}, length ratio {ratio}"
-        return "\n".join([title, grid(["", *keys], rows), *self._gaps()])
+        return "\n".join([title, grid(["", *keys], rows), *self._gaps(), *self._fitted()])
 
     def off_plane(self) -> dict[str, tuple[float, float]]:
         """Curves and points drawn in a plane that lie outside it.
 
         Returns:
             Name -> the largest distance from the plane, and that distance relative to the one between the plane's first
-            two points.
+            two points, or to the width of a plane fitted to many networks or around one.
         """
-        farthest = {name: max(far) for name, far in self.away.items() if far and len(self.corners) > 1}
-        found = {name: (far, far / self.corners[1][0]) for name, far in farthest.items()}
+        if self.x is None:
+            return {}
+        width = self.corners[1][0] if len(self.corners) == 3 and not self.shares else float(np.ptp(self.x))
+        found = {name: (max(far), max(far) / width) for name, far in self.away.items() if far}
         return {name: pair for name, pair in found.items() if pair[1] > FAR}
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,18 +170,30 @@ class Scan(Saved):
         if not all({*entry} <= {*self.values[name]} for name, entry in self.stored.items()):
             raise ValueError("its ends have other values than its points")
 
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with the columns of `to_csv`, if pandas is installed."""
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ThalwegError(
+                "a DataFrame needs pandas, which cannot be imported: pip install pandas, or use to_csv()"
+            ) from error
+        return DataFrame(self._columns())
+
     def to_csv(self) -> str:
         """One line per point: its coordinates, then every quantity of every data set."""
-        places: dict[str, Any] = {"t": self.t, "length": self.length}
-        if self.x is not None and self.y is not None:
-            places = dict(zip("xy", np.meshgrid(self.x, self.y), strict=True))
-        measured = {f"{name}_{key}": each for name, entry in self.values.items() for key, each in entry.items()}
-        columns = {name: each.ravel().tolist() for name, each in (places | measured).items() if each is not None}
-        out = io.StringIO()
+        columns, out = self._columns(), io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         return out.getvalue()
+
+    def _columns(self) -> dict[str, list[float]]:
+        places: dict[str, Any] = {"t": self.t, "length": self.length}
+        if self.x is not None and self.y is not None:
+            places = dict(zip("xy", np.meshgrid(self.x, self.y), strict=True))
+        measured = {f"{name}_{key}": each for name, entry in self.values.items() for key, each in entry.items()}
+        return {name: each.ravel().tolist() for name, each in (places | measured).items() if each is not None}
 
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
@@ -188,6 +205,16 @@ class Scan(Saved):
                 "barrier": (values - straight).max(),
             }
         return {key: float(number) for key, number in numbers.items()}
+
+    def _fitted(self) -> list[str]:
+        """What a plane fitted to many networks holds, and how far from it they are."""
+        if not self.shares:
+            return []
+        far = {name: each for name, each in self.away.items() if each}
+        return [
+            f"the plane holds {sum(self.shares):.1%} of the variance of its {len(self.corners)} networks",
+            *(f"{name}: {min(each):.3g} to {max(each):.3g} off the plane" for name, each in far.items()),
+        ]
 
     def _label(self, name: str, quantity: str) -> str:
         return f"{name} {quantity}{unit(quantity, self.units)}"

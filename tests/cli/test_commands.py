@@ -288,6 +288,35 @@ def test_planes_of_a_curve_and_of_three_networks(here):
     assert (here / "plane3" / "surface.pdf").exists()
 
 
+def test_a_plane_picks_its_directions_by_what_it_is_given(here):
+    task = ("--task", "mine:circle", "--grid", "3")
+    ok("fit", "--task", "mine:circle", "--epochs", "3", "--keep", "1", "--keep", "2", "--out", "planes/trained")
+    cycle = ("--cycle", "2", "--epochs", "4")
+    ok("walk", "--task", "mine:circle", "--start", "planes/trained", *cycle, "--out", "planes/walked")
+    output = ok("plane", "planes/trained", "planes/walked", "curve", *task, "--out", "planes/main")
+    scan = tw.Scan.load("planes/main")
+    members = len(tw.Ensemble.load("planes/walked", nn.Sequential(*mine())).members)
+    assert (len(scan.marks["planes/trained"]), len(scan.marks["planes/walked"]), list(scan.paths)) == (
+        3,
+        members,
+        ["curve"],
+    )
+    assert re.search(rf"the plane holds \S+% of the variance of its {6 + members} networks", output)
+    ok("plane", "planes/trained", *task, "--out", "planes/whole")
+    assert tw.Scan.load("planes/whole").shares
+    ok("plane", "a", *task, "--out", "planes/alone")
+    assert tw.Scan.load("planes/alone").corners == [(0, 0)]
+    ok("plane", "a", "b", "planes/trained", *task, "--out", "planes/three")
+    ok("plane", "curve", "a", "b", *task, "--out", "planes/same")
+    for name in ("planes/three", "planes/same"):  # the curve holds both networks
+        scan = tw.Scan.load(name)
+        assert (scan.shares, len(scan.corners)) == ([], 3)
+
+
+def mine():
+    return nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)
+
+
 def test_checkpoints_of_the_users_own(here):
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     torch.save(module.state_dict(), "own.pt")
@@ -356,7 +385,10 @@ BAD = {
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
     "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),
-    "a plane of two networks": (("plane", "a", "b", *CONNECT[3:]), "give three networks, or one curve"),
+    "a plane of two networks": (
+        ("plane", "a", "b", *CONNECT[3:]),
+        "which lie on a line: give a third, or scan the line",
+    ),
     "a scan of three networks": (("scan", "a", "b", "c", *CONNECT[3:]), "give one curve or two networks"),
     "batch norm without refresh": (
         ("scan", "curve", "--task", "mine:no_refresh", "--out", "new"),

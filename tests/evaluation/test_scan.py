@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -478,3 +479,69 @@ def test_a_curve_in_its_own_plane_does_not_warn():
     )
     assert scan.off_plane() == {}
     assert max(scan.away["Bezier"]) < 1e-6 * scan.corners[1][0]
+
+
+def quadratic(*rows, grid, **how):
+    """Points of a network that answers with its four weights, and the squared distance of those from 0 as its loss."""
+    points = vectors(*rows)
+    data = {"x": [(2 * torch.eye(4).double(), torch.zeros(4, 1).double())]}
+    return points, lambda target: tw.scan(points_module(), target, tw.regression(), data, grid=grid, **how)
+
+
+def points_module():
+    return nn.Linear(4, 1, bias=False).double()
+
+
+def test_a_scan_of_a_fitted_plane_keeps_shares_and_the_distance_of_each_network(tmp_path):
+    rows = [[3, 0, 0, 0], [-3, 0, 0, 0], [0, 2, 0.5, 0], [0, -2, 0.5, 0], [0, 0, -1, 0]]
+    points, scanned = quadratic(*rows, grid=(3, 3))
+    scan = scanned(tw.Plane.fit(points))
+    spread = np.array([18, 8, 1.5])
+    assert scan.shares == pytest.approx(spread[:2] / spread.sum())
+    assert scan.away["networks"] == pytest.approx([0, 0, 0.5, 0.5, 1], abs=1e-6)
+    assert np.abs(scan.marks["networks"]) == pytest.approx(np.abs(np.array(rows)[:, :2]), abs=1e-6)
+    assert scan.x == pytest.approx([-4.2, 0, 4.2])
+    expected = scan.x**2 + scan.y[:, None] ** 2  # the mean is 0, and the loss of (x, y) its squared length
+    assert np.allclose(scan.values["x"]["loss"], expected)
+    scan.save(tmp_path / "scan.json")
+    table = tw.Scan.load(tmp_path / "scan.json").table()
+    assert "the plane holds 94.5% of the variance of its 5 networks" in table
+    assert re.search(r"^networks: \S+ to 1 off the plane$", table, re.MULTILINE)
+
+
+def test_networks_of_a_fitted_plane_that_are_drawn_by_name_are_not_drawn_twice():
+    points, scanned = quadratic([3, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 0], [1, 1, 1, 1], grid=(2, 2), overlay=None)
+    _, named = quadratic([0, 0, 0, 0], grid=(2, 2), overlay={"first": points[:2], "line": tw.Segment(*points[1:3])})
+    assert list(scanned(tw.Plane.fit(points)).marks) == ["networks"]
+    scan = named(tw.Plane.fit(points))
+    assert (list(scan.marks), len(scan.marks["networks"]), list(scan.paths)) == (["first", "networks"], 1, ["line"])
+
+
+def test_a_scan_around_a_network_has_it_in_the_middle():
+    points, scanned = quadratic([1, 2, 3, 4], grid=(3, 3))
+    scan = scanned(tw.Plane.around(points[0], radius=2))
+    norm = 30**0.5
+    assert scan.corners == [(0, 0)]
+    assert scan.x == pytest.approx([-2 * norm, 0, 2 * norm])
+    assert scan.values["x"]["loss"][1, 1] == pytest.approx(30)
+    assert scan.off_plane() == {}
+
+
+def test_a_run_folder_around_a_network_answers_for_one_seed(tmp_path):
+    points, scanned = quadratic([1, 2, 3, 4], grid=(2, 2), run=tmp_path / "run")
+    scanned(tw.Plane.around(points[0], seed=0))
+    with pytest.raises(tw.ThalwegError, match="answers another question"):
+        scanned(tw.Plane.around(points[0], seed=1))
+
+
+def test_a_frame_has_the_columns_of_the_csv(monkeypatch):
+    points, scanned = quadratic([0, 0, 0, 0], [4, 0, 0, 0], [0, 2, 0, 0], grid=(3, 2))
+    scan = scanned(tw.Plane(*points))
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    frame = scan.to_frame()
+    header, *rows = scan.to_csv().splitlines()
+    assert ",".join(frame) == header
+    assert [",".join(map(str, row)) for row in zip(*frame.values(), strict=True)] == rows
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(tw.ThalwegError, match=r"pip install pandas, or use to_csv\(\)"):
+        scan.to_frame()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.reporting.axes import STYLES, Scale, styled
+from thalweg.reporting.axes import STYLES, Scale, smooth, styled
 from thalweg.reporting.figures import LEVELS
 
 mpl.use("Agg")
@@ -286,3 +286,66 @@ def test_figures_take_the_units_of_the_scan():
     ax = tw.figures.profile(scan, "x", "share")
     assert np.allclose(ax.lines[0].get_ydata(), 100 * t)
     assert ax.get_ylabel() == "x share (%)"
+
+
+def test_a_profile_of_several_seeds_draws_the_mean_and_a_band():
+    def seed(t, *values):
+        t = np.array(t)
+        return tw.Scan("Bezier", "curve", {"test": {"error": np.array(values)}}, t=t, length=t)
+
+    runs = [seed([0, 0.5, 1], 0.1, 0.3, 0.1), seed([0, 1], 0.2, 0.4), seed([0, 0.5, 1], 0.3, 0.0, 0.1)]
+    ax = tw.figures.profile({"Bezier": runs, "Segment": runs[0]}, "test", "error", Figure().subplots())
+    values = 100 * np.array([[0.1, 0.3, 0.1], [0.2, 0.3, 0.4], [0.3, 0.0, 0.1]])
+    assert [line.get_label() for line in ax.lines] == ["Bezier, mean ± SD of 3 seeds", "Segment"]
+    assert np.allclose(ax.lines[0].get_ydata(), values.mean(0))
+    [band] = ax.collections
+    low, high = values.mean(0) - values.std(0, ddof=1), values.mean(0) + values.std(0, ddof=1)
+    corners = {(x, round(y, 6)) for x, y in band.get_paths()[0].vertices}
+    assert corners == {(x, round(y, 6)) for x, y in zip([0, 0.5, 1] * 2, [*low, *high], strict=True)}
+    alone = tw.figures.profile(runs, ax=Figure().subplots(), data="test", quantity="error")
+    assert alone.get_legend() is not None
+    for wrong in ([], {"Bezier": []}, [runs[0], "scan.json"]):
+        with pytest.raises(tw.ThalwegError, match="a figure needs a Scan, or several by name"):
+            tw.figures.profile(wrong)
+
+
+def test_coarse_contours_are_interpolated_and_say_so():
+    side = np.linspace(-1, 1, 5)
+    bowl = 1 + side**2 + side[:, None] ** 2
+    ax = tw.figures.surface(plane_of(bowl, [(0.0, 0.0)]), ax=Figure().subplots())
+    assert ax.get_xlabel().endswith("contours interpolated between 5 x 5 points")
+    fine, _, shares = smooth(side, side, bowl)
+    assert np.allclose(shares[:: len(fine) // 4, :: len(fine) // 4], bowl)  # through every measured value
+    true, linear = fine**2, np.interp(fine, side, side**2)
+    assert abs(shares - (1 + true + true[:, None])).max() < 0.6 * 2 * abs(linear - true).max()
+    gap = bowl.copy()
+    gap[0, 0] = np.nan
+    for whole in (gap, np.ones((61, 61)) + np.arange(61)):
+        ax = tw.figures.surface(plane_of(whole, [(0.0, 0.0)]), ax=Figure().subplots())
+        assert "interpolated" not in ax.get_xlabel()
+
+
+def test_interpolated_contours_do_not_overshoot():
+    step = np.where(np.arange(6) < 3, 0.0, 1.0) * np.ones((6, 1))
+    *_, shares = smooth(np.arange(6.0), np.arange(6.0), step)
+    assert shares.min() >= 0
+    assert shares.max() <= 1
+
+
+def test_a_fitted_plane_is_drawn_with_its_shares_and_distances(tmp_path):
+    x = np.linspace(0, 4, 3)
+    values = {"train": {"loss": np.arange(9.0).reshape(3, 3)}}
+    marks = {"training": [(0.0, 0.0), (2.0, 1.0), (4.0, 0.0)], "FGE": [(4.0, 0.5)]}
+    away = {"training": [0.0, 3.0, 1.5], "FGE": [1.0]}
+    scan = tw.Scan(
+        "Plane", "plane", values, x=x, y=x, corners=marks["training"], shares=[0.6, 0.25], marks=marks, away=away
+    )
+    ax = tw.figures.surface(scan, ax=Figure().subplots())
+    assert ax.get_xlabel().startswith("distance (60% of the variance)\n")
+    assert ax.get_ylabel() == "distance (25% of the variance)"
+    assert "the darker a point, the farther off the plane" in ax.get_xlabel()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "training, up to 3 off the plane", "FGE, up to 1 off the plane"]  # fmt: skip
+    drawn = {each.get_label(): each for each in ax.collections if "off the plane" in str(each.get_label())}
+    assert drawn["training, up to 3 off the plane"].get_array().tolist() == pytest.approx([1, 0, 0.5])
+    assert drawn["FGE, up to 1 off the plane"].get_array().tolist() == pytest.approx([2 / 3])

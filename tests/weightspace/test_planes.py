@@ -1,7 +1,11 @@
-"""Planes: three points to coordinates and back."""
+"""Planes: three points to coordinates and back, the main directions of many, and random ones around one."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
@@ -68,3 +72,133 @@ def test_points_on_one_line_are_refused(points):
         tw.Plane(a, b, tw.average([a, b, points[2]], [0.3, 0.7 - 1e-6, 1e-6]))
     with pytest.raises(tw.ThalwegError, match="the first and the second are equal"):
         tw.Plane(a, a, b)
+
+
+def naive_main_directions(points):
+    """Principal components of the stacked vectors, by numpy's SVD."""
+    stacked = np.stack([point.vector.double().numpy() for point in points])
+    centred = stacked - stacked.mean(0)
+    _, singular, directions = np.linalg.svd(centred, full_matrices=False)
+    return stacked.mean(0), centred, singular, directions
+
+
+def test_a_fitted_plane_holds_the_principal_components():
+    points = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in range(7)]
+    mean, centred, singular, directions = naive_main_directions(points)
+    plane = tw.Plane.fit(points)
+    assert plane.shares == pytest.approx(singular[:2] ** 2 / (singular**2).sum(), rel=1e-9)
+    for axis, step in enumerate([(2.5, 0.0), (0.0, -1.5)]):
+        moved = plane.point(*step).vector.numpy() - mean
+        expected = sum(step) * directions[axis]
+        assert min(abs(moved - expected).max(), abs(moved + expected).max()) < 1e-10
+    coordinates = centred @ directions[:2].T
+    assert np.allclose(np.abs(plane.corners), np.abs(coordinates))
+    left = np.sqrt((centred**2).sum(1) - (coordinates**2).sum(1))
+    for point, corner, far in zip(points, plane.corners, left, strict=True):
+        assert plane.project(point) == pytest.approx(corner, abs=1e-9)
+        assert plane.distance(point) == pytest.approx(far, rel=1e-7)
+
+
+def test_the_axes_of_a_fitted_plane_run_from_the_first_network_to_the_last():
+    points = [tw.Weights.of(ZOO["mlp"].module(seed)) for seed in range(5)]
+    for order in (points, points[::-1]):
+        corners = tw.Plane.fit(order).corners
+        assert corners[0][0] <= corners[-1][0]
+        assert corners[0][1] <= corners[-1][1]
+
+
+def test_a_fitted_plane_of_three_networks_is_the_plane_through_them(points):
+    fitted, through = tw.Plane.fit(points[:3]), tw.Plane(*points[:3])
+    assert sum(fitted.shares) == pytest.approx(1)
+    for x, y in [(0.3, 0.2), (-2.0, 1.0)]:
+        assert through.distance(fitted.point(x, y)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_fitted_plane_keeps_small_directions_of_large_weights(dtype):
+    module = nn.Linear(64, 64, bias=False).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    base = 1 + torch.rand(4096, generator=generator)
+    moves = [torch.zeros(4096), *(0.01 * torch.randn(4096, generator=generator) for _ in range(3))]
+    points = []
+    for move in moves:
+        module.weight.data.copy_((base + move).to(dtype).reshape(64, 64))
+        points.append(tw.Weights.of(module))
+    plane = tw.Plane.fit(points)
+    *_, singular, _ = naive_main_directions([replace(p, vector=p.vector.float()) for p in points])
+    assert plane.width == pytest.approx(singular[0], rel=1e-3)
+    assert plane.point(0, 0).vector.dtype == plane.point(0.1, 0.1).vector.dtype == dtype
+
+
+def test_what_no_plane_can_be_fitted_to_is_refused(points):
+    a, b = points[:2]
+    with pytest.raises(tw.ThalwegError, match="a fitted plane needs a list of at least 3 Weights"):
+        tw.Plane.fit([a])
+    with pytest.raises(tw.ThalwegError, match=r"a fitted plane needs a list of at least 3 Weights.*got Weights"):
+        tw.Plane.fit(a)
+    line = [tw.average([a, b], [1 - t, t]) for t in (0.0, 0.3, 0.6, 1.0)]
+    for flat in ([a, a, a], line):
+        with pytest.raises(tw.ThalwegError, match="networks that do not lie on one line"):
+            tw.Plane.fit(flat)
+    with pytest.raises(tw.ThalwegError, match="point 1 and point 3 do not describe the same network"):
+        tw.Plane.fit([a, b, tw.Weights.of(ZOO["mlp"].module(1))])
+    broken = replace(b, vector=b.vector * float("nan"))
+    for make in (tw.Plane.fit, lambda points: tw.Plane(*points)):
+        with pytest.raises(tw.ThalwegError, match=r"finite weights, and '0\.weight' of point 2 is not"):
+            make([a, broken, points[2]])
+    with pytest.raises(tw.ThalwegError, match=r"finite weights, and '0\.weight' of point 1 is not"):
+        tw.Plane.around(broken)
+
+
+def test_random_directions_have_the_norm_of_each_filter():
+    weights = tw.Weights.of(ZOO["conv_bn"].module(1))
+    plane = tw.Plane.around(weights, seed=3)
+    assert torch.equal(plane.point(0, 0).vector, weights.vector)
+    for end in plane.points[1:]:
+        for name, own in weights.layout.split(weights.vector).items():
+            move = end.layout.split(end.vector)[name] - own
+            if own.ndim < 2:
+                assert not move.any()
+            else:
+                assert torch.allclose(move.flatten(1).norm(dim=1), own.flatten(1).norm(dim=1))
+    step = plane.point(plane.width, 0).vector
+    assert torch.allclose(step, plane.points[1].vector)
+
+
+def test_random_directions_may_have_the_norm_of_each_layer_or_of_the_network():
+    weights = tw.Weights.of(ZOO["conv_bn"].module(1))
+    by_layer, plain = tw.Plane.around(weights, "layer").points[1], tw.Plane.around(weights, None).points[1]
+    for name, own in weights.layout.split(weights.vector).items():
+        move = by_layer.layout.split(by_layer.vector)[name] - own
+        assert float(move.norm()) == pytest.approx(float(own.norm()) if own.ndim > 1 else 0.0, rel=1e-9)
+    assert weights.distance(plain) == pytest.approx(float(weights.vector.norm()), rel=1e-9)
+    assert all(part.any() for part in plain.layout.split(plain.vector - weights.vector).values())
+
+
+def test_random_directions_depend_on_the_seed_alone():
+    weights, before = tw.Weights.of(ZOO["mlp"].module(1)), torch.get_rng_state()
+    ends = [tw.Plane.around(weights, seed=seed).points[1].vector for seed in (0, 0, 1)]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_line_of_a_plane_around_a_network_goes_through_it():
+    weights = tw.Weights.of(ZOO["mlp"].module(1))
+    plane = tw.Plane.around(weights, radius=0.5)
+    line = plane.line()
+    assert line.point(0.5).distance(weights) < 1e-9
+    assert line.length() == pytest.approx(plane.width)
+    assert (line.end.vector - weights.vector).allclose(0.5 * (plane.points[1].vector - weights.vector))
+
+
+def test_bad_input_around_a_network():
+    weights = tw.Weights.of(ZOO["mlp"].module(1))
+    with pytest.raises(tw.ThalwegError, match="normalise is 'filter', 'layer' or None; got 'filters'"):
+        tw.Plane.around(weights, "filters")
+    with pytest.raises(tw.ThalwegError, match="a radius is above 0; got 0"):
+        tw.Plane.around(weights, radius=0.0)
+    with pytest.raises(tw.ThalwegError, match="the network in the middle must be Weights; got Sequential"):
+        tw.Plane.around(ZOO["mlp"].module(1))
+    with pytest.raises(tw.ThalwegError, match="those that would move are all 0"):
+        tw.Plane.around(tw.Weights.of(nn.LayerNorm(4)))

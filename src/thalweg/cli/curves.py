@@ -267,14 +267,22 @@ def scan(
 
 def plane(
     what: Annotated[
-        list[Path], typer.Argument(help="Three networks; or one curve with one bend, for the plane in which it lies.")
+        list[Path],
+        typer.Argument(
+            help="Any number of curves, networks, walks and ensembles. A folder of `thalweg fit` with two --keep or "
+            "more is a whole training, unless there are just three networks."
+        ),
     ],
     task: options.Task,
     out: options.Out,
     grid: Annotated[int, typer.Option(help="Number of points along each axis.")] = 21,
     margin: Annotated[
-        float, typer.Option(help="How far to go beyond the three points, as a fraction of their extent.")
-    ] = 0.2,
+        float | None,
+        typer.Option(
+            help="How far to go beyond the networks, as a fraction of their extent. [default: 0.2; around one, 0]",
+            show_default=False,
+        ),
+    ] = None,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
     seed: options.Seed = 0,
@@ -284,22 +292,53 @@ def plane(
     resume: options.Resume = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure loss and error over the plane through three networks, or through a curve's ends and its bend.
+    """Measure loss and error over a plane: through three networks, or a curve's ends and its bend; of the two main
+    directions of more networks; or of two random directions around a single one.
 
-    Writes `scan.json`, `scan.csv` and the surface as PNG and PDF.
+    Curves and the networks of each folder are drawn in it. Writes `scan.json`, `scan.csv` and the surface as PNG and
+    PDF.
     """
     own = Arguments(locals())
-    found = _curve_or_networks(own, 3, "give three networks, or one curve, for a plane")
-    if not isinstance(found, tw.Curve):
-        points, overlay = found, {}
-    elif len(found.bends) == 1:
-        points, overlay = [found.start, found.end, found.bends[0]], {type(found).__name__: found}
-    else:
-        raise ThalwegError(
-            f"a curve lies in a plane if it has one bend; {what[0]} has {len(found.bends)}: give three networks"
-        )
-    _write_scans({out: _measured(own, tw.Plane(*points), grid=(grid, grid), margin=margin, overlay=overlay)})
+    items = _curves_and_members(own)
+    points = {point.bare().digest(): point for item in items.values() for point in _control_points(item)}
+    single = all(isinstance(item, tw.Curve) or len(item) == 1 for item in items.values())
+    target = _plane_of(list(points.values()), single, what, seed)
+    overlay = {
+        type(item).__name__ if len(items) == 1 and isinstance(item, tw.Curve) else str(path): item
+        for path, item in items.items()
+        if isinstance(item, tw.Curve) or target.shares is not None
+    }
+    _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, overlay=overlay)})
     done(out, following(page, own.given, out, out="page.html"))
+
+
+def _curves_and_members(own: Arguments) -> "dict[Path, tw.Curve | list[tw.Weights]]":
+    """By path; of three networks the last epochs alone, since these make a plane."""
+    from ..loading import is_curve, load_curve, load_members, load_training
+
+    what, model, key = own.given["what"], own.inputs.model, own.given["key"]
+    found = {path: load_curve(path, model) if is_curve(path) else load_members(path, model, key) for path in what}
+    if len(found) != 3 or any(isinstance(item, tw.Curve) or len(item) > 1 for item in found.values()):
+        found = {path: load_training(path, model) or item for path, item in found.items()}
+    device = next(model.parameters()).device
+    return {
+        path: item if isinstance(item, tw.Curve) else [each.to(device) for each in item] for path, item in found.items()
+    }
+
+
+def _control_points(item: "tw.Curve | list[tw.Weights]") -> "list[tw.Weights]":
+    return [item.start, item.end, *item.bends] if isinstance(item, tw.Curve) else item
+
+
+def _plane_of(points: "list[tw.Weights]", single: bool, what: list[Path], seed: int) -> "tw.Plane":
+    if len(points) == 1:
+        return tw.Plane.around(points[0], seed=seed)
+    if len(points) == 2:
+        raise ThalwegError(
+            f"a plane needs one network, or at least three; {' '.join(map(str, what))} hold two different ones, which "
+            "lie on a line: give a third, or scan the line"
+        )
+    return tw.Plane(*points) if len(points) == 3 and single else tw.Plane.fit(points)
 
 
 def _curve_or_networks(own: Arguments, number: int, rule: str) -> "tw.Curve | list[tw.Weights]":
@@ -332,7 +371,8 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     draw: Any = partial(tw.figures.profile, {each.name: each for each in results.values()})
     if result.x is not None and result.y is not None:
         name, draw = "surface", partial(tw.figures.surface, result)
-        height = min(8.0, 1.0 + 4.0 * float((result.y[-1] - result.y[0]) / (result.x[-1] - result.x[0])))
+        flat = float((result.y[-1] - result.y[0]) / (result.x[-1] - result.x[0]))
+        height = min(8.0, max(3.0, 1.0 + 4.0 * flat))
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
     figure = Figure(figsize=(5.5 * len(columns), height * len(result.values)), layout="constrained")
     panels = figure.subplots(len(result.values), len(columns), squeeze=False)

@@ -74,7 +74,8 @@ def scan(
             without augmentation.
         points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves.
         grid: For a plane: the number of points along x and y, 21 x 21 by default.
-        margin: For a plane: how far to go beyond its three points, as a fraction of its size; 0.2 by default.
+        margin: For a plane: how far to go beyond its networks, as a fraction of its size; 0.2 by default, and 0 around
+            one network.
         weight_decay: The one used in training; it is part of `loss`.
         bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
         overlay: For a plane: curves and lists of weights by name, whose coordinates in the plane are kept for the
@@ -94,7 +95,7 @@ def scan(
     call = Call(compute or Compute(), progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
     where, labels, makers = _points_of(target, points, grid, margin)
-    drawn = _places(target, overlay) if isinstance(target, Plane) and overlay else {}
+    drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}
 
     def question() -> Facts:
         ends = target.points if isinstance(target, Curve | Plane) else target
@@ -318,11 +319,12 @@ def _points_of(
         at = [{"t": t} for t in ts]
     elif isinstance(target, Plane):
         counts = several((21, 21) if grid is None else grid, "grid", whole)
-        beyond = number(0.2 if margin is None else margin, "margin")
+        beyond = number(target.margin if margin is None else margin, "margin")
         if len(counts) != 2:
             raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
-        x, y = (_span(values, n, beyond) for values, n in zip(zip(*target.corners, strict=True), counts, strict=True))
+        x, y = (_span(*ends, n, beyond) for ends, n in zip(target.ranges, counts, strict=True))
         where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
+        where |= {"shares": list(target.shares or ())}
         at = [{"x": float(u), "y": float(v)} for v in y for u in x]
     else:
         steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
@@ -343,18 +345,21 @@ def _increasing(points: Sequence[float]) -> list[float]:
     return ts
 
 
-def _span(values: Sequence[float], points: int, margin: float) -> np.ndarray:
+def _span(low: float, high: float, points: int, margin: float) -> np.ndarray:
     if points < 2 or not 0 <= margin < inf:
         raise ThalwegError(
             f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}"
         )
-    extra = margin * (max(values) - min(values))
-    return np.linspace(min(values) - extra, max(values) + extra, points)
+    extra = margin * (high - low)
+    return np.linspace(low - extra, high + extra, points)
 
 
 def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
+    """Where curves and weights lie in the plane, and how far from it; in a fitted plane also those it was fitted to."""
     drawn: dict[str, dict[str, Any]] = {"paths": {}, "marks": {}, "away": {}}
-    for name, item in overlay.items():
+    named = {id(point) for item in overlay.values() for point in (item.points if isinstance(item, Curve) else item)}
+    others = [point for point in plane.points if plane.shares is not None and id(point) not in named]
+    for name, item in {**overlay, **({"networks": others} if others else {})}.items():
         if isinstance(item, Curve):
             drawn["paths"][name], drawn["away"][name] = plane.path(item), plane.path_distances(item)
         else:
@@ -364,7 +369,8 @@ def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> d
 
 
 def _warn_off_plane(scan: Scan) -> None:
-    if off := scan.off_plane():
+    """Not of a fitted plane, in which nobody expects them to lie."""
+    if (off := scan.off_plane()) and not scan.shares:
         each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())
         warnings.warn(
             f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is "

@@ -29,6 +29,7 @@ KNOWN = {
     "SWA": 3,
 }
 NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
+FINE = 61  # points along each side from which on contours are drawn without interpolation
 DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
 
 
@@ -119,6 +120,26 @@ class Scale:
 
     def text(self, share: float, _: Any = None) -> str:
         return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
+
+
+def smooth(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A coarse map on a finer grid, by cubics that pass through every value and overshoot none; one with gaps as it is.
+
+    >>> x = np.linspace(0, 1, 3)
+    >>> finer, _, shares = smooth(x, x, np.outer(x, [1.0, 1.0, 1.0]))
+    >>> finer.shape, shares.shape, bool(np.isclose(shares[finer == 0.5], 0.5).all())
+    ((121,), (121, 121), True)
+    """
+    if min(shares.shape) >= FINE or not np.isfinite(shares).all():
+        return x, y, shares
+    from scipy.interpolate import PchipInterpolator
+
+    finer = []
+    for axis, own in ((1, x), (0, y)):
+        places = np.linspace(0, len(own) - 1, (len(own) - 1) * -(-2 * (FINE - 1) // (len(own) - 1)) + 1)
+        finer.append(np.interp(places, np.arange(len(own)), own))
+        shares = PchipInterpolator(own, shares, axis=axis)(finer[-1])
+    return finer[0], finer[1], shares
 
 
 def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:

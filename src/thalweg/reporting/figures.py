@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ThalwegError
 from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, titled
 from ..store.files import write
-from .axes import STYLES, Scale, factor, finish, one, places, several, styled
+from .axes import STYLES, Scale, factor, finish, one, places, several, smooth, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,22 +32,39 @@ FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what is outside the plane: t
 
 
 def profile(
-    scans: Scan | Mapping[str, Scan], data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None
+    scans: Scan | Sequence[Scan] | Mapping[str, Scan | Sequence[Scan]],
+    data: str | None = None,
+    quantity: str = "loss",
+    ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plot a quantity against t along one or several curves.
+    """Plot a quantity against t along one or several curves; of the same curve over several seeds, the mean and a band
+    of one standard deviation to either side.
 
     Args:
-        scans: One scan, or several by their name in the legend.
+        scans: One scan, or several by their name in the legend. A list of scans is one curve over several seeds.
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
     """
-    named = _named(scans)
+    named = _runs(scans)
     ax, styles = one(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
-    for (name, scan), (colour, style) in zip(named.items(), styles, strict=True):
-        values, label = _pick(scan, data, quantity)
-        ax.plot(_need(scan.t, "a profile"), values, color=colour, linestyle=style, label=name)
-    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1)
+    for (name, runs), (colour, style) in zip(named.items(), styles, strict=True):
+        t, values, label = _over_seeds(runs, data, quantity)
+        of = f", mean ± SD of {len(runs)} seeds" if len(runs) > 1 else ""
+        ax.plot(t, values.mean(0), color=colour, linestyle=style, label=f"{name}{of}")
+        if of:
+            band = values.mean(0) + values.std(0, ddof=1) * np.array([[-1], [1]])
+            ax.fill_between(t, *band, color=colour, alpha=0.2, linewidth=0)
+    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1 or len(runs) > 1)
+
+
+def _over_seeds(runs: Sequence[Scan], data: str | None, quantity: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """One row for each scan, at all t that any of them measured, interpolated where it did not."""
+    where = [_need(scan.t, "a profile") for scan in runs]
+    picked = [_pick(scan, data, quantity) for scan in runs]
+    t = np.unique(np.concatenate(where))
+    t = t[(t >= max(own[0] for own in where)) & (t <= min(own[-1] for own in where))]
+    return t, np.array([np.interp(t, own, v) for own, (v, _) in zip(where, picked, strict=True)]), picked[0][1]
 
 
 def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Axes | None" = None) -> "Axes":
@@ -59,13 +76,13 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
     """
-    [scan] = _named(scan).values()
+    [[scan]] = _runs(scan).values()
     flat = np.ptp(_need(scan.y, "a surface")) / np.ptp(_need(scan.x, "a surface"))
     ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * flat, 2, 8) + 0.9)[0]
     values, label = _pick(scan, data, quantity)
     scale = Scale.of([(scan, values)])
     filled = _contours(scan, values, ax, scale)
-    ax.set_ylabel(DISTANCE)
+    ax.set_ylabel(_along(scan, 1))
     bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat it is
     ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(label)
     return ax
@@ -91,28 +108,52 @@ def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str =
     # room for maps of one height
     if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
-    axes[0].set_ylabel(DISTANCE)
+    axes[0].set_ylabel(_along(next(iter(scans.values())), 1))
     axes[0].figure.colorbar(filled, ax=list(axes), format=scale.text).set_label(picked[name][1])
     return axes
 
 
 def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
-    x, y, levels = _need(scan.x, "a surface"), _need(scan.y, "a surface"), np.linspace(0, 1, LEVELS)
-    shares = scale.share(values)
+    x, y, shares = smooth(_need(scan.x, "a surface"), _need(scan.y, "a surface"), scale.share(values))
+    levels = np.linspace(0, 1, LEVELS)
     filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
     ax.contour(x, y, shares, levels, colors="white", linewidths=0.5)
     off = scan.off_plane()
     for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
         own: Any = FADED if name in off else {"linestyle": style}
         ax.plot(*zip(*path, strict=True), color="black", linewidth=2, label=_legend(name, off), **own)
+    farthest = max((max(scan.away[name]) for name in scan.marks if scan.away.get(name)), default=0.0)
     for (name, points), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
+        if scan.shares:
+            _mark_fitted(ax, points, np.array(scan.away[name]) / (farthest or 1.0), marker, _legend(name, off))
+            continue
         own = {"alpha": FADED["alpha"], "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
         ax.plot(*zip(*points, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
-    ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
-    ax.set(aspect="equal", xlabel=DISTANCE)
+    if not scan.shares:
+        ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
+    ax.set(aspect="equal", xlabel="\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:
         ax.legend(loc="best")
     return filled
+
+
+def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: str) -> None:
+    """Points in their order, each the darker the farther it is off the plane."""
+    x, y = zip(*points, strict=True)
+    ax.plot(x, y, color="black", linewidth=1, alpha=FADED["alpha"])
+    how: Any = {"cmap": "gray", "vmin": 0, "vmax": 1, "edgecolors": "black", "zorder": 3}
+    ax.scatter(x, y, 36, 1 - away, marker=marker, label=label, **how)
+
+
+def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
+    """What the reader of a map must know to trust it."""
+    rows, columns = measured.shape
+    contours = [f"contours interpolated between {columns} x {rows} points"] if drawn.size > measured.size else []
+    return contours + (["the darker a point, the farther off the plane"] if scan.shares and scan.marks else [])
+
+
+def _along(scan: Scan, axis: int) -> str:
+    return f"distance ({scan.shares[axis]:.0%} of the variance)" if scan.shares else DISTANCE
 
 
 def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
@@ -313,14 +354,15 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
     return paths
 
 
-def _named(scans: Scan | Mapping[str, Scan]) -> dict[str, Scan]:
-    if isinstance(scans, Scan):
-        return {scans.name: scans}
-    if not isinstance(scans, Mapping) or not scans or not all(isinstance(scan, Scan) for scan in scans.values()):
+def _runs(scans: Any) -> dict[str, list[Scan]]:
+    """By name, the scans of one curve, one for each seed."""
+    given = scans if isinstance(scans, Mapping) else {"": scans}
+    runs = {name: list(each) if isinstance(each, Sequence) else [each] for name, each in given.items()}
+    if not runs or not all(each and all(isinstance(scan, Scan) for scan in each) for each in runs.values()):
         raise ThalwegError(
             f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load"
         )
-    return dict(scans)
+    return runs if isinstance(scans, Mapping) else {each[0].name: each for each in runs.values()}
 
 
 def _need(values: np.ndarray | None, what: str) -> np.ndarray:

@@ -280,16 +280,18 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
     return combine(weights, coefficients)
 
 
-def combine(points: Sequence[Weights], coefficients: Sequence[float]) -> Weights:
-    """sum_i c_i w_i; a single coefficient of one returns that point bit for bit, including -0.0."""
+def combine(points: Sequence[Weights], coefficients: Sequence[float], dtype: torch.dtype | None = None) -> Weights:
+    """sum_i c_i w_i, in the layout's dtype if none is given; a single coefficient of one returns that point bit for
+    bit, including -0.0.
+    """
     alone = [point for point, c in zip(points, coefficients, strict=True) if c != 0]
     if len(alone) == 1 and sum(coefficients) == 1:
-        vector = alone[0].vector.clone()
+        vector = alone[0].vector.to(dtype or points[0].layout.dtype, copy=True)
     else:
         total = torch.zeros_like(points[0].vector, dtype=torch.promote_types(points[0].layout.dtype, torch.float32))
         for point, c in zip(points, coefficients, strict=True):
             total.add_(point.vector, alpha=c)
-        vector = total.to(points[0].layout.dtype)
+        vector = total.to(dtype or points[0].layout.dtype)
     return at(points[0], vector)
 
 
@@ -339,7 +341,7 @@ def inner_products(vectors: Sequence[Tensor]) -> Tensor:
     cancel.
     """
     total = torch.zeros(len(vectors) - 1, len(vectors) - 1, dtype=torch.float64, device=vectors[0].device)
-    for block in zip(*(vector.split(BLOCK) for vector in vectors), strict=True):
+    for block in zip(*(vector.split(BLOCK // (1 + len(vectors) // 8)) for vector in vectors), strict=True):
         origin = block[0].double()
         differences = torch.stack([part.double() - origin for part in block[1:]])
         total += differences @ differences.T
