@@ -68,7 +68,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], tw.Task
 
 def step(motion: Motion, task: tw.Task) -> Accelerated:
     motion.probe.module.train()
-    plain = Step(motion, task, make_optimizer(motion.vectors, 0.9, None), 5e-4)
+    plain = Step(motion, task, make_optimizer(motion.vectors, 0.9), 5e-4)
     return Accelerated(plain, Context(), Compute())
 
 

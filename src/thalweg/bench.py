@@ -118,7 +118,7 @@ class Bench:
 
     def step(self, motion: Motion) -> Accelerated:
         motion.probe.module.train()
-        step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM, None), DECAY)
+        step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM), DECAY)
         return Accelerated(step, Context(), self.compute)
 
     def plain(self) -> Callable[[], object]:

@@ -81,21 +81,6 @@ def test_settings_of_another_kind_are_named(wrong, told):
         tw.fit(nn.Linear(1, 1), tw.regression(), ONES, epochs=1, **wrong)
 
 
-def test_any_optimizer_by_factory():
-    animal = ZOO["mlp"]
-    ours = tw.fit(
-        animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.01, optimizer=torch.optim.Adam
-    )
-    module = animal.module(1)
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
-    for _ in range(2):
-        for batch in animal.batches():
-            optimizer.zero_grad()
-            animal.losses(module, batch).mean().backward()
-            optimizer.step()
-    assert torch.allclose(ours.vector, tw.Weights.of(module).vector, rtol=1e-9)
-
-
 def test_the_schedule_is_asked_for_each_iteration_from_one():
     asked = []
     animal = ZOO["mlp"]
@@ -150,8 +135,11 @@ def test_a_mean_with_a_size_is_a_loss_too():
         ({"weight_decay": None}, "weight_decay must be a number; got None"),
         ({"momentum": None}, "momentum must be a number; got None"),
         ({"clip": 0.0}, "clip must be above 0"),
-        ({"optimizer": lambda v: torch.optim.AdamW(v, lr=0.1)}, "must not decay by itself"),
-        ({"optimizer": lambda v: None}, "turns vectors into a torch optimizer"),
+        ({"optimizer": torch.optim.AdamW, "weight_decay": 0.1}, "not both; got weight_decay=0.1, and 0.01 in AdamW"),
+        ({"optimizer": lambda named: None}, "a function that turns named parameters"),
+        ({"optimizer": lambda named: torch.optim.SGD(named[1:])}, "'0.weight' is in no group"),
+        ({"optimizer": lambda named: torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "1 of 1 are others"),
+        ({"optimizer": lambda named: [{"params": named[:2], "lr": 0.0}, {"params": named[2:]}]}, "must not be 0"),
         ({"batches": []}, "the batches are empty"),
         ({"batches": iter([1])}, "must have a length"),
     ],

@@ -182,9 +182,14 @@ def sgd(momentum=0.9, **more):
 
 
 def grouped(momentum):
-    """One group for each bend."""
-    return lambda vectors: torch.optim.SGD(
-        [{"params": vectors[:1]}, {"params": vectors[1:], "momentum": momentum}], lr=0.1, momentum=0.9
+    """One group for matrices, one for the rest."""
+    return lambda named: torch.optim.SGD(
+        [
+            {"params": [p for _, p in named if p.ndim > 1]},
+            {"params": [p for _, p in named if p.ndim < 2], "momentum": momentum},
+        ],
+        lr=0.1,
+        momentum=0.9,
     )
 
 

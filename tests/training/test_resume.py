@@ -49,6 +49,9 @@ def calls(animal, task, batches):
         "connect": lambda run: tw.connect(
             module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common
         ),
+        "adamw": lambda run: tw.connect(
+            module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.01, optimizer=in_groups, run=run, seed=3
+        ),
         "arclength": lambda run: tw.connect(
             module, tw.PolyChain(a, b), task, batches, epochs=4, lr=0.1, loss="arclength", run=run, **common
         ),
@@ -56,6 +59,12 @@ def calls(animal, task, batches):
             module, task, batches, FGE, epochs=4, start=[a, start], watch={"x": animal.batches()}, run=run, **common
         ),
     }
+
+
+def in_groups(named):
+    """AdamW with decay of matrices alone, and another rate for the rest."""
+    matrices, rest = ([p for _, p in named if (p.ndim > 1) == wanted] for wanted in (True, False))
+    return torch.optim.AdamW([{"params": matrices}, {"params": rest, "weight_decay": 0.0, "lr": 3e-3}], lr=1e-3)
 
 
 def bits_of(result):

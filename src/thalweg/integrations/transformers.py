@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..tasks import IGNORED, Net, Task
-from ..training.own_loop import collect, rates
+from ..training.optimizers import rates
+from ..training.own_loop import collect
 from ..training.walk_methods import Method
 from ..weightspace.weights import Weights
 

@@ -39,7 +39,7 @@ class Accelerated:
         if compute.precision != "fp32":
             step.mean_loss = torch.autocast(device.type, torch.bfloat16)(step.mean_loss)
         if device.type == "cuda" and isinstance(motion, Bends) and motion.block.dtype == torch.float32:
-            from .captured import kernels
+            from .fused import kernels
 
             motion.combine = kernels().combine if kernels() else motion.combine  # type: ignore[method-assign]
         if context.processes.size > 1:

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
 
-from ..errors import first_line
 from ..training.step import Step
 from ..weightspace.batchnorm import counted_at_once
-from .compute import say_slower
 from .cuda_graphs import Replay
+from .fused import fused_update, make_capturable
 
 
 class Captured:
@@ -33,8 +30,8 @@ class Captured:
         self.rate, self.lr, self.fused = torch.zeros((), device=probe.device), 0.0, None
         step.mean_loss = self._counted(step.mean_loss)
         if self.replay.active:
+            make_capturable(step.optimizer)
             self.fused = fused_update(step, self.numbers)
-            _make_capturable(step.optimizer)
             step.memory_on_device = True
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
@@ -84,48 +81,3 @@ class Captured:
     def _settle(self) -> None:
         if self.fused is not None:
             self.fused.settle()
-
-
-def _make_capturable(optimizer: Optimizer) -> None:
-    """Some optimizers count their steps on the CPU unless `capturable` is set."""
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
-    optimizer._warned_capturable_if_run_uncaptured = True
-
-
-def fused_update(step: Step, numbers: Tensor) -> Any:
-    """One kernel for the whole update, if the optimizer is plain SGD in float32."""
-    own, *others = step.optimizer.param_groups
-    usual = type(step.optimizer) is SGD and not others and not (own["nesterov"] or own["dampening"] or own["maximize"])
-    moving = step.motion.block
-    if not usual or step.clip is not None or not step.motion.linear or moving.dtype != torch.float32 or not kernels():
-        return None
-    own["fused"], own["foreach"] = True, False  # reads its learning rate from the GPU in eager steps, too
-    momenta = None
-    if own["momentum"]:
-        aligned = -(-moving.shape[1] // 64) * 64
-        momenta = torch.zeros(len(moving), aligned, dtype=moving.dtype, device=moving.device)[:, : moving.shape[1]]
-        for vector, momentum in zip(step.motion.vectors, momenta, strict=True):
-            step.optimizer.state[vector]["momentum_buffer"] = momentum
-    sizes = [slot.numel() for slot in step.probe.slots(step.probe.point)]
-    return kernels().Update(moving, momenta, numbers, own["momentum"], step.weight_decay, sizes)
-
-
-@cache
-def kernels() -> Any:
-    """Our own Triton kernels, if they can be compiled."""
-    try:
-        from . import kernels as found
-
-        found.combine(
-            torch.ones(1, 64, device="cuda"), torch.ones(1, device="cuda").double(), torch.empty(64, device="cuda")
-        )
-    except ImportError:
-        return None
-    except Exception as error:  # Triton needs a C compiler, and says so in many ways
-        say_slower(
-            "curves and updates need more passes over memory", f"our kernels cannot be built ({first_line(error)})"
-        )
-        return None
-    return found

@@ -15,9 +15,13 @@ from ..batches import Batches
 from ..errors import ThalwegError
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from ..evaluation.question import Facts
     from ..store.runs import Run
-    from ..training.step import Step
+    from ..training.arclength import ArclengthBends
+    from ..training.loop import Settings
+    from ..training.step import Motion, Step
     from ..weightspace.curves import Curve
     from ..weightspace.probe import Probe
     from .distributed import Ranks
@@ -189,12 +193,24 @@ class Call:
 
         return source(batches, device)
 
+    def own_optimizer(self, motion: "Motion", settings: "Settings") -> "Optimizer":
+        """The optimizer that a user gave, for the parameters of what is trained."""
+        from ..training.own_optimizer import moving_parameters
+
+        return moving_parameters(motion, settings)
+
     def warn_if_stalled(self, step: "Step", batches: Batches, epoch: int, epochs: int) -> None:
         """Warn after a tenth of plain training if the network has not begun to learn."""
         from ..training.stalled import warn_if_stalled
 
         if step.motion.t is None:
             warn_if_stalled(step.probe, step.task, batches, self.compute, epoch, epochs)
+
+    def arclength(self, probe: "Probe", curve: "Curve", seed: int) -> "ArclengthBends":
+        """The bends of a curve, trained by the arc-length loss."""
+        from ..training.arclength import ArclengthBends
+
+        return ArclengthBends(probe, curve, seed)
 
     def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
         """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""

@@ -1,7 +1,7 @@
 """The state of a run: what is saved, and how it is resumed as if it had not been interrupted."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
 from .loop import Observer
 from .side_state import Extra, OptimizerExtra
-from .step import Step
+from .step import Moved, Step
 
-NUMBER = "#"  # suffix for optimizer state that is a plain number
+PART, NUMBER = "/", "#"  # before the number of a parameter, and after the name of state that is a plain number
 
 
 class Course:
@@ -140,7 +140,7 @@ def state_of(step: Step) -> dict[str, Any]:
     return {
         "motion": step.motion.state(),
         "vectors": [step.probe.canonical(vector) for vector in step.motion.vectors],
-        "optimizer": [_memory(step, vector) for vector in step.motion.vectors],
+        "optimizer": [_memory(step, row) for row in step.motion.moved],
         "buffers": dict(step.probe.module.named_buffers()),
         "unreached": sorted(step.probe.unreached),
     }
@@ -149,9 +149,10 @@ def state_of(step: Step) -> dict[str, Any]:
 def set_state(step: Step, state: Mapping[str, Any]) -> None:
     """Restore what `state_of` returned."""
     step.motion.set_state(state["motion"])
-    for vector, value, memory in zip(step.motion.vectors, state["vectors"], state["optimizer"], strict=True):
+    for vector, value in zip(step.motion.vectors, state["vectors"], strict=True):
         vector.copy_(step.probe.native(value))
-        _remember(step, vector, memory)
+    for row, memory in zip(step.motion.moved, state["optimizer"], strict=True):
+        _remember(step, row, memory)
     known = dict(step.probe.module.named_buffers())
     for name, value in state["buffers"].items():
         if name in known and (known[name].shape, known[name].dtype) == (value.shape, value.dtype):
@@ -165,7 +166,7 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
 
 def checkpoint(step: Step, epoch: int, extra: OptimizerExtra) -> Checkpoint:
     """The current weights and optimizer state of plain training."""
-    weights, memory = step.probe.weights(), _memory(step, step.motion.vectors[0])
+    weights, memory = step.probe.weights(), _memory(step, step.motion.moved[0])
     return Checkpoint(weights, memory, type(step.optimizer).__name__, epoch, extra.state())
 
 
@@ -177,28 +178,47 @@ def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
             f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same "
             "optimizer, or start from its .weights alone"
         )
-    _remember(step, step.motion.vectors[0], start.optimizer)
+    _remember(step, step.motion.moved[0], start.optimizer)
     extra.set_state(start.extra)
 
 
-def _memory(step: Step, vector: Tensor) -> dict[str, Tensor]:
-    """The optimizer state of a vector, in the order of the layout."""
-    state = step.optimizer.state[vector].items()
-    known = {key: value for key, value in state if isinstance(value, Tensor)}
-    known |= {key + NUMBER: torch.tensor(value) for key, value in state if isinstance(value, int | float)}
-    return {key: step.probe.canonical(v) if v.shape == vector.shape else v.clone() for key, v in known.items()}
-
-
-def _remember(step: Step, vector: Tensor, memory: Mapping[str, Tensor]) -> None:
-    """Into existing tensors, whose addresses a kernel may know."""
-    known = step.optimizer.state[vector]
-    for key, value in memory.items():
-        if key.endswith(NUMBER):
-            known[key.removesuffix(NUMBER)] = value.item()
+def _memory(step: Step, row: Sequence[Moved]) -> dict[str, Tensor]:
+    """The optimizer state of a vector: as a vector in the order of the layout what all of it has, one value for each
+    element; the rest by the number of the parameter.
+    """
+    held = [(tensor, step.optimizer.state.get(tensor, {})) for _, tensor, _ in row]
+    known: dict[str, Tensor] = {}
+    for key in dict.fromkeys(key for _, state in held for key in state):
+        values = [state.get(key) for _, state in held]
+        if all(isinstance(v, Tensor) and v.shape == tensor.shape for v, (tensor, _) in zip(values, held, strict=True)):
+            known[key] = step.probe.canonical(values[0]) if _is_whole(row) else torch.cat([v.flatten() for v in values])
             continue
-        new = step.probe.native(value).to(vector.device) if value.shape == vector.shape else value.clone()
-        if isinstance(known.get(key), Tensor):
-            known[key].copy_(new)
-        else:
-            fused = any(group.get("fused") for group in step.optimizer.param_groups)
-            known[key] = new.to(vector.device) if step.memory_on_device or fused else new
+        named = {f"{key}{PART}{k}": value for k, value in enumerate(values)}
+        known |= {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
+        known |= {name + NUMBER: torch.tensor(v) for name, v in named.items() if isinstance(v, int | float)}
+    return known
+
+
+def _remember(step: Step, row: Sequence[Moved], memory: Mapping[str, Tensor]) -> None:
+    """Into existing tensors, whose addresses a kernel may know."""
+    on_device = step.memory_on_device or any(group.get("fused") for group in step.optimizer.param_groups)
+    for name, value in memory.items():
+        key, _, part = name.removesuffix(NUMBER).partition(PART)
+        places = row[int(part) :][:1] if part else row
+        parts: Sequence[Tensor] = [value] * len(places)  # in files of version 0.1, once for all
+        if not part and value.shape == (step.probe.layout.size,):
+            whole = _is_whole(row)
+            parts = [step.probe.native(value)] if whole else list(step.probe.layout.split(value).values())
+        for (_, tensor, _), new in zip(places, parts, strict=True):
+            known = step.optimizer.state[tensor]
+            if name.endswith(NUMBER):
+                known[key] = new.item()
+            elif isinstance(known.get(key), Tensor):
+                known[key].copy_(new)
+            else:
+                known[key] = new.to(tensor.device if on_device or new.shape == tensor.shape else new.device, copy=True)
+
+
+def _is_whole(row: Sequence[Moved]) -> bool:
+    """Whether the optimizer moves the vector as a whole."""
+    return not row[0][0]

@@ -13,7 +13,6 @@ from ..store.files import CURVE
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from .arclength import ArclengthBends
 from .loop import Observer, Settings, train
 from .optimizers import OptimizerFactory, Schedule
 from .step import Bends, UniformBends
@@ -63,9 +62,12 @@ def connect(
         epochs: Passes over `batches`.
         lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
         momentum: Momentum of the default SGD.
-        weight_decay: L2 penalty, applied at the point phi(t) of the curve.
+        weight_decay: L2 penalty, applied at the point phi(t) of the curve; see `optimizer` for decay of the bends.
         schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
-        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
+            returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
+            the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
+            instead of `weight_decay`, which then acts on the bends.
         clip: Clip the gradient of the data loss with respect to the bends to this norm.
         seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
         loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
@@ -125,4 +127,4 @@ def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bend
             else f"would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
         )
         raise ThalwegError(f"the arc-length loss {why}")
-    return ArclengthBends(probe, curve, seed)
+    return call.arclength(probe, curve, seed)

@@ -60,7 +60,10 @@ def fit(
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
         schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
-        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
+            returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
+            the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
+            instead of `weight_decay`.
         clip: Clip the gradient of the data loss to this norm.
         seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
         keep: Epochs after which to keep a checkpoint (weights and optimizer state) in `.kept[epoch]` of the result.

@@ -94,7 +94,8 @@ def train(
     check_task(task)
     steps = count(batches)
     schedule = settings.rate(steps)
-    optimizer = make_optimizer(motion.vectors, settings.momentum, settings.optimizer)
+    own = settings.optimizer is not None
+    optimizer = call.own_optimizer(motion, settings) if own else make_optimizer(motion.vectors, settings.momentum)
     passes, make = call.source(batches, motion.probe.device)
     step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
     with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:

@@ -1,13 +1,13 @@
-"""The optimizer of a run and its learning-rate schedule: SGD with momentum, or the user's own."""
+"""The default optimizer of a run, learning-rate schedules, and how parameter groups follow them."""
 
 from collections.abc import Callable, Sequence
-from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from ..errors import ThalwegError, during
+from ..errors import ThalwegError
 
 Schedule = Callable[[int], float]
 
@@ -33,31 +33,26 @@ def decay(lr: float, epochs: int, steps: int) -> Schedule:
     return rate
 
 
-OptimizerFactory = Callable[[Sequence[Tensor]], Optimizer]
+OptimizerFactory = Callable[..., Any]  # an optimizer class, a partial of one, or a function; see help(thalweg.fit)
 
 
-def make_optimizer(vectors: Sequence[Tensor], momentum: float, factory: OptimizerFactory | None) -> Optimizer:
-    """SGD with momentum, or the optimizer that the user's factory makes from the vectors."""
-    if factory is None:
-        whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
-        return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
-    with during("making the optimizer"):
-        optimizer = factory(vectors)
-    if not isinstance(optimizer, Optimizer):
+def make_optimizer(vectors: Sequence[Tensor], momentum: float) -> Optimizer:
+    """The default, SGD with momentum on the vectors."""
+    whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
+    return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
+
+
+def rates(first: Any, given: Sequence[Any]) -> list[Any]:
+    """The learning rate of each parameter group: the first follows the schedule, the others keep their ratio to it.
+
+    >>> rates(0.5, [0.1, 0.025]), rates(0.1, [0.1, 0.025])
+    ([0.5, 0.125], [0.1, 0.025])
+    """
+    bases = [float(rate) for rate in given]
+    if bases[0] == 0 and any(bases):
         raise ThalwegError(
-            f"optimizer= must be a function that turns vectors into a torch optimizer; it gave {optimizer!r}"
+            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}"
         )
-    try:
-        signature(optimizer.step).bind()
-    except TypeError:
-        raise ThalwegError(
-            f"the optimizer must take steps without a closure, and {type(optimizer).__name__} needs one: use another"
-        ) from None
-    if sorted(id(p) for group in optimizer.param_groups for p in group["params"]) != sorted(map(id, vectors)):
-        raise ThalwegError("the optimizer must move exactly the vectors it is given, not a module's own parameters")
-    if any(group.get("weight_decay") for group in optimizer.param_groups):
-        raise ThalwegError(
-            "the optimizer must not decay by itself, since decay acts at the point of the curve: give weight_decay= "
-            "to the call and weight_decay=0 to the optimizer"
-        )
-    return optimizer
+    if isinstance(first, float) and first == bases[0]:
+        return bases
+    return [first if rate == bases[0] else first * (rate / bases[0]) for rate in bases]

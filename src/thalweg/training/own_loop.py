@@ -1,6 +1,6 @@
 """Walks in your own training loop: a scheduler and a collector."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +8,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import ThalwegError, whole
+from ..errors import whole
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
+from .optimizers import rates
 from .walk_methods import Method
 
 
@@ -51,20 +52,6 @@ class WalkScheduler(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in super().state_dict().items() if key != "plan"}
-
-
-def rates(first: float, given: Sequence[Any]) -> list[float]:
-    """The learning rate of each parameter group: the first follows the method, the others keep their ratio to it.
-
-    >>> rates(0.5, [0.1, 0.025])
-    [0.5, 0.125]
-    """
-    bases = [float(rate) for rate in given]
-    if bases[0] == 0 and any(bases):
-        raise ThalwegError(
-            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}"
-        )
-    return [first if rate == bases[0] else first * (rate / bases[0]) for rate in bases]
 
 
 class Collector:

@@ -17,14 +17,16 @@ from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..tasks import Task
 from ..weightspace.curves import Curve
+from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .loop import Settings
-from .optimizers import make_optimizer
+from .optimizers import rates
+from .own_optimizer import own_optimizer
 from .walk_methods import Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
-TRIED = 64  # entries of each vector that an optimizer is tried on
+TRIED = 2  # along each dimension of a parameter, what an optimizer is tried on
 SPEED = ("foreach", "fused", "capturable")  # optimizer settings that do not change the result
 OWN = ("param_groups", "defaults", "state")
 
@@ -49,7 +51,7 @@ def training_question(
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),
         "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
-        **_optimizer_question(settings, [v.detach() for v in vectors or [start.vector]]),
+        **_optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]]),
     }
 
 
@@ -93,37 +95,40 @@ def _spread(total: int) -> list[int]:
     return sorted({1 + (total - 1) * k // (SAMPLED - 1) for k in range(SAMPLED)})
 
 
-def _optimizer_question(settings: Settings, vectors: Sequence[Tensor]) -> Facts:
-    """For a user's own optimizer: its settings, and where a few steps move the first entries of the vectors."""
+def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Tensor]) -> Facts:
+    """For a user's own optimizer: its settings, and where a few steps move the corners of the parameters."""
     if settings.optimizer is None:
         return {"the optimizer's": facts.table({})}
+    named = [(name, nn.Parameter(part)) for vector in vectors for name, part in layout.split(vector).items()]
     with undisturbed():
-        optimizer = make_optimizer(vectors, settings.momentum, settings.optimizer)
-    found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, vectors))}
-    short = [vector[:TRIED].clone() for vector in vectors]
-    with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on short vectors
-        _try_steps(make_optimizer(short, settings.momentum, settings.optimizer), short)
-        within = rounding(short[0].dtype, exact=not short[0].is_cuda)
-        found["a few steps of the optimizer"] = facts.numbers({"result": summary(short)}, within)
+        optimizer = own_optimizer(named, settings)
+    found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, named))}
+    corners = [(name, nn.Parameter(part[(slice(TRIED),) * part.ndim].clone())) for name, part in named]
+    tried = [part.detach() for _, part in corners]
+    with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on these
+        _try_steps(own_optimizer(corners, settings), [part for _, part in corners])
+        within = rounding(tried[0].dtype, exact=not tried[0].is_cuda)
+        found["a few steps of the optimizer"] = facts.numbers({"result": summary(tried)}, within)
     return found
 
 
-def _try_steps(optimizer: Optimizer, vectors: Sequence[Tensor]) -> None:
+def _try_steps(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    given = [group["lr"] for group in optimizer.param_groups]
     for step in range(1, 4):
-        for vector in vectors:
-            vector.grad = torch.arange(1.0, len(vector) + 1, device="cpu").mul(step).cos().to(vector)
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1
+        for k, part in enumerate(parameters):
+            part.grad = torch.arange(1.0, part.numel() + 1, device="cpu").add(k).mul(step).cos().to(part).view_as(part)
+        for group, rate in zip(optimizer.param_groups, rates(0.1, given), strict=True):
+            group["lr"] = rate
         optimizer.step()
 
 
-def _optimizer_settings(optimizer: Optimizer, vectors: Sequence[Tensor]) -> dict[str, Any]:
+def _optimizer_settings(optimizer: Optimizer, named: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
     """Its class, the settings of its groups, and its other attributes."""
     found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    numbers = {id(tensor): k for k, (_, tensor) in enumerate(named)}
     for number, group in enumerate(optimizer.param_groups, start=1):
         of = f" in group {number}" if len(optimizer.param_groups) > 1 else ""
-        moved = [k for k, vector in enumerate(vectors) for other in group["params"] if other is vector]
-        own = {**optimizer.defaults, **group, "params": moved}
+        own = {**optimizer.defaults, **group, "params": [numbers[id(tensor)] for tensor in group["params"]]}
         found |= {f"{key}{of}": value for key, value in own.items() if key not in SPEED}
     return found | {key: value for key, value in vars(optimizer).items() if key[0] != "_" and key not in OWN}
 

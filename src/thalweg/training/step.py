@@ -4,6 +4,7 @@ it moves: the network itself, or the bends of a curve.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK
+from .optimizers import rates
 
 
 class Step:
@@ -45,6 +47,7 @@ class Step:
         self.motion, self.probe, self.task, self.optimizer, self.make = motion, motion.probe, task, optimizer, make
         self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
         self.mean_loss: Callable[..., tuple[Tensor, int]] = mean_loss
+        self.given = [float(group["lr"]) for group in optimizer.param_groups]
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         loss = self.forward(batch, self.draw())
@@ -83,11 +86,12 @@ class Step:
             self.motion.gradient.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.weight_decay and not self.decays_early:
             self.motion.decay(self.weight_decay)
-        for vector, gradient in zip(self.motion.vectors, self.motion.gradients, strict=True):
-            vector.grad = gradient  # in each step, since some optimizers reset it
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        for name, tensor, gradient in chain(*self.motion.moved):  # in each step, since some optimizers reset it
+            tensor.grad = None if name in self.probe.unreached else gradient
+        for group, rate in zip(self.optimizer.param_groups, rates(lr, self.given), strict=True):
+            group["lr"] = rate
+        with torch.no_grad():  # which a user's own may have left out
+            self.optimizer.step()
 
 
 def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
@@ -95,6 +99,9 @@ def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: 
     batch = make(drawn)
     values, number = task.losses(*task.predictions(module, batch), batch)
     return values.mean() if number else values.sum(), number
+
+
+Moved = tuple[str, Tensor, Tensor]  # the name of a parameter, or nothing; its value; its gradient
 
 
 class Motion(ABC):
@@ -108,6 +115,7 @@ class Motion(ABC):
     probe: Probe
     block: Tensor  # (count, size), the vectors that are trained
     gradient: Tensor  # of the same shape
+    moved: list[list[Moved]]  # what the optimizer moves: each vector as a whole, or parameter by parameter
     controls = 0  # how many numbers a step needs from the CPU
     on_device = True  # whether the whole step runs on the probe's device
     linear = True  # whether the gradient of vector i is that of the probe times control i + 1
@@ -117,6 +125,7 @@ class Motion(ABC):
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
         self.block, self.gradient, self.vectors, self.gradients = block, gradient, list(block), list(gradient)
+        self.moved = [[("", *both)] for both in zip(self.vectors, self.gradients, strict=True)]
 
     def draw(self) -> Sequence[float]:
         """The controls of the next step."""

@@ -76,7 +76,10 @@ def walk(
         watch: Data by name, on which to measure at the start, after each epoch and at each collected network.
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
-        optimizer: Makes a torch optimizer from flat vectors; it must not apply weight decay itself. SGD by default.
+        optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
+            returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
+            the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
+            instead of `weight_decay`.
         clip: Clip the gradient of the data loss to this norm.
         seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
         compute: How to compute; see `Compute`.

@@ -275,6 +275,13 @@ class Probe:
             new.grad = grad
         return memo
 
+    def parameters(self, flat: Tensor) -> list[nn.Parameter]:
+        """Parameters that view another flat vector, with the attributes of the network's own, for an optimizer."""
+        found = [nn.Parameter(slot) for slot in self.slots(flat)]
+        for new, old in zip(found, self._parameters, strict=True):
+            new.__dict__.update(old.__dict__)
+        return found
+
     def _watch(self, name: str, parameter: nn.Parameter) -> Any:
         unreached = self.unreached  # a hook that held the probe would keep it alive, since its parameters hold the hook
         return parameter.register_post_accumulate_grad_hook(lambda _: unreached.discard(name))

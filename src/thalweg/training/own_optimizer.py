@@ -1,0 +1,78 @@
+"""The user's own optimizer: a class, a partial of one, or a function of named parameters."""
+
+from collections.abc import Sequence
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from ..errors import ThalwegError, during
+from .loop import Settings
+from .optimizers import rates
+from .step import Motion
+
+
+def moving_parameters(motion: Motion, settings: Settings) -> Optimizer:
+    """The user's optimizer for the parameters of a network, or of all bends of a curve."""
+    probe = motion.probe
+    motion.moved = [
+        list(zip(probe.layout.names, probe.parameters(vector), probe.slots(gradient), strict=True))
+        for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
+    ]
+    return own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
+
+
+def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:
+    """The optimizer that the user's class or function makes, checked."""
+    optimizer = _made(named, settings)
+    if not isinstance(optimizer, Optimizer):
+        raise ThalwegError(
+            "optimizer= must be a torch optimizer class, a partial of one, or a function that turns named parameters "
+            f"into an optimizer or into parameter groups for SGD; it gave {optimizer!r}"
+        )
+    try:
+        signature(optimizer.step).bind()
+    except TypeError:
+        raise ThalwegError(
+            f"the optimizer must take steps without a closure, and {type(optimizer).__name__} needs one: use another"
+        ) from None
+    groups = optimizer.param_groups
+    _check_whole(named, [id(tensor) for group in groups for tensor in group["params"]])
+    if settings.weight_decay and (own := [group["weight_decay"] for group in groups if group.get("weight_decay")]):
+        raise ThalwegError(
+            "weight decay is the call's, an L2 penalty at the point where the gradient is taken, or the optimizer's "
+            f"own, not both; got weight_decay={settings.weight_decay:g}, and {own[0]:g} in {type(optimizer).__name__}: "
+            "give one of them weight_decay=0"
+        )
+    rates(1.0, [group["lr"] for group in groups])
+    return optimizer
+
+
+def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
+    """A class gets parameters, as it does from `module.parameters()`; a function gets them with their names."""
+    factory: Any = settings.optimizer
+    inner = factory
+    while isinstance(inner, partial):
+        inner = inner.func
+    with during("making the optimizer"):
+        made = factory([tensor for _, tensor in named] if isinstance(inner, type) else list(named))
+        if isinstance(made, list | tuple) and made and all(isinstance(group, dict) for group in made):
+            return SGD(made, lr=settings.rate(1)(1), momentum=settings.momentum)
+    return made
+
+
+def _check_whole(named: Sequence[tuple[str, Tensor]], moved: list[int]) -> None:
+    names = {id(tensor): name for name, tensor in named}
+    if strange := set(moved) - set(names):
+        raise ThalwegError(
+            "the optimizer must move the parameters that its function is given, not a module's own; "
+            f"{len(strange)} of {len(moved)} are others"
+        )
+    if missing := [name for tensor, name in names.items() if tensor not in moved]:
+        bends = ", once for each bend" if len(set(names.values())) < len(names) else ""
+        raise ThalwegError(
+            f"the optimizer must move every parameter it is given{bends}; '{missing[0]}' is in no group: put it into "
+            "one, or freeze it with requires_grad_(False)"
+        )

@@ -1,0 +1,202 @@
+"""The user's own optimizer: plain torch to the bit in `fit`, a naive loop in float64 in `connect`."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from zoo import ZOO
+
+import thalweg as tw
+
+
+def in_groups(kind, **settings):
+    """Matrices in one group; the rest, at a fifth of their rate and without decay, in another."""
+
+    def made(named):
+        matrices, rest = ([p for _, p in named if p.requires_grad and (p.ndim > 1) == wide] for wide in (True, False))
+        return kind([{"params": matrices}, {"params": rest, "lr": 0.002, "weight_decay": 0.0}], lr=0.01, **settings)
+
+    return made
+
+
+def by_name(named):
+    """One group for each name, so that neighbours in the vector are apart."""
+    return AdamW([{"params": [p], "weight_decay": 0.1 * ("weight" in name)} for name, p in named], lr=0.01)
+
+
+OPTIMIZERS = {
+    "adamw": AdamW,
+    "adamw with its own settings": partial(AdamW, lr=0.5, betas=(0.8, 0.9), weight_decay=0.3),
+    "adam": partial(Adam, weight_decay=0.1, amsgrad=True),
+    "nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.05),
+    "rmsprop": partial(RMSprop, momentum=0.5, centered=True),
+    "adagrad": Adagrad,  # has its state from the beginning
+    "adamw in groups": in_groups(AdamW, weight_decay=0.2),
+    "nesterov in groups": in_groups(SGD, momentum=0.9, nesterov=True, weight_decay=0.05),
+    "a group for each name": by_name,
+}
+NAMES = ["mlp", "conv_bn", "channels_last", "frozen", "tied_lstm", "transformer_dict"]
+RATES = [0.01, 0.02, 0.005]
+
+
+def rate(i):
+    return RATES[i % 3]
+
+
+def plainly(optimizer, named):
+    """As one makes an optimizer in a loop of one's own."""
+    return optimizer([p for _, p in named]) if isinstance(optimizer, type | partial) else optimizer(named)
+
+
+def plain_training(animal, module, optimizer, epochs):
+    module.train()
+    made = plainly(optimizer, [(name, p) for name, p in module.named_parameters() if p.requires_grad])
+    given, i = [group["lr"] for group in made.param_groups], 0
+    for _ in range(epochs):
+        for batch in animal.batches():
+            i += 1
+            for group, own in zip(made.param_groups, given, strict=True):
+                group["lr"] = rate(i) * (own / given[0])
+            made.zero_grad()
+            animal.losses(module, batch).mean().backward()
+            made.step()
+    return tw.Weights.of(module)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_fit_is_plain_torch_to_the_bit(name, optimizer):
+    animal, chosen = ZOO[name], OPTIMIZERS[optimizer]
+    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, schedule=rate, optimizer=chosen)
+    theirs = plain_training(animal, animal.module(1), chosen, 3)
+    # the products of an LSTM depend on where in memory its weights lie, in the last bit
+    close = torch.allclose(ours.vector, theirs.vector, rtol=1e-11, atol=1e-13)
+    assert close if name == "tied_lstm" else torch.equal(ours.vector, theirs.vector)
+    assert all(torch.equal(ours.buffers[key], theirs.buffers[key]) for key in theirs.buffers)
+    assert (ours.vector - tw.Weights.of(animal.module(1)).vector).abs().max() > 1e-3
+
+
+def test_parameter_groups_alone_are_trained_by_sgd():
+    animal = ZOO["mlp"]
+
+    def groups(named):
+        return [{"params": [p for name, p in named if "weight" in name], "weight_decay": 0.1},
+                {"params": [p for name, p in named if "bias" in name], "lr": 0.05}]  # fmt: skip
+
+    ours = tw.fit(
+        animal.module(1),
+        animal.task,
+        animal.batches(),
+        epochs=2,
+        schedule=lambda i: 0.1,
+        momentum=0.5,
+        optimizer=groups,
+    )
+    module = animal.module(1)
+    made = SGD(groups(list(module.named_parameters())), lr=0.1, momentum=0.5)
+    for batch in animal.batches() * 2:
+        made.zero_grad()
+        animal.losses(module, batch).mean().backward()
+        made.step()
+    assert torch.equal(ours.vector, tw.Weights.of(module).vector)
+
+
+def naive_curve(animal, curve, ts, optimizer, penalty=0.0):
+    """Bends as tensors of their own, phi(t) by functional_call, all gradients by autograd."""
+    module, layout = animal.module(1), curve.layout
+    module.train()
+    bends = [[nn.Parameter(p.clone()) for p in layout.split(bend.vector).values()] for bend in curve.bends]
+    made = plainly(optimizer, [pair for bend in bends for pair in zip(layout.names, bend, strict=True)])
+    given = [group["lr"] for group in made.param_groups]
+    ends = [list(layout.split(end.vector).values()) for end in (curve.start, curve.end)]
+    for i, (t, batch) in enumerate(zip(ts, animal.batches() * 3, strict=True), start=1):
+        for group, own in zip(made.param_groups, given, strict=True):
+            group["lr"] = rate(i) * (own / given[0])
+        made.zero_grad()
+        parts = zip(ends[0], *bends, ends[1], strict=True)
+        phi = [sum(c * p for c, p in zip(curve.coefficients(t).tolist(), points, strict=True)) for points in parts]
+        inside = dict(zip(layout.names, phi, strict=True))
+        loss = animal.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
+        (loss + penalty / 2 * sum(p.square().sum() for p in phi)).backward()
+        made.step()
+    return torch.stack([torch.cat([p.detach().flatten() for p in bend]) for bend in bends])
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+@pytest.mark.parametrize("optimizer", ["adamw", "nesterov", "rmsprop", "adamw in groups", "a group for each name"])
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen", "tied_lstm"])
+def test_connect_is_a_naive_loop(name, optimizer, penalty):
+    """The optimizer's own decay acts on the bends, and that of the call at phi(t)."""
+    animal, chosen, ts = ZOO[name], OPTIMIZERS[optimizer], []
+    if penalty:
+        chosen = {"adamw": Adam, "nesterov": partial(SGD, momentum=0.9), "rmsprop": RMSprop}.get(optimizer, Adam)
+    curve = tw.Bezier(*animal.ends(), 2)
+    recorded, plain = tw.Bezier(*animal.ends(), 2), curve.coefficients
+    recorded.coefficients = lambda t: ts.append(t) or plain(t)
+    settings = {"epochs": 3, "schedule": rate, "optimizer": chosen, "weight_decay": penalty}
+    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
+    theirs = naive_curve(animal, curve, ts[2:11], chosen, penalty)
+    torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():
+    """Two epochs, then two more from the kept state, are four."""
+    animal, chosen = ZOO["transformer_dict"], OPTIMIZERS["adamw in groups"]
+    settings = {"optimizer": chosen, "seed": 1}
+    common = animal.task, animal.batches()
+    four = tw.fit(animal.module(1), *common, epochs=4, schedule=lambda i: 0.01, keep=[2], **settings)
+    walk = tw.walk(animal.module(1), *common, tw.SWA(lr=0.01), epochs=2, start=four.kept[2], **settings)
+    assert torch.equal(walk.members[-1].vector, four.vector)
+
+
+def test_parameters_that_no_loss_has_reached_are_left_alone():
+    """As in plain torch: no decay, and no step counted."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.first(x) + (self.second(x) if x.shape[0] == 3 else 0)
+
+    g = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(n, 2, generator=g), torch.randint(2, (n,), generator=g)) for n in (4, 4, 3, 3)]
+    torch.manual_seed(1)
+    module, kept = Late(), {}
+    ours = tw.fit(module, tw.classification(), batches[:2], epochs=2, schedule=lambda i: 0.1, optimizer=AdamW)
+    start = tw.Weights.of(module)
+    for name, value in start.layout.split(ours.vector).items():
+        kept[name] = torch.equal(value, start.layout.split(start.vector)[name])
+    assert kept == {"first.weight": False, "first.bias": False, "second.weight": True, "second.bias": True}
+    ours = tw.fit(module, tw.classification(), batches, epochs=1, schedule=lambda i: 0.1, optimizer=AdamW)
+    made = AdamW(module.parameters(), lr=0.1)
+    for x, y in batches:
+        made.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        made.step()
+    assert torch.equal(ours.vector, tw.Weights.of(module).vector)
+
+
+def test_a_function_sees_the_attributes_of_the_parameters():
+    module, seen = nn.Linear(2, 2), []
+    module.bias.no_decay = True
+
+    def made(named):
+        seen.extend((name, tuple(p.shape), hasattr(p, "no_decay"), p.requires_grad) for name, p in named)
+        return SGD(named, lr=0.1)
+
+    tw.fit(module, tw.classification(), [(torch.ones(3, 2), torch.tensor([0, 1, 1]))], epochs=1, lr=0.1, optimizer=made)
+    assert seen == [("weight", (2, 2), False, True), ("bias", (2,), True, True)]
+
+
+def test_names_come_once_for_each_bend():
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match=r"once for each bend; '0\.weight' is in no group"):
+        tw.connect(
+            animal.module(1), tw.Bezier(*animal.ends(), 2), animal.task, animal.batches(), epochs=1, lr=0.1,
+            optimizer=lambda named: SGD(list(dict(named).values())),
+        )  # fmt: skip
