@@ -527,21 +527,22 @@ def made_up(heights):
 
 
 def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_epochs():
-    plain = {("", 0): 0.5, ("", 10): 0.09, ("", 25): 0.06, ("", 600): 0.04}
-    good = {(by, n): h for by in ("weights", "activations") for n, h in ((0, 0.4), (10, 0.05), (25, 0.02))}
+    plain = {("", 0, 1): 0.5, ("", 10, 1): 0.09, ("", 25, 1): 0.06, ("", 600, 1): 0.04}
+    good = {(by, n, 1): h for by in ("weights", "activations") for n, h in ((0, 0.4), (10, 0.05), (25, 0.02))}
 
     def verdicts(changed, paper):
         heights = plain | good | changed
         if paper is None:
-            del heights["", 600]
+            del heights["", 600, 1]
         found = aligned_entry._claims(made_up(heights), paper)
         return [claim.holds for claim in found if "nearer" not in claim.says]
 
     assert verdicts({}, 600) == [True] * 8
-    assert verdicts({("weights", 25): 0.045}, 600) == [True, False, False, True, True, True, True, True]
-    assert verdicts({("weights", 25): 0.045}, None) == [True, True, False, True, True, True, True, True]
-    assert verdicts({("activations", 10): 0.1}, 600) == [True] * 7 + [False]
-    assert verdicts({("activations", 0): 0.6}, 600)[4] is False
+    assert verdicts({("weights", 25, 1): 0.045}, 600) == [True, False, False, True, True, True, True, True]
+    assert verdicts({("weights", 25, 1): 0.045}, None) == [True, True, False, True, True, True, True, True]
+    assert verdicts({("activations", 10, 1): 0.1}, 600) == [True] * 7 + [False]
+    assert verdicts({("activations", 0, 1): 0.6}, 600)[4] is False
+    assert verdicts({("weights", 25, 2): 0.045, ("weights", 25, 4): 0.02}, 600)[8:] == [False, False, True, True]
 
 
 def test_what_a_curve_is_judged_by():
@@ -560,11 +561,13 @@ def test_what_a_curve_is_judged_by():
 
 
 def test_aligned_shows_errors_against_epochs_and_profiles_of_the_first_pair(tmp_path):
-    found = made_up({(by, n): 0.1 + n / 1000 for by in aligned_entry.WAYS for n in (0, 10, 25)} | {("", 600): 0.05})
+    heights = {(by, n, 1): 0.1 + n / 1000 for by in aligned_entry.WAYS for n in (0, 10, 25)} | {("", 600, 1): 0.05}
     rows = []
-    for (by, n), [scan] in found.items():
-        scan.save(tmp_path / f"{by or 'plain'}-{n}-0.json")
-        rows.append({"aligned by": by or "-", "epochs": n or "line", **aligned_entry.qualities(scan)})
+    for (by, n, times), [scan] in made_up(heights | {("weights", 25, 2): 0.9}).items():
+        if times == 1:
+            scan.save(tmp_path / f"{by or 'plain'}-{n}-0.json")
+        about = {"aligned by": by or "-", "epochs": n or "line", "lr": 0.1 * times if n else None}
+        rows.append({**about, **aligned_entry.qualities(scan)})
     [canvas] = drawing.drawings(tmp_path, Result("aligned", "made", rows, [])).values()
     mean, _, lines, curves = canvas.axes
     assert [line.get_label() for line in mean.lines] == ["as they are", "aligned by weights", "aligned by activations"]

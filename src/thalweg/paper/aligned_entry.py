@@ -14,9 +14,14 @@ from .experiment import Experiment, Need
 
 WAYS = ("", "weights", "activations")  # by what networks are aligned
 POINTS = 61
+MEAN, HIGHEST, ABOVE = "mean test error (%)", "max test error (%)", "train loss above the ends"
+DISTANCE = "distance of the ends"
 LENGTHS = {"full": (10, 25, 100), "smoke": (1, 2)}  # epochs of curves
 LONG = (10, 25, 50, 100, 200)  # and of those that are compared with the paper's own
-Measured = dict[tuple[str, int], list[tw.Scan]]  # alignment and epochs (0: the line) -> a scan for each pair
+FASTER = (2, 4)  # times the recipe's rate, for the curves of 25 epochs
+Row = Mapping[str, float]
+Key = tuple[str, int, int]  # alignment, epochs (0: the line), and times the recipe's rate
+Measured = dict[Key, list[tw.Scan]]  # a scan for each pair
 
 
 def pairs_of(experiment: Experiment, seeds: int) -> list[Experiment]:
@@ -32,6 +37,8 @@ def curves_of(experiment: Experiment) -> Iterator[Need]:
         yield Need("bezier", 0, by, epochs)
     if experiment.recipe.in_curves is not None:
         yield Need("bezier", 0)
+        short = LENGTHS[experiment.scale.name][1]
+        yield from (Need("bezier", 0, "weights", short, times) for times in FASTER)
 
 
 def of_all_pairs(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
@@ -42,16 +49,22 @@ def of_all_pairs(experiment: Experiment, seeds: int) -> list[tuple[Experiment, N
 def aligned(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     """Means over pairs; a row for each alignment and number of epochs."""
     pairs, paper = pairs_of(experiment, seeds), experiment.recipe.curve_epochs
-    found: Measured = {(by, 0): [_line(pair, by) for pair in pairs] for by in WAYS}
+    found: Measured = {(by, 0, 1): [_line(pair, by) for pair in pairs] for by in WAYS}
     found |= {
-        (need.by, need.epochs or paper): [_measured(pair, pair.place(need).name, need) for pair in pairs]
+        (need.by, need.epochs or paper, need.times): [_measured(pair, pair.place(need).name, need) for pair in pairs]
         for need in curves_of(experiment)
     }
-    for (by, epochs), scans in found.items():
-        keep({f"{by or 'plain'}-{epochs}-{k}": scan for k, scan in enumerate(scans)}, out)
+    for (by, epochs, times), scans in found.items():
+        name = f"{by or 'plain'}-{epochs}{f'-x{times}' if times > 1 else ''}"
+        keep({f"{name}-{k}": scan for k, scan in enumerate(scans)}, out)
     rows = [
-        {"aligned by": by or "-", "epochs": epochs or "line", **_means(map(qualities, scans))}
-        for (by, epochs), scans in sorted(found.items(), key=lambda item: (WAYS.index(item[0][0]), item[0][1]))
+        {
+            "aligned by": by or "-",
+            "epochs": epochs or "line",
+            "lr": times * experiment.recipe.curve_lr if epochs else None,
+            **_means(map(qualities, scans)),
+        }
+        for (by, epochs, times), scans in sorted(found.items(), key=lambda item: (WAYS.index(item[0][0]), *item[0][1:]))
     ]
     return rows, _claims(found, paper if experiment.recipe.in_curves else None)
 
@@ -75,16 +88,16 @@ def qualities(scan: tw.Scan) -> dict[str, float]:
     assert scan.length is not None
     assert scan.length_ratio is not None
     return {
-        "mean test error (%)": float(errors.mean()),
-        "max test error (%)": float(errors.max()),
+        MEAN: float(errors.mean()),
+        HIGHEST: float(errors.max()),
         "test error at t = 1/2 (%)": float(errors[len(errors) // 2]),
-        "train loss above the ends": max(0.0, float(losses.max() - max(losses[0], losses[-1]))),
+        ABOVE: max(0.0, float(losses.max() - max(losses[0], losses[-1]))),
         "length ratio": scan.length_ratio,
-        "distance of the ends": float(scan.length[-1]) / scan.length_ratio,
+        DISTANCE: float(scan.length[-1]) / scan.length_ratio,
     }
 
 
-def _means(each: Iterable[dict[str, float]]) -> dict[str, float]:
+def _means(each: Iterable[Row]) -> dict[str, float]:
     found = list(each)
     return {key: statistics.mean(own[key] for own in found) for key in found[0]}
 
@@ -92,45 +105,54 @@ def _means(each: Iterable[dict[str, float]]) -> dict[str, float]:
 def _claims(found: Measured, paper: int | None) -> list[Claim]:
     """On means over pairs: against the paper's curve where there is one, else against the longest plain one."""
     table = {key: _means(map(qualities, scans)) for key, scans in found.items()}
-    lengths = sorted({epochs for by, epochs in found if by and epochs})
-    few, many, other = lengths[1], paper or lengths[-1], "the paper's" if paper else "a plain one"
-    ends = statistics.mean(100 * max(scan.values["test"]["error"][[0, -1]]) for scan in found["", 0])
+    lengths = sorted({epochs for by, epochs, _ in found if by and epochs})
+    few, many = lengths[1], paper or lengths[-1]
+    before, long = table["", 0, 1], table["", many, 1]
+    whose = f"the paper's of {paper}" if paper else f"a plain one of {many}"
     claims = []
     for by in WAYS[1:]:
-        before, after, short, long = table["", 0], table[by, 0], table[by, few], table["", many]
-        errors = ("mean test error (%)", "max test error (%)")
-        better = [n for n in lengths if all(table[by, n][key] < table["", n][key] for key in errors)]
+        after, plain = table[by, 0, 1], [(n, table[by, n, 1], table["", n, 1]) for n in lengths]
         claims += [
             Claim(
                 f"aligned by {by}, networks are nearer to each other",
-                after["distance of the ends"] < before["distance of the ends"],
-                f"{before['distance of the ends']:.1f} before, {after['distance of the ends']:.1f} after",
+                after[DISTANCE] < before[DISTANCE],
+                f"{before[DISTANCE]:.1f} before, {after[DISTANCE]:.1f} after",
             ),
             Claim(
                 f"the straight line between networks aligned by {by} has a lower mean test error",
-                after[errors[0]] < before[errors[0]],
-                f"{after[errors[0]]:.2f} against {before[errors[0]]:.2f} %, train loss above the ends "
-                f"{after['train loss above the ends']:.3g} against {before['train loss above the ends']:.3g}",
+                after[MEAN] < before[MEAN],
+                f"{after[MEAN]:.2f} against {before[MEAN]:.2f} %, train loss above the ends {after[ABOVE]:.3g} against "
+                f"{before[ABOVE]:.3g}",
             ),
-            Claim(
-                f"a curve of {few} epochs between them has a lower mean and highest test error than {other} of {many}",
-                all(short[key] < long[key] for key in errors),
-                f"{_both(short)} against {_both(long)}; the worse end {ends:.2f}",
-            ),
-            Claim(
-                "and no train loss above its ends",
-                short["train loss above the ends"] == 0,
-                f"{short['train loss above the ends']:.3g}; on the other {long['train loss above the ends']:.3g}",
-            ),
+            *_against(table[by, few, 1], long, f"a curve of {few} epochs between networks aligned by {by}", whose),
             Claim(
                 f"curves between networks aligned by {by} have a lower mean and highest test error than plain ones of "
                 "as many epochs",
-                better == lengths,
-                "; ".join(f"{n} epochs: {_both(table[by, n])} against {_both(table['', n])}" for n in lengths),
+                all(_lower(own, other) for _, own, other in plain),
+                "; ".join(f"{n} epochs: {_both(own)} against {_both(other)}" for n, own, other in plain),
             ),
         ]
+    for by, epochs, times in found:
+        if times > 1:
+            what = f"at {times} times the rate a curve of {epochs} epochs between networks aligned by {by}"
+            claims += _against(table[by, epochs, times], long, what, whose)
     return claims
 
 
-def _both(row: Mapping[str, float]) -> str:
-    return f"{row['mean test error (%)']:.2f} and {row['max test error (%)']:.2f} %"
+def _against(short: Row, long: Row, what: str, whose: str) -> list[Claim]:
+    return [
+        Claim(
+            f"{what} has a lower mean and highest test error than {whose}",
+            _lower(short, long),
+            f"{_both(short)} against {_both(long)}",
+        ),
+        Claim("and no train loss above its ends", short[ABOVE] == 0, f"{short[ABOVE]:.3g}; {long[ABOVE]:.3g}"),
+    ]
+
+
+def _lower(one: Row, two: Row) -> bool:
+    return one[MEAN] < two[MEAN] and one[HIGHEST] < two[HIGHEST]
+
+
+def _both(row: Row) -> str:
+    return f"{row[MEAN]:.2f} and {row[HIGHEST]:.2f} %"

@@ -104,7 +104,8 @@ def _trivial(folder: Path, result: Result, axes: Any) -> None:
 def _aligned(folder: Path, result: Result, axes: Any) -> None:
     """Errors against the epochs of a curve, as means over pairs; below, lines and short curves of the first pair."""
     named = {row["aligned by"]: f"aligned by {row['aligned by']}" for row in result.rows} | {"-": "as they are"}
-    trained = {by: [row for row in result.rows if row["aligned by"] == by and row["epochs"] != "line"] for by in named}
+    usual = min(row["lr"] for row in result.rows if row["lr"])
+    trained = {by: [row for row in result.rows if (row["aligned by"], row["lr"]) == (by, usual)] for by in named}
     lengths = [row["epochs"] for row in trained["-"]]
     for ax, kind in zip(axes[0], ("mean", "max"), strict=True):
         key = f"{kind} test error (%)"

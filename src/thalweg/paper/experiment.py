@@ -34,12 +34,14 @@ class Need:
         seed: Or its place among the seeds of an experiment that lists them.
         by: Of a curve: by what the second network is aligned to the first; "" if it is not.
         epochs: Of a curve: 0 for those of the recipe.
+        times: Of a curve: its learning rate, relative to that of the recipe.
     """
 
     kind: str
     seed: int
     by: str = ""
     epochs: int = 0
+    times: int = 1
 
     @property
     def stage(self) -> int:
@@ -85,7 +87,8 @@ class Experiment:
         """Where something is trained."""
         if need.kind in KINDS:
             way = f"-{need.by or 'plain'}-{need.epochs}" if need.epochs else ""
-            return self.results / f"{need.kind}-{need.seed}{way}"
+            faster = f"-x{need.times}" if need.times > 1 else ""
+            return self.results / f"{need.kind}-{need.seed}{way}{faster}"
         return self.folder / f"{need.kind}-{self._seed(need)}"
 
     def _seed(self, need: Need) -> int:
@@ -193,7 +196,7 @@ class Experiment:
                 return tw.walk(self.form, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
                 epochs = need.epochs or recipe.curve_epochs
-                common |= {"epochs": epochs, "seed": seed, **self.rates(recipe.curve_lr)}
+                common |= {"epochs": epochs, "seed": seed, **self.rates(need.times * recipe.curve_lr)}
                 return tw.connect(self.form, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
 
     def network(self, seed: int) -> tw.Weights:
