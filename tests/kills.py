@@ -42,6 +42,16 @@ COMMANDS = {
     "walk": ["walk", "--task", "kills:small", "--epochs", "2", "--cycle", "1", "--start", "../ends/seed-0", *EPOCHS],
     "scan": ["scan", "../ends/seed-0", "../ends/seed-1", "--task", "kills:small", "--points", "7", "--quiet"],
     "plane": ["plane", *(f"../ends/seed-{k}" for k in range(3)), "--task", "kills:small", "--grid", "3", "--quiet"],
+    "barriers": [
+        "barriers",
+        *(f"../ends/seed-{k}" for k in range(3)),
+        "--align",
+        "--task",
+        "kills:small",
+        "--points",
+        "4",
+        "--quiet",
+    ],
     "ensemble": ["ensemble", "../ends/seed-0", "../ends/seed-1", "--task", "kills:small", "--quiet"],
     "compare": [
         "compare",

@@ -63,6 +63,17 @@ def comparison():
     return tw.Comparison(10, [1, 2], [0, 1], {"Ind": entry(0.1), "FGE": entry(0.08)})
 
 
+def barriers(networks=("a", "b", "c"), aligned=True):
+    """Between networks i and j the barrier of the loss is i + j + 1, a tenth of it when aligned; own losses are i."""
+    t, count = np.linspace(0, 1, 5), len(networks)
+    places = np.arange(float(count))
+    straight = places[:, None, None] * (1 - t) + places[None, :, None] * t
+    hill = (1 - np.eye(count))[..., None] * (places[:, None, None] + places[None, :, None] + 1) * 4 * t * (1 - t)
+    values = {"test": {"loss": straight + hill, "error": (straight + hill) / 100}}
+    lower = {"test": {"loss": straight + hill / 10, "error": (straight + hill / 10) / 100}}
+    return tw.Barriers(list(networks), t, values, lower if aligned else {}, "99.8 % of it" if aligned else "")
+
+
 def trace():
     watched = {"test": {"error": [0.2, 0.15, 0.1]}}
     return tw.Trace(np.full(8, 0.1), np.linspace(1, 0.5, 8), np.linspace(0, 2, 8), [4, 8], 4, [0, 4, 8], watched)
@@ -79,6 +90,7 @@ def whole(folder):
         folder / "ensemble" / "run.json", "run", {**RECORD, "command": "ensemble", "settings": {"data": "test"}}
     )
     comparison().save(folder / "compare" / "comparison.json")
+    barriers().save(folder / "barriers" / "barriers.json")
     trace().save(folder / "walk" / "trace-1.json")
     trace().save(folder / "walk" / "start-1" / "trace.json")
     return folder

@@ -19,12 +19,13 @@ ALLOWED = {
     **dict.fromkeys(BASE, BASE),
     "store": BASE | {"runtime"},  # for the types of what a call finds around it
     "runtime": PLAIN | {"weightspace", "training", "evaluation"},
+    "barrier_matrix": BASE | {"results"},
     "results": BASE | {"weightspace"},  # for the type of what a walk collects
     "weightspace": PLAIN | {"weightspace"},
     "training": PLAIN | {"results", "weightspace", "evaluation", "training"},
-    "evaluation": PLAIN | {"results", "weightspace", "evaluation"},
+    "evaluation": PLAIN | {"results", "barrier_matrix", "weightspace", "evaluation"},
     "integrations": BASE | {"weightspace", "training", "integrations"},
-    "reporting": BASE | {"results", "reporting"},
+    "reporting": BASE | {"results", "barrier_matrix", "reporting"},
 }
 CORE = {*ALLOWED, "loading", "bench", "demo"}
 ALLOWED |= {**dict.fromkeys(("loading", "bench", "demo"), CORE), "paper": CORE | {"paper"}}

@@ -14,10 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .barrier_matrix import Barriers
     from .errors import Diverged, Stalled, ThalwegError
+    from .evaluation.barriers import barriers
     from .evaluation.curve_ensemble import curve_ensemble
     from .evaluation.ensemble import Ensemble
     from .evaluation.scan import scan
+    from .evaluation.soup import soup
     from .paper import data, models
     from .reporting import figures, page
     from .results import Comparison, CurveEnsemble, Report, Scan, Trace, Walk
@@ -42,10 +45,13 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
+    "barrier_matrix": ("Barriers",),
     "errors": ("Diverged", "Stalled", "ThalwegError"),
+    "evaluation.barriers": ("barriers",),
     "evaluation.curve_ensemble": ("curve_ensemble",),
     "evaluation.ensemble": ("Ensemble",),
     "evaluation.scan": ("scan",),
+    "evaluation.soup": ("soup",),
     "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace", "Walk"),
     "runtime.compute": ("Compute", "SlowPathWarning"),
     "runtime.distributed": ("distributed",),
@@ -69,11 +75,12 @@ _MODULES = {"data": "paper.data", "figures": "reporting.figures", "models": "pap
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
-    "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
+    "Barriers", "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble",
+    "FGE", "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
     "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights",
-    "align", "average", "classification", "compare", "connect", "curve_ensemble", "data", "distributed", "figures",
-    "fit", "language_modelling", "models", "page", "regression", "scan", "symmetries", "together", "update_bn", "walk",
+    "align", "average", "barriers", "classification", "compare", "connect", "curve_ensemble", "data", "distributed",
+    "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "soup", "symmetries", "together",
+    "update_bn", "walk",
 ]  # fmt: skip
 
 

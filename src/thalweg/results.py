@@ -182,11 +182,7 @@ class Scan(Saved):
 
     def to_csv(self) -> str:
         """One line per point: its coordinates, then every quantity of every data set."""
-        columns, out = self._columns(), io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        return out.getvalue()
+        return csv_text(self._columns())
 
     def _columns(self) -> dict[str, list[float]]:
         places: dict[str, Any] = {"t": self.t, "length": self.length}
@@ -198,11 +194,10 @@ class Scan(Saved):
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         if self.kind == "curve" and self.t is not None and self.length is not None:
-            straight = np.interp(self.t, self.t[[0, -1]], values[[0, -1]])
             numbers |= {
                 "mean": _mean(values, self.t),
                 "int": _mean(values, self.length),
-                "barrier": (values - straight).max(),
+                "barrier": barrier(self.t, values),
             }
         return {key: float(number) for key, number in numbers.items()}
 
@@ -491,6 +486,27 @@ def equivalent(nll: float, independent: Sequence[float]) -> float:
     if enough in (0, len(best)):
         return inf if enough else float(nll == best[0])
     return float(enough + (best[enough - 1] - nll) / (best[enough - 1] - best[enough]))
+
+
+def barrier(t: np.ndarray, values: np.ndarray) -> float:
+    """The largest excess over the straight line that joins the first and the last value.
+
+    >>> barrier(np.array([0.0, 0.25, 1.0]), np.array([1.0, 4.0, 3.0]))
+    2.5
+    """
+    return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
+
+
+def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
+    """
+    >>> csv_text({"t": [0, 1], "loss": [0.5, 0.25]})
+    't,loss\\n0,0.5\\n1,0.25\\n'
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return out.getvalue()
 
 
 def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:

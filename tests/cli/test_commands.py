@@ -543,7 +543,8 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "fit", "align", "connect", "scan", "plane", "walk", "ensemble", "compare", "page"]
+    "command",
+    ["demo", "fit", "align", "connect", "scan", "plane", "barriers", "soup", "walk", "ensemble", "compare", "page"],
 )
 def test_every_option_is_explained(command):
     import typer.main
@@ -585,6 +586,30 @@ def test_walk_ensemble_and_compare(here):
     assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]
 
 
+def test_barriers_and_soup(here):
+    flags = ("--task", "mine:circle", "--epochs", "4", "--lr-max", "0.01", "--lr-min", "0.001")
+    ok("walk", *flags, "--cycle", "2", "--start", "a", "--out", "near")
+    output = ok("barriers", "a", "b", "near", "--align", "--task", "mine:circle", "--points", "4", "--out", "between")
+    for name in ("barriers.json", "barriers.csv", "barriers.png", "barriers.pdf"):
+        assert f"between/{name}" in output
+    assert "next: thalweg page between" in output
+    found = tw.Barriers.load("between")
+    assert found.networks == ["a", "b", "near 1", "near 2"]
+    assert found.table() in output
+    assert found.matrix[0, 1] > 5 * found.matrix[2, 3]
+    ok("page", "between", "-o", "between.html")
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "between.html").read_text(), re.DOTALL)[1])
+    assert (len(shown["barriers"]), shown["curves"], [run["label"] for run in shown["runs"]]) == (1, [], ["between"])
+    with pytest.warns(UserWarning, match="averaging cannot work across a barrier"):
+        output = ok("soup", "near", "b", "--task", "mine:circle", "--how", "uniform", "--out", "mixed")
+    assert "on 'train'" in output
+    module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    soup = tw.Weights.load("mixed", module)
+    assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
+    assert soup.has_statistics
+    assert "next: thalweg barriers near b --task mine:circle" in output
+
+
 def test_kept_epochs_start_a_walk_with_their_momentum(here):
     common = ("--task", "mine:circle", "--lr", "0.1")
     ok("fit", *common, "--epochs", "4", "--keep", "2", "--keep", "3", "--out", "keeping")
@@ -621,6 +646,23 @@ BAD_ENSEMBLES = {
         ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
         "data are train; got 'x'",
     ),
+    "one network alone": (("barriers", "a", "--task", "mine:circle", "--out", "new"), "at least 2 Weights"),
+    "one network twice": (
+        ("barriers", "a", "a", "--task", "mine:circle", "--out", "new"),
+        "each network is given once",
+    ),
+    "barriers of other networks": (
+        ("barriers", "a", "wide", "--task", "mine:circle", "--out", "new"),
+        "'0.weight' is (16, 2)",
+    ),
+    "barriers without statistics": (
+        ("barriers", "a", "b", "--task", "mine:no_refresh", "--out", "new"),
+        "the key 'bn_batches'",
+    ),
+    "a soup by an unknown metric": (
+        ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
+        "what the task measures, loss, data_loss, error; got 'x'",
+    ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
     "a budget too small": (
         ("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"),
@@ -642,7 +684,7 @@ def content(path):
     return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_safetensors(path)[0].items()}
 
 
-@pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "compare"])
+@pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "compare"])
 def test_a_command_that_was_terminated_goes_on(kind, here):
     """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
     flags = {
@@ -650,6 +692,7 @@ def test_a_command_that_was_terminated_goes_on(kind, here):
         "connect": ("connect", "a", "b", "--epochs", "30"),
         "walk": ("walk", "--epochs", "30", "--start", "a"),
         "scan": ("scan", "curve", "--points", "31"),
+        "barriers": ("barriers", "a", "b", "c", "--points", "9"),
         "compare": ("compare", "--budget", "20", "--seeds", "1", "--cycle", "2"),
     }[kind]
     command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:stopping"]
@@ -664,7 +707,7 @@ def test_a_command_that_was_terminated_goes_on(kind, here):
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}
-    name["compare"] = "comparison.json"
+    name |= {"compare": "comparison.json", "barriers": "barriers.json"}
     one, two = (content(here / f"{kind}-{k}" / name[kind]) for k in (1, 2))
     assert one == two
     changed = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from run_folders import CORNERS, RECORD, bezier, curve, plane, report, whole
+from run_folders import CORNERS, RECORD, barriers, bezier, curve, plane, report, whole
 
 import thalweg as tw
 from thalweg.reporting import page
@@ -224,9 +224,31 @@ def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
     assert heads == ["member", "1", "2", "3", "4"]
     assert rows[0] == ["1", NONE, "1.00", "2.00", "3.00"]
     shades = tab.run(
-        "[...document.querySelectorAll('.matrix tr:nth-child(1) td')].map((cell) => cell.style.background)"
+        "[...document.querySelectorAll('#disagreement tr:nth-child(1) td')].map((cell) => cell.style.background)"
     )
     assert len(set(shades)) == 4
+
+
+def test_barriers_are_tables_of_the_chosen_quantity(tab):
+    heads, *rows = table(tab, "#barriers figure:nth-child(1) table")
+    assert heads == ["network", "a", "b", "c"]
+    assert rows[1] == ["b", "2.000", "1.000", "4.000"]
+    assert table(tab, "#barriers figure:nth-child(2) table")[2] == ["b", "0.200", "1.000", "0.400"]
+    said = tab.run("[...document.querySelectorAll('#barriers figcaption')].map((text) => text.textContent)")
+    assert said == ["The highest barrier is 4.000.", "The highest barrier is 0.400; 99.8 % of it."]
+    tab.run("document.querySelectorAll('#barrier-quantities input')[1].click()")
+    assert table(tab, "#barriers figure:nth-child(1) table")[1] == ["a", "0.00", "2.00", "3.00"]
+    assert "test error (%)" in tab.run("document.getElementById('barriers-text').textContent")
+    assert tab.troubles() == []
+
+
+def test_odd_barriers_are_shown(browser, tmp_path):
+    found = barriers([HOSTILE, "two"], aligned=False)
+    found.values["test"]["loss"][0, 1, 2] = found.values["test"]["loss"][1, 0, 2] = np.nan
+    found.save(tmp_path / "barriers.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]), 375)
+    assert table(tab, "#barriers table")[1][1:] == ["0.000", NONE]
+    check(tab, tmp_path / "page.html")
 
 
 def test_light_and_dark_by_hand(tab):

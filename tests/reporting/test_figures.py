@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from run_folders import barriers
 from zoo import ZOO
 
 import thalweg as tw
@@ -112,7 +113,7 @@ def test_several_surfaces_share_one_scale(scans):
     assert len(figure.axes) == 3
 
 
-@pytest.mark.parametrize("draw", ["profile", "pairs", "surface", "own surface", "flat", "tall", "surfaces"])
+@pytest.mark.parametrize("draw", ["profile", "pairs", "surface", "own surface", "flat", "tall", "surfaces", "barriers"])
 def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tmp_path):
     figure, plane = Figure(layout="constrained"), scans["Plane"]
     heights = {"own surface": 1.0, "flat": 0.54, "tall": 3.0}  # of its own figure's map, in its widths
@@ -130,6 +131,8 @@ def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tm
             for to in (1, 9)
         )
         tw.figures.surfaces({"plane": scans["Plane"], "narrow": narrow, "wide": wide}, axes=figure.subplots(1, 3))
+    elif draw == "barriers":
+        figure = tw.figures.barriers(barriers([f"a folder with a long name {k}" for k in range(5)]))[0].figure
     else:
         tw.figures.surface(scans["Plane"], ax=figure.subplots())
     canvas, whole = FigureCanvasAgg(figure), figure.bbox
@@ -349,3 +352,24 @@ def test_a_fitted_plane_is_drawn_with_its_shares_and_distances(tmp_path):
     drawn = {each.get_label(): each for each in ax.collections if "off the plane" in str(each.get_label())}
     assert drawn["training, up to 3 off the plane"].get_array().tolist() == pytest.approx([1, 0, 0.5])
     assert drawn["FGE, up to 1 off the plane"].get_array().tolist() == pytest.approx([2 / 3])
+
+
+def test_barriers_are_drawn_as_they_are_and_aligned_on_one_scale(tmp_path):
+    barriers().save(tmp_path / "barriers.json")
+    found = tw.Barriers.load(tmp_path)
+    axes = tw.figures.barriers(found, quantity="error")
+    assert [ax.get_title() for ax in axes] == ["as they are", "aligned"]
+    assert len({ax.images[0].get_clim() for ax in axes}) == 1
+    assert axes[0].images[0].get_clim() == (0.0, 0.04)
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["a", "b", "c"]
+    texts = [[text.get_text() for text in ax.texts] for ax in axes]
+    assert texts[0] == ["0.00", "2.00", "3.00", "2.00", "1.00", "4.00", "3.00", "4.00", "2.00"]
+    assert texts[1] == ["0.00", "0.20", "0.30", "0.20", "1.00", "0.40", "0.30", "0.40", "2.00"]
+    assert axes[0].figure.axes[-1].get_ylabel() == "barrier of test error (%)"
+
+
+def test_a_matrix_of_many_networks_has_no_numbers():
+    axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False))
+    assert len(axes) == 1
+    assert not axes[0].texts
+    assert axes[0].images[0].get_array().shape == (20, 20)

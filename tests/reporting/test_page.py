@@ -42,6 +42,9 @@ def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
     [row] = [r for r in found["summary"] if (r["label"], r["data"], r["quantity"]) == ("Bezier", "test", "error")]
     assert {key: row[key] for key in expected} == expected
     assert [report["data"] for report in found["reports"]] == ["test"]
+    [matrices], stored = found["barriers"], tw.Barriers.load(tmp_path / "barriers")
+    assert (matrices["label"], matrices["networks"], matrices["csv"]) == ("barriers", ["a", "b", "c"], stored.to_csv())
+    assert matrices["matrices"][1]["panels"]["aligned"] == stored.between("test", "error", aligned=True).tolist()
     assert len(found["walks"]) == 1  # a walk keeps its trace twice
     facts = dict(found["runs"][1]["facts"])
     assert facts["weight_decay"] == "0.001"

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
-from run_folders import RECORD, comparison, curve, report
+from run_folders import RECORD, barriers, comparison, curve, report
 from safetensors.torch import save_file
 from zoo import ZOO
 
@@ -129,6 +129,7 @@ KINDS: dict[str, Reader] = {
     "members/base-*": members,
     "state/state.safetensors": state,
     "scan/scan.json": result(tw.Scan),
+    "barriers/barriers.json": result(tw.Barriers),
     "report/report.json": result(Report),
     "comparison/comparison.json": result(tw.Comparison),
     "trace/trace.json": result(tw.Trace),
@@ -172,6 +173,7 @@ def make(folder: Path) -> None:
     (folder / "state").mkdir()
     Run(folder / "state").save({"vector": torch.randn(50)}, {"epoch": 3, "python": list(range(30))})
     curve(points=5).save(folder / "scan" / "scan.json")
+    barriers("ab").save(folder / "barriers" / "barriers.json")
     report(3).save(folder / "report" / "report.json")
     comparison().save(folder / "comparison" / "comparison.json")
     watched = {"test": {"error": [0.2, 0.1]}}

@@ -18,6 +18,7 @@ import typer
 from .. import __version__
 from ..errors import Diverged, Stalled, Stopped, ThalwegError
 from . import paper
+from .averaging import barriers, soup
 from .bench import bench
 from .curves import align, connect, fit, plane, scan
 from .demo import demo
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 
-SHARED = ("fit", "connect", "scan", "plane", "walk", "ensemble", "compare")
+SHARED = ("fit", "connect", "scan", "plane", "barriers", "walk", "ensemble", "compare")
 
 
 def main() -> None:
@@ -160,7 +161,7 @@ def _fail(message: str, code: int, error: BaseException | None = None) -> None:
     raise typer.Exit(code)
 
 
-for _command in (demo, fit, align, connect, scan, plane, walk, ensemble, compare, page, bench):
+for _command in (demo, fit, align, connect, scan, plane, barriers, soup, walk, ensemble, compare, page, bench):
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")

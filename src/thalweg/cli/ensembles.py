@@ -106,7 +106,7 @@ def ensemble(
     from ..store.files import no_link
 
     inputs = own.inputs
-    name, other = _chosen_data(inputs.data, data), held_out and inputs.data[_chosen_data(inputs.data, held_out)]
+    name, other = chosen_data(inputs.data, data), held_out and inputs.data[chosen_data(inputs.data, held_out)]
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
     with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
@@ -166,7 +166,7 @@ def compare(
     highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
     chosen = [name.strip().lower() for name in methods.split(",")]
     ways = [_method(name, cycle, cycles, lr if name == "snapshot" else highest, lowest) for name in chosen]
-    name = _chosen_data(inputs.data, data)
+    name = chosen_data(inputs.data, data)
     result = tw.compare(
         lambda seed: load_inputs(task, seed, device).model,  # with the data of seed 0, since all are scored together
         inputs.task,
@@ -200,7 +200,7 @@ def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) 
             raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{name}'")
 
 
-def _chosen_data(data: Mapping[str, Any], name: str | None) -> str:
+def chosen_data(data: Mapping[str, Any], name: str | None) -> str:
     """The name of the data to score on: the one given, or the last."""
     if name is not None and name not in data:
         raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")

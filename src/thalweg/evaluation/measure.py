@@ -131,7 +131,14 @@ def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute
     def measured(batch: Any) -> Any:
         with compute.casting(probe.device):
             outputs, targets = task.predictions(probe.module, batch)
-            return outputs, task.losses(outputs, targets, batch)[0]
+            try:
+                return outputs, task.losses(outputs, targets, batch)[0]
+            except Exception as error:
+                if targets is not None or isinstance(error, ThalwegError):
+                    raise
+                raise ThalwegError(
+                    "a loss is measured against targets, and those of this batch are None: give data with labels"
+                ) from error
 
     return prove_on(probe, measured, batches)
 

@@ -151,6 +151,24 @@ def bn_question(batches: Batches | None) -> Facts:
     return {} if batches is None else data_question(batches, "the data of bn_batches")[0]
 
 
+def scan_question(
+    module: nn.Module,
+    weights: Weights,
+    task: Task,
+    data: Mapping[str, Batches],
+    weight_decay: float,
+    bn_batches: Batches | None,
+    compute: Compute,
+) -> Facts:
+    """How points are measured, whichever they are."""
+    return {
+        **{"precision": compute.precision, "weight_decay": weight_decay},
+        **{"data": sorted(map(str, data)), "units": dict(task.units)},
+        **measured_question(module, weights, task, data, compute),
+        **bn_question(bn_batches),
+    }
+
+
 def _look(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
 ) -> tuple[Quantities, Quantities]:

@@ -32,7 +32,7 @@ from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
 from .measure import Measurement, Points, check_alone, prove_measuring
-from .question import Facts, bn_question, curve_question, measured_question, points_question
+from .question import Facts, curve_question, points_question, scan_question
 
 Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
@@ -101,16 +101,14 @@ def scan(
         ends = target.points if isinstance(target, Curve | Plane) else target
         given = {key: digest_of(plain(where[key])) for key in ("t", "x", "y") if key in where}
         return {
-            **{"of": where["name"], "precision": call.compute.precision, "weight_decay": weight_decay},
-            **{"data": sorted(map(str, data)), "units": dict(task.units)},
+            "of": where["name"],
             **{f"the spacing in {key}": facts.content(digest) for key, digest in given.items()},
             **(
                 curve_question(target)
                 if isinstance(target, Curve)
                 else points_question(ends, "plane" if isinstance(target, Plane) else "list")
             ),
-            **measured_question(module, ends[0], task, data, call.compute),
-            **bn_question(bn_batches),
+            **scan_question(module, ends[0], task, data, weight_decay, bn_batches, call.compute),
         }
 
     def measured(held: Run | None) -> Scan:
@@ -338,10 +336,8 @@ def _points_of(
 
 def _increasing(points: Sequence[float]) -> list[float]:
     ts = [] if isinstance(points, str) else [check_t(t) for t in points]
-    if len(ts) < 2 or any(a >= b for a, b in pairwise(ts)):
-        raise ThalwegError(
-            f"points are a whole number, or at least two values of t in increasing order; got {ts or points!r}"
-        )
+    if not ts or any(a >= b for a, b in pairwise(ts)):
+        raise ThalwegError(f"points are a whole number, or values of t in increasing order; got {ts or points!r}")
     return ts
 
 

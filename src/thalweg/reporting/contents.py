@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
 from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store import files
@@ -24,8 +25,9 @@ MISSING = {
     "runs": "No run.json here, so settings and origin are not known.",
 }
 STEPS = 4000  # about this many points of a walk are shown, however long it is
-RESULTS = {"scan": "scan.json", "compare": "comparison.json"}  # what a finished command leaves
-MEASURED = ("scan", "report", "comparison", "trace")
+# what a finished command leaves
+RESULTS = {"scan": files.SCAN, "compare": files.COMPARISON, "barriers": files.BARRIERS}
+MEASURED = ("scan", "report", "comparison", "trace", "barriers")
 USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does not
 
 
@@ -97,6 +99,8 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         with files.reading(item.path):
             files.check_record(item.content)
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
+    lines = {item.path.parent for item in parts["run"] if item.content["command"] == "barriers"}
+    parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # the matrix holds them
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
@@ -119,6 +123,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
             for scan in [*curves, *points, *planes]
             for row in scan.pop("summary")
         ],
+        "barriers": read["barriers"],
         "reports": [{**report, "data": data.get(report["folder"])} for report in read["report"]],
         "comparisons": read["comparison"],
         "walks": read["trace"],
@@ -183,6 +188,24 @@ def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _called_by_kind(scan: Mapping[str, Any]) -> bool:
     return str(scan["label"]).rpartition("/")[2] == scan["name"].lower()
+
+
+def _barriers(item: ResultFile) -> dict[str, Any]:
+    found = Barriers.checked(item.content)
+    matrices = [
+        {
+            "data": data,
+            "quantity": quantity,
+            "unit": found.units.get(quantity, ""),
+            "own": found.own(data, quantity).tolist(),
+            "panels": {
+                title: found.between(data, quantity, aligned).tolist() for title, aligned in found.panels().items()
+            },
+        }
+        for data, quantity in found.quantities()
+    ]
+    said = {"networks": found.networks, "alignment": found.alignment, "csv": found.to_csv()}
+    return {"label": item.full_label, "matrices": matrices, **said}
 
 
 def _report(item: ResultFile) -> dict[str, Any]:
@@ -261,7 +284,7 @@ def _once(items: Sequence[ResultFile]) -> list[ResultFile]:
 
 def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
     """Runs that are not part of another, such as a walk or a comparison."""
-    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan")}
+    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan", "barriers")}
     return [run for run in runs if not above & {*run.path.parent.parents}]
 
 
@@ -318,4 +341,12 @@ def _unfinished(item: ResultFile) -> str:
     return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."
 
 
-READERS = {"scan": _scan, "report": _report, "comparison": _comparison, "trace": _trace, "paper": _paper, "run": _run}
+READERS = {
+    "scan": _scan,
+    "barriers": _barriers,
+    "report": _report,
+    "comparison": _comparison,
+    "trace": _trace,
+    "paper": _paper,
+    "run": _run,
+}

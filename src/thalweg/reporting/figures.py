@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
-from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, titled
+from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
 from ..store.files import write
 from .axes import STYLES, Scale, factor, finish, one, places, several, smooth, styled
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "budget", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save", "surface",
-    "surfaces", "trace",
+    "barriers", "budget", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save",
+    "surface", "surfaces", "trace",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
+LEGIBLE = 12  # in a matrix of more networks, numbers would not be
 # for single networks and ensembles, distinguishable in grey
 MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
 # a curve ensemble's scalings, and their names in figures
@@ -158,6 +160,44 @@ def _along(scan: Scan, axis: int) -> str:
 
 def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
     return f"{name}, up to {off[name][0]:.3g} off the plane" if name in off else name
+
+
+def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
+    """Plot the barriers between all pairs of networks as a matrix, as they are and, if measured, aligned; on the
+    diagonal is the value of each network by itself.
+
+    Args:
+        found: What `barriers` returned.
+        data: The data set; the first by default.
+        quantity: What to plot.
+        axes: Axes to draw into, one or two; new ones by default.
+    """
+    panels = found.panels()
+    axes = several(axes, 1, len(panels), layout="compressed", height=5.0)
+    matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
+    finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
+    colours: Any = {"cmap": "viridis_r", "vmin": 0.0, "vmax": max(finite.max(initial=0.0), 1e-12)}
+    for ax, title, matrix in zip(axes, panels, matrices, strict=True):
+        own = np.eye(len(matrix), dtype=bool)
+        drawn = ax.imshow(np.where(own, np.nan, matrix), **colours)
+        ax.set_title(title if len(panels) > 1 else "")
+        ax.set_yticks(range(len(matrix)), found.networks)
+        ax.set_xticks(range(len(matrix)), found.networks, rotation=90 if sum(map(len, found.networks)) > 40 else 0)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        _write_cells(ax, np.where(own, found.own(data, quantity), matrix), drawn.norm, quantity, found.units)
+    if len(found.networks) <= LEGIBLE:
+        axes[0].set_xlabel("on the diagonal: each network by itself")
+    scale, name = factor(quantity, found.units), next(iter(found.values)) if data is None else data
+    bar = axes[0].figure.colorbar(drawn, ax=list(axes), format=lambda value, _: f"{scale * value:.3g}")
+    bar.set_label(f"barrier of {name} {titled(quantity, found.units)}")
+    return axes
+
+
+def _write_cells(ax: "Axes", cells: np.ndarray, norm: Any, quantity: str, units: Mapping[str, str]) -> None:
+    for i, j in np.ndindex(*cells.shape) if len(cells) <= LEGIBLE else ():
+        colour = "grey" if i == j else "white" if norm(cells[i, j]) > 0.5 else "black"
+        ax.text(j, i, shown(quantity, float(cells[i, j]), units), ha="center", va="center", color=colour)
 
 
 def lines(

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 FORMAT = 1
 PART = ".thalweg-part"  # of a folder in which a file is being written
 # a run folder that holds its result is finished
-WEIGHTS, CURVE, TRACE, SCAN, COMPARISON = (
+WEIGHTS, CURVE, TRACE, SCAN, COMPARISON, BARRIERS = (
     "weights.safetensors",
     "curve.safetensors",
     "trace.json",
     "scan.json",
     "comparison.json",
+    "barriers.json",
 )
 RUN_FIELDS = {  # of `run.json`, which describes a run
     "command": str,

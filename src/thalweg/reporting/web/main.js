@@ -32,6 +32,7 @@ function watchWidth() {
 
 showSummary();
 showCurves();
+showBarriers();
 showEnsembles();
 showBudget();
 showWalks();

@@ -101,37 +101,75 @@ function showBudget() {
 
 const MANY = 15; // the pairs of more members are shown as colours alone
 
-/** The disagreement of each pair of members; stronger colours disagree more. */
+/** A table with a row and a column for each name; stronger colours are higher values. */
+function matrix(corner, names, values, unit, highest, own = null) {
+  const dense = names.length > MANY;
+  const cell = (value, i, j) => {
+    if (i === j) return make("td", { class: "quiet" }, dense ? "" : own ? shown(own[i], unit) : "–");
+    const made = make("td", { title: `${names[i]} and ${names[j]}: ${withUnit(value, unit)}` }, dense ? "" : shown(value, unit));
+    const share = Math.round(5 + ((dense ? 95 : 45) * (value ?? 0)) / (highest || 1)); // no more, or the number could not be read
+    made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
+    return made;
+  };
+  const head = make("thead", {}, make("tr", {}, ...[corner, ...names].map((name) => make("th", { scope: "col" }, name))));
+  const rows = values.map((row, i) => make("tr", {}, make("th", { scope: "row" }, names[i]), ...row.map((v, j) => cell(v, i, j))));
+  return make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows));
+}
+
+const highestIn = (values) => extent(values.flat())?.[1] ?? 0;
+
+/** The disagreement of each pair of members. */
 function showMatrix(report) {
   const { pairs } = report;
   const figure = find("#disagreement");
   figure.hidden = !pairs.length;
   if (!pairs.length) return;
-  const highest = Math.max(...pairs.flat());
-  const dense = pairs.length > MANY;
-  const cell = (value, i, j) => {
-    if (i === j) return make("td", {}, dense ? "" : "–");
-    const text = shown(value, "%");
-    const made = make("td", { title: `${i + 1} and ${j + 1}: ${text} %` }, dense ? "" : text);
-    const share = Math.round(5 + ((dense ? 95 : 45) * value) / (highest || 1)); // no more, or the number could not be read
-    made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
-    return made;
-  };
-  const numbers = pairs.map((_, i) => make("th", { scope: "col" }, String(i + 1)));
-  const head = make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "member"), ...numbers));
-  const rows = pairs.map((row, i) =>
-    make("tr", {}, make("th", { scope: "row" }, String(i + 1)), ...row.map((v, j) => cell(v, i, j))),
-  );
-  figure.querySelector(".scroll").replaceChildren(make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows)));
+  const [names, highest] = [pairs.map((_, i) => String(i + 1)), highestIn(pairs)];
+  figure.querySelector(".scroll").replaceChildren(matrix("member", names, pairs, "%", highest));
   figure.querySelector("figcaption").textContent =
     `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "%")} on average over pairs.` +
-    (dense ? ` The strongest colour is ${withUnit(highest, "%")}; all numbers are in the CSV.` : "");
+    (names.length > MANY ? ` The strongest colour is ${withUnit(highest, "%")}; all numbers are in the CSV.` : "");
   offer(figure.querySelector(".files"), [
-    [
-      `${report.label} disagreement`,
-      () => csvOf([["member", ...pairs.map((_, i) => i + 1)], ...pairs.map((row, i) => [i + 1, ...row])]),
-    ],
+    [`${report.label} disagreement`, () => csvOf([["member", ...names], ...pairs.map((row, i) => [i + 1, ...row])])],
   ]);
+}
+
+/** Barriers between networks, as they are and aligned, side by side. */
+function showBarriers() {
+  const section = find("#barriers");
+  if (!PAGE.barriers.length) return void (section.hidden = true);
+  const state = { found: PAGE.barriers[0], shown: 0 };
+  const show = () => {
+    const { found } = state;
+    const options = found.matrices.map(({ quantity, data, unit }, index) => [String(index), titled(quantity, data, unit)]);
+    state.shown = Math.min(state.shown, options.length - 1);
+    choose(find("#barrier-quantities"), "barrier-quantity", options, String(state.shown), (index) => {
+      state.shown = Number(index);
+      showPanels(found, found.matrices[state.shown]);
+    });
+    showPanels(found, found.matrices[state.shown]);
+    offer(section.querySelector(".files"), [[`${found.label} barriers`, () => found.csv]]);
+  };
+  select(find("#matrices"), PAGE.barriers.map((found) => found.label), (index) => {
+    state.found = PAGE.barriers[index];
+    show();
+  });
+  show();
+}
+
+function showPanels(found, { quantity, data, unit, own, panels }) {
+  const highest = highestIn(Object.values(panels).flat());
+  const figures = Object.entries(panels).map(([title, values]) => {
+    const table = matrix("network", found.networks, values, unit, highest, own);
+    const host = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": `Barriers, networks ${title}` }, table);
+    const most = `The highest barrier is ${withUnit(highestIn(values), unit)}`;
+    const more = title === "aligned" && found.alignment ? `; ${found.alignment}.` : ".";
+    return make("figure", {}, make("div", { class: "title" }, make("h3", {}, sentence(title))), host, make("figcaption", {}, most + more));
+  });
+  find("#barriers .pair").replaceChildren(...figures);
+  find("#barriers-text").textContent =
+    `How far the ${titled(quantity, data, unit)} on the straight line between two networks rises above the line that joins their ` +
+    "values; on the diagonal is the value of each network. Networks can be averaged where there is no barrier.";
 }
 
 function showRuns() {

@@ -1,0 +1,136 @@
+"""thalweg barriers and soup: whether several networks can be averaged, and their average."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import thalweg as tw
+
+from ..errors import ThalwegError
+from . import options
+from .ensembles import chosen_data
+from .options import Arguments, bar, done, following
+from .page import page
+
+Networks = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...", help="Folders of `thalweg fit` or `walk`, or checkpoints: .safetensors, .pt, .ckpt."
+    ),
+]
+
+
+def barriers(
+    what: Networks,
+    task: options.Task,
+    out: options.Out,
+    align: Annotated[
+        bool,
+        typer.Option(
+            "--align", help="Measure all pairs again with the hidden units of one renumbered to match the other."
+        ),
+    ] = False,
+    points: Annotated[int, typer.Option(help="Number of points on each line, including its ends.")] = 11,
+    weight_decay: options.Decay = 0.0,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure the barriers on the straight lines between all pairs of networks: can these be averaged?
+
+    Prints a matrix for each data set and quantity (a barrier is the largest excess over the line that joins the values
+    of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
+    """
+    own = Arguments(locals())
+    from matplotlib.figure import Figure
+
+    from ..store.files import write
+
+    inputs = own.inputs
+    measured = {"weight_decay": weight_decay, "bn_batches": inputs.bn_batches, **own.running}
+    networks = _networks(own)
+    found = tw.barriers(inputs.model, networks, inputs.task, inputs.data, align=align, points=points, **measured)
+    drawn = [pair for pair in found.quantities() if pair[1] in ("loss", "error")]
+    columns = len(found.panels())
+    figure = Figure(figsize=(1.4 + 4.4 * columns, 4.4 * len(drawn)), layout="compressed")
+    for axes, (data, quantity) in zip(figure.subplots(len(drawn), columns, squeeze=False), drawn, strict=True):
+        tw.figures.barriers(found, data, quantity, axes)
+    tw.figures.save(figure, out / "barriers")
+    write(out / "barriers.csv", partial(Path.write_text, data=found.to_csv()))
+    typer.echo(found.table())
+    done(out, following(page, own.given, out, out="page.html"))
+
+
+def soup(
+    what: Networks,
+    task: options.Task,
+    out: options.Out,
+    how: Annotated[
+        Literal["greedy", "uniform"],
+        typer.Option(
+            help="Take in what does not worsen the score of the average, from the best network on; or average all.",
+            case_sensitive=False,
+        ),
+    ] = "greedy",
+    data: options.Data = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="What to choose by. [default: the error, or the loss if there is none]", show_default=False),
+    ] = None,
+    maximise: Annotated[bool, typer.Option("--maximise", help="Higher values of the metric are better.")] = False,
+    key: options.Key = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    precision: options.Precision = "fp32",
+    graph: options.Graph = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Average the weights of several networks into one, chosen by their score on held-out data.
+
+    Prints the score of each network and of each average, and writes `weights.safetensors`.
+    """
+    own = Arguments(locals())
+    from ..store.runs import Run, start_run
+
+    inputs, networks = own.inputs, _networks(own)
+    name = chosen_data(inputs.data, data)
+    start_run(out, "soup", {**own.settings, "data": name})
+    found = tw.soup(
+        inputs.model,
+        networks,
+        inputs.task,
+        inputs.data[name],
+        how=how,
+        metric=metric,
+        maximise=maximise,
+        bn_batches=inputs.bn_batches,
+        compute=own.compute,
+        progress=bar(quiet),
+    )
+    Run(out).finish(lambda folder: found.save(folder / "weights.safetensors"))
+    typer.echo(f"on '{name}'\n{found}")
+    done(out, following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
+
+
+def _networks(own: Arguments) -> "dict[str, tw.Weights]":
+    """By the names of their folders, or their paths where several have one name; members of a walk are numbered."""
+    from ..loading import load_members
+
+    what, model = own.given["what"], own.inputs.model
+    if len(set(what)) < len(what):
+        raise ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
+    short = [path.stem if path.is_file() else path.resolve().name for path in what]
+    names = short if len(set(short)) == len(short) else map(str, what)
+    found: dict[str, tw.Weights] = {}
+    for path, name in zip(what, names, strict=True):
+        members = load_members(path, model, own.given["key"])
+        several = {f"{name} {k}": member for k, member in enumerate(members, start=1)}
+        found |= several if len(members) > 1 else {name: members[0]}
+    device = next(model.parameters()).device
+    return {name: weights.to(device) for name, weights in found.items()}

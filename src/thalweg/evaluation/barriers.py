@@ -1,0 +1,143 @@
+"""Barriers: the loss on the straight lines between all pairs of several networks, as they are and aligned."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ..barrier_matrix import Barriers
+from ..batches import Batches
+from ..errors import ThalwegError, whole
+from ..results import Scan, Values, array
+from ..runtime.compute import Call, Compute, StoredResult
+from ..store.files import BARRIERS
+from ..store.runs import Run
+from ..tasks import Task, check_task
+from ..weightspace import align as alignment
+from ..weightspace.curves import Segment
+from ..weightspace.weights import Weights, check_agreement, check_list
+from .question import Facts, points_question, scan_question
+from .scan import scan
+
+Lines = dict[tuple[int, int], Scan]  # what lies between two networks, without the two
+
+
+def barriers(
+    module: nn.Module,
+    weights: Sequence[Weights] | Mapping[str, Weights],
+    task: Task,
+    data: Mapping[str, Batches] | Batches,
+    *,
+    align: bool = False,
+    points: int = 11,
+    weight_decay: float = 0.0,
+    bn_batches: Batches | None = None,
+    compute: Compute | None = None,
+    run: Run | str | Path | None = None,
+    progress: bool | None = None,
+) -> Barriers:
+    """Measure the barriers on the straight lines between all pairs of networks: whether these can be averaged.
+
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> x = torch.linspace(-1, 1, 8).reshape(-1, 1)
+        >>> networks = {name: tw.Weights.of(nn.Linear(1, 1)) for name in "abc"}
+        >>> found = tw.barriers(nn.Linear(1, 1), networks, tw.regression(), [(x, 2 * x)])
+        >>> found.matrix.shape, found.matrix.max()  # a convex loss has none
+        ((3, 3), np.float64(0.0))
+
+    Each network is measured once, and every pair at the points between the two.
+
+    Args:
+        module: A network of the same architecture; it is not changed. Measuring runs on its device.
+        weights: Two networks or more, in a list or by name.
+        task: The loss and metrics to measure.
+        data: Batches by name, or batches alone, as in `scan`; use data without augmentation.
+        align: Measure all pairs again, with the hidden units of the second network of each renumbered to match the
+            first, by their weights; see `align`. For another way to match, give networks that are already aligned.
+        points: The number of equally spaced points on each line, including its ends.
+        weight_decay: The one used in training; it is part of `loss`.
+        bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
+        compute: How to compute; see `Compute`.
+        run: A folder that stores every measured point. If the call is interrupted, the same call resumes from it.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Raises:
+        ThalwegError: If these are not at least two networks of the same kind, or as in `scan` and `align`.
+    """
+    check_task(task)
+    networks = named(weights, "a matrix of barriers", least=2)
+    points, ends = whole(points, "points", least=3), list(networks.values())
+    data = data if isinstance(data, Mapping) else {"data": data}
+    call = Call(compute or Compute(), progress)
+    how: dict[str, Any] = {"weight_decay": weight_decay, "bn_batches": bn_batches}
+    between = [i / (points - 1) for i in range(1, points - 1)]
+
+    def question() -> Facts:
+        measured = scan_question(module, ends[0], task, data, compute=call.compute, **how)
+        return {"align": align, "points": points, **points_question(ends, "list"), **measured}
+
+    def along(target: Segment | list[Weights], name: str, **where: Any) -> Scan:
+        folder = Run.of(run, f"lines/{name}")
+        return scan(module, target, task, data, compute=compute, run=folder, progress=progress, **how, **where)
+
+    def measured(_: Run | None) -> Barriers:
+        lines, matched, said = Lines(), Lines(), ""
+        for i, a in enumerate(ends[:-1]):
+            others = ends[i + 1 :]
+            aligned = alignment.align(module, a, others, task, next(iter(data.values()))) if align else []
+            for j, b in enumerate(others, start=i + 1):
+                lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", points=between)
+            for j, b in enumerate(aligned, start=i + 1):
+                matched[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}-aligned", points=between)
+                said = _share(b)
+        alone = along(ends, "ends")
+        return Barriers(
+            list(networks),
+            array([0, *between, 1]),
+            _joined(alone, lines),
+            _joined(alone, matched) if matched else {},
+            said,
+            alone.weight_decay,
+            alone.units,
+        )
+
+    return call.resumed(run, "barriers", question, StoredResult.of(BARRIERS, Barriers), measured)
+
+
+def _share(aligned: alignment.Aligned) -> str:
+    found = aligned.symmetries
+    if not found.groups:
+        return "no units of this network can be renumbered, so nothing has changed"
+    return f"{100 * found.share:.1f} % of the parameters lie in tensors whose units can be renumbered"
+
+
+def _joined(alone: Scan, lines: Lines) -> Values:
+    """Arrays of (networks, networks, points): every line with its ends, in both directions."""
+
+    def matrix(name: str, quantity: str, own: np.ndarray) -> np.ndarray:
+        between = {pair: line.values[name][quantity] for pair, line in lines.items()}
+        count, points = len(own), 2 + len(between[0, 1])
+        found = np.repeat(own, count * points).reshape(count, count, points)
+        for (i, j), values in between.items():
+            found[i, j] = [own[i], *values, own[j]]
+            found[j, i] = found[i, j, ::-1]
+        return array(found)
+
+    return {name: {q: matrix(name, q, own) for q, own in entry.items()} for name, entry in alone.values.items()}
+
+
+def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str, least: int = 1) -> dict[str, Weights]:
+    """Networks by name, or by number where they have none; raises unless all are finite points of one space."""
+    given = list(weights.values()) if isinstance(weights, Mapping) else weights
+    check_list(given, what, least)
+    names = map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1))
+    found = dict(zip(names, given, strict=True))
+    first = next(iter(found))
+    for name, each in found.items():
+        check_agreement(found[first], each, f"'{first}'", f"'{name}'")
+        if not bool(each.vector.isfinite().all()):
+            raise ThalwegError(f"{what} needs finite weights, and some of '{name}' are NaN or infinite: leave it out")
+    return found

@@ -1,0 +1,233 @@
+"""Soups: the average of the weights of several networks, of all or of those that improve it."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any, Literal
+
+from torch import nn
+
+from ..batches import Batches, not_finite
+from ..errors import ThalwegError
+from ..results import grid, shown, titled
+from ..runtime.compute import Compute
+from ..runtime.rng import seeded
+from ..tasks import Task, check_task
+from ..weightspace.batchnorm import update_bn
+from ..weightspace.weights import Weights, average
+from .barriers import named
+from .scan import scan
+
+HELD_OUT = "held-out"
+CLEAR = 0.1  # a loss this much above those of the parts, relative to the higher one, is a barrier and not noise
+Means = dict[str, float]  # quantity -> its mean over the held-out data
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Soup(Weights):
+    """The average of several networks, with batch-norm statistics of its own; printed, a table. Points made from it are
+    plain `Weights`, and so is what loads from its file, whose `made` says the same.
+
+    Attributes:
+        members: The names of the networks that went in, in that order.
+        metric: What was scored.
+        score: That of the average.
+        alone: Name -> the score of each network by itself, best first.
+        tried: Name -> the score of the average with it, in the order in which networks were tried; only what did not
+            worsen the score went in.
+    """
+
+    members: tuple[str, ...]
+    metric: str
+    score: float
+    alone: Mapping[str, float]
+    tried: Mapping[str, float]
+    units: Mapping[str, str]
+
+    def __str__(self) -> str:
+        def text(value: float | None) -> str:
+            return "-" if value is None else shown(self.metric, value, self.units)
+
+        rows = [
+            [name, text(alone), text(self.tried.get(name)), "in" if name in self.members else "out"]
+            for name, alone in self.alone.items()
+        ]
+        table = grid([titled(self.metric, self.units), "alone", "average with it", ""], rows)
+        return f"{table}\naverage of {len(self.members)}: {text(self.score)}"
+
+
+def soup(
+    module: nn.Module,
+    weights: Sequence[Weights] | Mapping[str, Weights],
+    task: Task,
+    held_out: Batches,
+    *,
+    how: Literal["greedy", "uniform"] = "greedy",
+    metric: str | None = None,
+    maximise: bool = False,
+    bn_batches: Batches | None = None,
+    compute: Compute | None = None,
+    progress: bool | None = None,
+) -> Soup:
+    """Average the weights of several networks into one, which costs no more to serve than each of them.
+
+    Examples:
+        >>> import torch, thalweg as tw
+        >>> x = torch.linspace(-1, 1, 8).reshape(-1, 1)
+        >>> networks = {slope: tw.Weights.of(nn.Linear(1, 1, bias=False)) for slope in ("1", "2.5", "9")}
+        >>> for slope, each in networks.items():
+        ...     _ = each.vector.fill_(float(slope))
+        >>> found = tw.soup(nn.Linear(1, 1, bias=False), networks, tw.regression(), [(x, 2 * x)])
+        >>> found.members, found.vector
+        (('2.5', '1'), tensor([1.7500]))
+        >>> print(found)
+        loss   alone  average with it
+        ----------------------------------
+        2.5    0.107            0.107   in
+        1      0.429            0.027   in
+        9     21.000            2.012  out
+        average of 2: 0.027
+
+    All networks and averages are measured in the same way, with statistics recomputed if `bn_batches` are given.
+
+    Args:
+        module: A network of the same architecture; it is not changed. Measuring runs on its device.
+        weights: The networks, in a list or by name.
+        task: The loss and metrics to measure.
+        held_out: Data that were neither trained on nor are tested on, to choose by.
+        how: "greedy" starts with the best network and takes the others in, from the second best on, unless the score of
+            the average becomes worse; "uniform" averages all.
+        metric: What to choose by; the task's error by default, or the loss if it has none.
+        maximise: Whether higher values of `metric` are better, as for an accuracy.
+        bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
+        compute: How to compute; see `Compute`.
+        progress: Whether to show a progress bar. By default it is shown on a terminal.
+
+    Returns:
+        The average, with its statistics.
+
+    Warns:
+        UserWarning: If the loss of an average is higher than that of its parts: there is a barrier between them. The
+            message says how high.
+
+    Raises:
+        ThalwegError: If these are not networks of the same kind, or none of them can be scored.
+    """
+    check_task(task)
+    if how not in ("greedy", "uniform"):
+        raise ThalwegError(f"a soup is 'greedy' or 'uniform'; got {how!r}")
+    networks = named(weights, "a soup")
+    norms = next(iter(networks.values())).layout.statistics
+    if norms and bn_batches is None:
+        raise ThalwegError(
+            f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: give bn_batches=, "
+            "the training batches without augmentation (a task factory: the key 'bn_batches')"
+        )
+
+    def measure(points: list[Weights]) -> list[Means]:
+        data = {HELD_OUT: held_out}
+        found = scan(module, points, task, data, bn_batches=bn_batches, compute=compute, progress=progress)
+        return [{key: float(each[k]) for key, each in found.values[HELD_OUT].items()} for k in range(len(points))]
+
+    alone = dict(zip(networks, measure(list(networks.values())), strict=True))
+    chosen = _chosen(metric, next(iter(alone.values())))
+    order = sorted(
+        _scored(alone, chosen, held_out, how), key=lambda name: alone[name][chosen] * (-1 if maximise else 1)
+    )
+    selection = Selection(networks, alone, chosen, maximise, measure)
+    (selection.greedy if how == "greedy" else selection.uniform)(order)
+    _warn(selection.barriers)
+    mean = average([networks[name] for name in selection.members])
+    mean = mean if bn_batches is None else update_bn(module, mean, bn_batches, task)
+    said: dict[str, Any] = {
+        **{"members": tuple(selection.members), "metric": chosen, "score": selection.best[chosen]},
+        **{"alone": {name: alone[name][chosen] for name in order}, "tried": selection.tried, "units": dict(task.units)},
+    }
+    return Soup(mean.layout, mean.vector, mean.buffers, mean.frozen, {"soup": {"how": how, **said}}, **said)
+
+
+class Selection:
+    """Which networks are averaged, and what was measured on the way.
+
+    Attributes:
+        members: The names of those that are in.
+        best: What was measured at their average.
+        tried: The score of the average with each network that was tried.
+        barriers: For each average whose loss is clearly above that of its parts: by how much, and a sentence.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str, Weights],
+        alone: Mapping[str, Means],
+        metric: str,
+        maximise: bool,
+        measure: Callable[[list[Weights]], list[Means]],
+    ):
+        self.networks, self.alone, self.metric, self.maximise, self.measure = networks, alone, metric, maximise, measure
+        self.members, self.best = list[str](), Means()
+        self.tried, self.barriers = dict[str, float](), list[tuple[float, str]]()
+
+    def uniform(self, order: Sequence[str]) -> None:
+        self.members, parts = list(order), [self.alone[name] for name in order]
+        self.best = self._average(self.members)
+        self._look("all", parts, [1 / len(parts)] * len(parts), self.best)
+
+    def greedy(self, order: Sequence[str]) -> None:
+        first, *others = order
+        self.members, self.best, self.tried = [first], self.alone[first], {first: self.alone[first][self.metric]}
+        for name in others:
+            found, share = self._average([*self.members, name]), 1 / (len(self.members) + 1)
+            self.tried[name], before = found[self.metric], self.best[self.metric]
+            if self.tried[name] >= before if self.maximise else self.tried[name] <= before:
+                self.members, self.best = [*self.members, name], found
+            else:
+                self._look(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
+
+    def _average(self, names: Sequence[str]) -> Means:
+        return self.measure([average([self.networks[name] for name in names])])[0]
+
+    def _look(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
+        """Note a barrier: how far the loss of an average is above the average of losses."""
+        losses = [part["loss"] for part in parts]
+        excess = found["loss"] - sum(share * loss for share, loss in zip(shares, losses, strict=True))
+        if found["loss"] > max(losses) and excess > CLEAR * abs(max(losses)):
+            own = f"{min(losses):.3g} to {max(losses):.3g}"
+            self.barriers.append((excess, f"{name} the average has a loss of {found['loss']:.3g}, its parts of {own}"))
+
+
+def _chosen(metric: str | None, measured: Means) -> str:
+    """The metric to choose by."""
+    if metric is not None and metric not in measured:
+        raise ThalwegError(f"metric is one of what the task measures, {', '.join(measured)}; got {metric!r}")
+    return metric or ("error" if "error" in measured else "loss")
+
+
+def _scored(alone: Mapping[str, Means], metric: str, held_out: Batches, how: str) -> list[str]:
+    """The networks whose score is a number."""
+    bad = [name for name, means in alone.items() if isnan(means[metric]) or isnan(means["loss"])]
+    if bad:
+        with seeded(0, held_out):
+            why = not_finite(held_out)
+        said = f"the score of {_listed(bad)} on the held-out data is not a number"
+        if why or how == "uniform" or len(bad) == len(alone):
+            advice = f"{why}, so clean the data" if why else "leave out what has diverged"
+            raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")
+        warnings.warn(f"{said}: left out", stacklevel=3)
+    return [name for name in alone if name not in bad]
+
+
+def _warn(barriers: Sequence[tuple[float, str]]) -> None:
+    if barriers:
+        excess, which = max(barriers)
+        more = f" (and {len(barriers) - 1} more)" if len(barriers) > 1 else ""
+        warnings.warn(
+            f"averaging cannot work across a barrier, and there is one of {excess:.3g}: with {which}{more}; "
+            "barriers(..., align=True) shows which networks can be averaged, and which can be after align",
+            stacklevel=3,
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

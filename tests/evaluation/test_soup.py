@@ -1,0 +1,227 @@
+"""Soups against closed forms and a plain greedy loop."""
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from zoo import ZOO, bits, same_bits
+
+import thalweg as tw
+
+X = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(-1, 1)
+MEAN = float(X.square().mean())
+
+
+def one_weight():
+    return nn.Linear(1, 1, bias=False).double()
+
+
+def slopes(*values):
+    """Networks of one weight, whose squared error against 2 x is (slope - 2)^2 times the mean of x^2."""
+    found = {}
+    for value in values:
+        module = one_weight()
+        nn.init.constant_(module.weight, value)
+        found[str(value)] = tw.Weights.of(module)
+    return found
+
+
+def soup(networks, task=None, **settings):
+    return tw.soup(one_weight(), networks, task or tw.regression(), [(X, 2 * X)], **settings)
+
+
+def test_greedy_takes_what_helps_from_the_best_on():
+    found = soup(slopes(9.0, 1.0, 2.5))
+    assert found.members == ("2.5", "1.0")
+    assert list(found.alone) == ["2.5", "1.0", "9.0"]
+    assert found.metric == "loss"
+    assert float(found.vector) == 1.75
+    assert found.score == pytest.approx(0.25**2 * MEAN)
+    averages = {"2.5": 2.5, "1.0": 1.75, "9.0": 12.5 / 3}
+    assert found.tried == pytest.approx({name: (slope - 2) ** 2 * MEAN for name, slope in averages.items()})
+
+
+def test_uniform_is_the_mean_of_all():
+    found = soup(slopes(9.0, 1.0, 2.5), how="uniform")
+    assert sorted(found.members) == ["1.0", "2.5", "9.0"]
+    assert float(found.vector) == pytest.approx(12.5 / 3)
+    assert found.score == pytest.approx((12.5 / 3 - 2) ** 2 * MEAN)
+
+
+def test_ties_go_in_in_the_order_given():
+    task = tw.Task(lambda outputs, targets: torch.zeros_like(outputs).flatten(), metrics={})
+    assert soup(slopes(3.0, 1.0, 2.0), task).members == ("3.0", "1.0", "2.0")
+
+
+def test_a_single_network_is_itself():
+    networks = slopes(1.0)
+    found = soup(networks)
+    assert (found.members, float(found.vector)) == (("1.0",), 1.0)
+
+
+def plain_greedy(points, batches):
+    """The algorithm of the paper in plain torch: errors of every network, then of every average."""
+
+    def error(members):
+        net = ZOO["mlp"].module(9)
+        net.load_state_dict({k: torch.stack([w.state_dict()[k] for w in members]).mean(0) for k in net.state_dict()})
+        with torch.no_grad():
+            return float(torch.cat([(net(x).argmax(1) != y).double() for x, y in batches]).mean())
+
+    order = sorted(range(len(points)), key=lambda k: error([points[k]]))
+    members, best = order[:1], error([points[order[0]]])
+    for k in order[1:]:
+        if (new := error([points[m] for m in (*members, k)])) <= best:
+            members, best = [*members, k], new
+    return members, best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_greedy_is_the_plain_loop(seed):
+    animal = ZOO["mlp"]
+    batches, base = animal.batches(), tw.Weights.of(animal.module(seed))
+    torch.manual_seed(seed)
+    points = [base] * 5
+    for k in range(5):
+        module = animal.module(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.5 * torch.randn_like(parameter))
+        points[k] = tw.Weights.of(module)
+    members, best = plain_greedy(points, batches)
+    with warnings.catch_warnings(action="ignore"):
+        found = tw.soup(animal.module(9), points, animal.task, batches)
+    assert found.members == tuple(str(k + 1) for k in members)
+    assert found.metric == "error"
+    assert found.score == pytest.approx(best)
+
+
+def test_statistics_are_those_of_the_average():
+    animal = ZOO["conv_bn"]
+    [batch, *_] = animal.batches()
+    points = [tw.Weights.of(animal.module(seed)) for seed in (1, 2)]
+    with warnings.catch_warnings(action="ignore"):
+        found = tw.soup(animal.module(9), points, animal.task, [batch], how="uniform", bn_batches=[batch])
+    net = animal.module(9)
+    net.load_state_dict({k: v for k, v in found.state_dict().items() if "running" not in k}, strict=False)
+    for layer in (layer for layer in net.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)):
+        layer.momentum = 1.0
+    with torch.no_grad():
+        net.train()(batch[0])
+        losses = cross_entropy(net.eval()(batch[0]), batch[1])
+    for name, value in ((name, value) for name, value in net.state_dict().items() if "num_batches" not in name):
+        assert torch.allclose(found.state_dict()[name].double(), value.double(), atol=1e-12), name
+    scored = tw.soup(animal.module(9), [found], animal.task, [batch], metric="loss", bn_batches=[batch])
+    assert scored.score == pytest.approx(float(losses))
+
+
+def test_the_metric_is_chosen_by_name_and_direction():
+    task = tw.Task(
+        lambda outputs, targets: (outputs - targets).square().flatten(),
+        metrics={"steepness": lambda outputs, targets: outputs.abs().flatten()},
+    )
+    assert soup(slopes(9.0, 1.0, 2.5), task).metric == "loss"
+    assert soup(slopes(9.0, 1.0, 2.5), task, metric="steepness").members == ("1.0",)
+    steepest = soup(slopes(9.0, 1.0, 2.5), task, metric="steepness", maximise=True)
+    assert list(steepest.alone) == ["9.0", "2.5", "1.0"]
+    assert steepest.members == ("9.0",)
+
+
+@pytest.mark.parametrize("how", ["greedy", "uniform"])
+def test_a_barrier_is_a_warning_with_its_height(how):
+    """A loss with minima at slopes of 1 and of -1: (slope^2 - 1)^2."""
+    networks = slopes(0.9, -0.8)
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
+    own = [(slope**2 - 1) ** 2 for slope in (0.9, -0.8)]
+    middle = (0.05**2 - 1) ** 2
+    with pytest.warns(UserWarning, match="averaging cannot work across a barrier") as seen:
+        found = tw.soup(one_weight(), networks, task, [(x, x)], how=how)
+    said = str(seen[0].message)
+    assert float(re.search(r"there is one of ([\d.]+)", said)[1]) == pytest.approx(middle - sum(own) / 2, rel=1e-2)
+    assert f"a loss of {middle:.3g}, its parts of {min(own):.3g} to {max(own):.3g}" in said
+    assert len(found.members) == (1 if how == "greedy" else 2)
+
+
+def test_networks_of_one_basin_do_not_warn():
+    soup(slopes(1.5, 1.0, 9.0))
+    soup(slopes(1.5, 1.0, 9.0), how="uniform")
+
+
+def overflowing():
+    """Not a number for steep networks."""
+    return tw.Task(
+        lambda outputs, targets: (outputs - targets).square().flatten(),
+        metrics={
+            "odd": lambda outputs, targets: torch.where(outputs.abs().max() > 3, torch.nan, outputs.abs()).flatten()
+        },
+    )
+
+
+def test_a_network_without_a_score_is_left_out():
+    with pytest.warns(UserWarning, match="the score of '9.0' on the held-out data is not a number: left out"):
+        found = soup(slopes(9.0, 1.0, 2.5), overflowing(), metric="odd")
+    assert list(found.alone) == ["1.0", "2.5"]
+
+
+BAD = {
+    "NaN in a uniform soup": (
+        {"weights": slopes(9.0, 1.0), "task": overflowing(), "metric": "odd", "how": "uniform"},
+        "the score of '9.0' on the held-out data is not a number: leave out what has diverged",
+    ),
+    "all are NaN": (
+        {"weights": slopes(9.0, 8.0), "task": overflowing(), "metric": "odd"},
+        "the score of '9.0', '8.0' on the held-out data is not a number",
+    ),
+    "no networks": ({"weights": []}, "a soup needs a list of at least 1 Weights"),
+    "another network": (
+        {"weights": {**slopes(1.0), "b": tw.Weights.of(nn.Linear(2, 1).double())}},
+        "'1.0' and 'b' do not describe the same network",
+    ),
+    "no labels": (
+        {"held_out": [(X, None)]},
+        "those of this batch are None: give data with labels",
+    ),
+    "no such metric": ({"metric": "accuracy"}, "what the task measures, loss, data_loss; got 'accuracy'"),
+    "no such way": ({"how": "best"}, "a soup is 'greedy' or 'uniform'; got 'best'"),
+    "an iterator": ({"held_out": iter([(X, X)])}, "the batches of 'held-out' must have a length"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_a_sentence(case):
+    change, message = BAD[case]
+    given = {"weights": slopes(1.0, 2.5), "task": tw.regression(), "held_out": [(X, 2 * X)], **change}
+    with pytest.raises(tw.ThalwegError) as error:
+        tw.soup(one_weight(), **given)
+    assert message in str(error.value)
+
+
+def test_data_with_nan_are_named():
+    with (
+        pytest.warns(UserWarning, match="holds NaN"),
+        pytest.raises(tw.ThalwegError, match="item 0 of batch 1 holds NaN"),
+    ):
+        tw.soup(one_weight(), slopes(1.0, 2.0), tw.regression(), [(X * torch.nan, X)])
+
+
+def test_batch_norm_needs_batches():
+    animal = ZOO["conv_bn"]
+    with pytest.raises(tw.ThalwegError, match="has no statistics of its own: give bn_batches="):
+        tw.soup(animal.module(9), list(animal.ends()), animal.task, animal.batches())
+
+
+def test_a_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):
+    module = one_weight()
+    before = bits(module)
+    found = tw.soup(module, slopes(9.0, 1.0, 2.5), tw.regression(), [(X, 2 * X)])
+    assert same_bits(before, bits(module))
+    found.save(tmp_path / "soup.safetensors")
+    made = tw.Weights.load(tmp_path / "soup.safetensors").made["soup"]
+    assert made["how"] == "greedy"
+    assert made["members"] == ["2.5", "1.0"]
+    assert made["alone"]["9.0"] == pytest.approx(49 * MEAN)
+    assert str(found).splitlines()[-1] == f"average of 2: {0.0625 * MEAN:.3f}"
