@@ -40,6 +40,11 @@ def together(processes):
     tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))
     told = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
     found["losses"] = torch.tensor(told, dtype=torch.float64)
+    seen = []  # by rank 0 alone, though t is that of all
+    how = {"same_t": True, "on_epoch": seen.append if processes.first else None, **settings(animal)}
+    tw.connect(animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), **how)
+    told = processes.once(lambda: [[entry["loss"], entry["t"]] for entry in seen])
+    found["reported"] = torch.tensor(told, dtype=torch.float64)
     scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     return found

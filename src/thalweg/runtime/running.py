@@ -15,6 +15,7 @@ from ..errors import during
 from ..evaluation.question import Facts
 from ..store.runs import Interrupts, Run, versions
 from ..training.checkpoint import Course
+from ..training.loop import OnEpoch
 from ..training.question import QUESTIONS
 from ..training.step import Step
 from .accelerated import Accelerated
@@ -59,9 +60,13 @@ class Live:
         if step.distributed is not None:
             step.distributed.wishes = self._wishes
 
-    def resume(self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any) -> Course:
+    def resume(
+        self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any, on_epoch: OnEpoch | None
+    ) -> Course:
         """The progress of the run: from its folder, or from the start."""
-        self.course = Course(self.run, self.step.plain, observer, batches, passes, self.context, self.step.optimizer)
+        self.course = Course(
+            self.run, self.step.plain, observer, batches, passes, self.context, self.step.optimizer, on_epoch
+        )
         self.bar.done = self.course.done
         if self.step.distributed is not None:
             self.step.distributed.done = self.course.done

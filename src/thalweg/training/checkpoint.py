@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches
-from ..errors import ThalwegError
+from ..errors import ThalwegError, during
 from ..object_state import ABSENT, moved, numbered, walk
 from ..runtime.compute import Context
-from ..runtime.rng import Snapshot, capture, reinstate
+from ..runtime.rng import Snapshot, capture, reinstate, undisturbed
 from ..store.files import reading
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
-from .loop import Observer
+from .loop import Observer, OnEpoch
 from .side_state import Extra, OptimizerExtra
-from .step import Moved, Step
+from .step import Bends, Moved, Step
 
 PART, NUMBER = "/", "#"  # before the number of a parameter, and after the name of state that is a plain number
 
@@ -40,12 +40,16 @@ class Course:
         passes: Callable[[], Iterator[Any]],
         context: Context,
         optimizer: OptimizerExtra,
+        on_epoch: OnEpoch | None = None,
     ):
         self.run, self.step, self.observer, self.batches, self.passes = run, step, observer, batches, passes
-        self.slot, self.optimizer = context.slot, optimizer
+        self.slot, self.optimizer, self.processes, self.on_epoch = context.slot, optimizer, context.processes, on_epoch
+        self.reports = context.processes.once(lambda: on_epoch is not None)  # rank 0 decides
         self.epoch, self.within, self.done = 1, 0, 0
         self.losses: list[Tensor] = []
+        self.drawn: list[float | Tensor] = []  # the t of each step, along a curve
         self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
+        self.earlier_t = 0.0
         self.clock = time.monotonic()
         self.first: Snapshot = capture(batches) if run is not None else {}
         self.beginning = self.present = self.first
@@ -77,28 +81,62 @@ class Course:
     def count(self, loss: Tensor) -> None:
         self.done += 1
         self.within += 1
-        if self.run is not None:
+        if self.run is not None or self.reports:
+            t = self.step.motion.t
             self.losses.append(loss)
+            self.drawn += [] if t is None else [t.clone() if isinstance(t, Tensor) else t]
+        if self.run is not None:
             self.extra.look()
 
     def after_epoch(self, lr: float) -> None:
-        ended = self.epoch
+        ended, entry = self.epoch, self._entry(lr) if self.reports else {}
         if self.run is not None:
             number = self.slot.running() if self.slot is not None else 1
-            entry = {
+            line = {
                 "epoch": ended,
                 "iteration": self.done,
                 "lr": lr,
                 "loss": self._total() / self.within,
                 "seconds": round(time.monotonic() - self.clock, 3),
             }
-            self.run.append(LOG, entry | ({"at_once": number} if number > 1 else {}))
+            self.run.append(LOG, line | ({"at_once": number} if number > 1 else {}))
         self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
+        self.drawn, self.earlier_t = [], 0.0
         if self.run is not None and self.run.due(ended):
             self.save()
+        if self.reports:
+            self._report(entry)
+
+    def _entry(self, lr: float) -> dict[str, float]:
+        """What `on_epoch` gets; the loss is that of all ranks already, t that of each."""
+        seconds = time.monotonic() - self.clock
+        loss = self._total() / self.within
+        entry = {"epoch": self.epoch, "iteration": self.done, "loss": loss, "rate": float(lr), "seconds": seconds}
+        if not isinstance(self.step.motion, Bends):
+            return entry
+        every = self.processes.gather(self._total_t() / self.within)
+        return {**entry, "t": sum(every) / len(every)}
+
+    def _report(self, entry: dict[str, float]) -> None:
+        """Call `on_epoch` without a trace in the training; if it raises, a resumed run starts after this epoch."""
+
+        def call() -> None:
+            assert self.on_epoch is not None
+            with during("calling on_epoch"), undisturbed(self.batches), torch.enable_grad():
+                self.on_epoch(entry)
+
+        try:
+            self.processes.once(call)
+        except BaseException:
+            if self.run is not None:
+                self.save()
+            raise
 
     def _total(self) -> float:
         return self.earlier + sum(torch.stack(self.losses).tolist() if self.losses else [])
+
+    def _total_t(self) -> float:
+        return self.earlier_t + sum(map(float, self.drawn))
 
     def _others(self) -> set[str]:
         """Names of what the data hold now and cannot be saved, though it was a plain value at first, such as None."""
@@ -115,6 +153,7 @@ class Course:
             "within": self.within,
             "done": self.done,
             "losses": self._total(),
+            "t": self._total_t(),
             "beginning": {name: beginning.get(name, ABSENT) for name in names},
             "present": {name: present.get(name, ABSENT) for name in names},
             "step": state_of(self.step),
@@ -130,6 +169,7 @@ class Course:
         self.extra.set_state(state["extra"])
         self.optimizer.set_state(state["optimizer"])
         self.epoch, self.within, self.done, self.earlier = (state[key] for key in ("epoch", "within", "done", "losses"))
+        self.earlier_t = state.get("t", 0.0)  # states of 0.1.0 have none
         self.moved = set(state["present"])
         self.beginning, self.present = self.first | state["beginning"], self.first | state["present"]
         reinstate(self.present, self.batches)

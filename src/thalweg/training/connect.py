@@ -13,7 +13,7 @@ from ..store.files import CURVE
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from .loop import Observer, Settings, train
+from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory, Schedule
 from .step import Bends, UniformBends
 
@@ -40,6 +40,7 @@ def connect(
     compute: Compute | None = None,
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Curve:
     """Train the bends of a curve so that the loss is low all along it.
 
@@ -76,6 +77,9 @@ def connect(
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
+        on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` and `t` (means over the epoch),
+            `rate` and `seconds`. Nothing that it draws affects the training, and a resumed run calls it for the epochs
+            that remain. Of several processes, the first calls it.
 
     Returns:
         The trained curve. The one passed in is left as it was.
@@ -92,7 +96,7 @@ def connect(
         raise ThalwegError("a Segment has nothing to train: scan it, or connect a Bezier or a PolyChain instead")
     for t in (0.0, 1.0):
         curve.checked_coefficients(t)
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch)
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:

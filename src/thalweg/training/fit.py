@@ -15,7 +15,7 @@ from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
-from .loop import Observer, Settings, train
+from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory, Schedule
 from .step import Network
 
@@ -41,6 +41,7 @@ def fit(
     compute: Compute | None = None,
     run: "Run | str | Path | None" = None,
     progress: bool | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Weights:
     """Train a network and return its weights; the module itself is left as it was.
 
@@ -70,6 +71,9 @@ def fit(
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
+        on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over the epoch), `rate`,
+            and `seconds`. Nothing that it draws affects the training, and a resumed run calls it for the epochs that
+            remain. Of several processes, the first calls it.
 
     Returns:
         The trained weights.
@@ -80,7 +84,7 @@ def fit(
     Warns:
         Stalled: If the network still answers the same for every input after a tenth of the training.
     """
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch)
     call = Call(compute or Compute(), progress)
     keep, epochs = several(keep, "keep", whole), settings.epochs
     if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:

@@ -1,6 +1,6 @@
 """The training loop: epochs, learning rate, and what happens when the loss is not finite."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ from .step import Motion, Step
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
     from ..store.runs import Run
+
+
+OnEpoch = Callable[[dict[str, float]], object]
 
 
 class Observer:
@@ -52,16 +55,23 @@ class Settings:
     optimizer: OptimizerFactory | None
     clip: float | None
     seed: int
+    on_epoch: OnEpoch | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "weight_decay", "clip"):
-            if getattr(self, name) is not None or name in ("momentum", "weight_decay"):
-                object.__setattr__(self, name, number(getattr(self, name), name))
-        object.__setattr__(self, "seed", whole(self.seed, "seed"))
-        object.__setattr__(self, "epochs", whole(self.epochs, "epochs", least=1))
+        checked = {
+            **{name: number(getattr(self, name), name) for name in ("momentum", "weight_decay")},
+            **{
+                name: number(value, name) for name, value in (("lr", self.lr), ("clip", self.clip)) if value is not None
+            },
+            "seed": whole(self.seed, "seed"),
+            "epochs": whole(self.epochs, "epochs", least=1),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         for name, fits, rule in (
             ("schedule", self.schedule is None or callable(self.schedule), "a function (see help(thalweg.fit))"),
             ("optimizer", self.optimizer is None or callable(self.optimizer), "a function (see help(thalweg.fit))"),
+            ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("lr", self.schedule is not None or (self.lr or 0) > 0, "above 0, or a schedule given"),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
@@ -101,7 +111,7 @@ def train(
     with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:
         motion.probe.module.train()
         observer.begin(live.step, steps)
-        course = live.resume(batches, passes, observer)
+        course = live.resume(batches, passes, observer, settings.on_epoch)
         lr = schedule(course.done) if course.done else 0.0
         while course.epoch <= settings.epochs:
             watch = _Watch(motion)

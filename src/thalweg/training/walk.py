@@ -26,7 +26,7 @@ from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
-from .loop import Observer, Settings, train
+from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory
 from .question import method_table, training_question
 from .step import Network
@@ -54,6 +54,7 @@ def walk(
     compute: Compute | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Walk:
     """Continue training under a method's learning rate and collect networks on the way.
 
@@ -85,6 +86,9 @@ def walk(
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
+        on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over the epoch), `rate`,
+            `seconds`, and with several starts `start`. Nothing that it draws affects the training, and a resumed run
+            calls it for the epochs that remain. Of several processes, the first calls it.
 
     Returns:
         The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
@@ -97,7 +101,7 @@ def walk(
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
     plan = method.plan(count(batches), whole(epochs, "epochs", least=1))
-    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed)
+    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch)
     call, watch = Call(compute or Compute(), progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
     pooled: list[Story] = []
@@ -123,6 +127,8 @@ def walk(
         observer, here = WalkObserver(plan, task, watch, made, folder, call, starts[number]), starts[number]
         label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
         settings = replace(common, seed=common.seed + number * APART)
+        if on_epoch is not None and len(starts) > 1:
+            settings = replace(settings, on_epoch=lambda entry: on_epoch({"start": number + 1, **entry}))
         try:
             motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, call.compute))
             train(motion, task, batches, settings, call, label, observer, folder)
