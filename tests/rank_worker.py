@@ -30,6 +30,8 @@ def together(processes):
             )
             found[f"{name} {loss}"] = torch.stack([bend.vector for bend in curve.bends])
         found[f"{name} clipped"] = tw.fit(module, animal.task, batches, clip=0.1, **settings(animal)).vector
+        own = {"optimizer": torch.optim.AdamW, "accumulate": 2, **settings(animal, weight_decay=0.0)}
+        found[f"{name} accumulated"] = tw.fit(module, animal.task, batches, **own).vector
         scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=7, progress=False)
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
     animal = ZOO["mlp"]

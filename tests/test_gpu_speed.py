@@ -316,6 +316,17 @@ def test_curves_with_our_kernels_are_those_of_plain_torch(bends, clip, replays):
     assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", [None, in_groups])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_captured_steps_accumulate_as_eager_ones(optimizer, clip, replays):
+    animal, found = ZOO["mlp"], []
+    for compute in (Compute(), EAGER):
+        settings = {"lr": 0.01, "optimizer": optimizer, "clip": clip, "accumulate": 2, "compute": compute}
+        found.append(tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=8, **settings).vector)
+    assert len(replays) >= 8  # of two batches, and of the third alone
+    assert torch.allclose(*found, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, in_groups])
 @pytest.mark.parametrize("bends", [1, 3])
 def test_curves_by_adam_with_our_kernel_are_those_of_plain_torch(bends, optimizer, replays):

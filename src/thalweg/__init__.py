@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .training.fit import fit
     from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
-    from .training.walk_methods import FGE, SWA, Iterations, Snapshot
+    from .training.walk_methods import FGE, SWA, Iterations, Snapshot, WarmupCosine
     from .weightspace.align import align
     from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
@@ -60,7 +60,7 @@ _HOMES = {
     "training.compare": ("Independent", "compare"),
     "training.connect": ("connect",),
     "training.fit": ("fit",),
-    "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot"),
+    "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot", "WarmupCosine"),
     "training.own_loop": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
     "weightspace.align": ("align",),
@@ -75,12 +75,12 @@ _MODULES = {"data": "paper.data", "figures": "reporting.figures", "models": "pap
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "Barriers", "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble",
-    "FGE", "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
-    "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "Weights",
-    "align", "average", "barriers", "classification", "compare", "connect", "curve_ensemble", "data", "distributed",
-    "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "soup", "symmetries", "together",
-    "update_bn", "walk",
+    "Barriers", "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
+    "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
+    "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "WarmupCosine",
+    "Weights", "align", "average", "barriers", "classification", "compare", "connect", "curve_ensemble", "data",
+    "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "soup", "symmetries",
+    "together", "update_bn", "walk",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from zoo import ZOO
 import thalweg as tw
 from thalweg.batches import mapped, tensors_in
 from thalweg.runtime import cuda_graphs, fused
+from thalweg.runtime.accumulated import Accumulated, Parts
 from thalweg.runtime.captured import Captured
 from thalweg.runtime.cuda_graphs import _Form
 from thalweg.runtime.fused import adam_scales
@@ -105,6 +106,21 @@ def test_captured_steps_are_plain_steps(name, kind, clip, replays):
     fast, after, call = trained(Captured, kind, ZOO[name], clip=clip)
     assert call.replay.active
     assert len(replays) == len(RATES) - 2  # the first two run as they are
+    torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-13)
+    assert after == pytest.approx(before, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["network", "uniform", "arclength"])
+def test_captured_steps_accumulate(kind, replays):
+    def accumulating(wrap):
+        moving, animal = motion(kind, ZOO["mlp"]), ZOO["mlp"]
+        step = Step(moving, animal.task, made(moving, None), 0.01, 0.1)
+        Accumulated(step)
+        call, parts = wrap(step), Parts(animal.batches())
+        return [float(call(parts, lr)) for lr in RATES], torch.stack(moving.vectors).clone()
+
+    (before, plain), (after, fast) = accumulating(lambda step: step), accumulating(Captured)
+    assert len(replays) == len(RATES) - 2
     torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-13)
     assert after == pytest.approx(before, rel=1e-12)
 

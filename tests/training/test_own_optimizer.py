@@ -104,7 +104,7 @@ def test_parameter_groups_alone_are_trained_by_sgd():
     assert torch.equal(ours.vector, tw.Weights.of(module).vector)
 
 
-def naive_curve(animal, curve, ts, optimizer, penalty=0.0):
+def naive_curve(animal, curve, ts, optimizer, penalty=0.0, batches=None):
     """Bends as tensors of their own, phi(t) by functional_call, all gradients by autograd."""
     module, layout = animal.module(1), curve.layout
     module.train()
@@ -112,7 +112,7 @@ def naive_curve(animal, curve, ts, optimizer, penalty=0.0):
     made = plainly(optimizer, [pair for bend in bends for pair in zip(layout.names, bend, strict=True)])
     given = [group["lr"] for group in made.param_groups]
     ends = [list(layout.split(end.vector).values()) for end in (curve.start, curve.end)]
-    for i, (t, batch) in enumerate(zip(ts, animal.batches() * 3, strict=True), start=1):
+    for i, (t, batch) in enumerate(zip(ts, (batches or animal.batches()) * 3, strict=True), start=1):
         for group, own in zip(made.param_groups, given, strict=True):
             group["lr"] = rate(i) * (own / given[0])
         made.zero_grad()
@@ -140,6 +140,22 @@ def test_connect_is_a_naive_loop(name, optimizer, penalty):
     ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
     theirs = naive_curve(animal, curve, ts[2:11], chosen, penalty)
     torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw in groups"])
+@pytest.mark.parametrize("name", ["mlp", "frozen", "tied_lstm"])
+def test_accumulating_on_a_curve_is_a_naive_loop_over_larger_batches(name, optimizer):
+    """Two batches at one t, and the third of each epoch alone."""
+    animal, chosen, ts = ZOO[name], OPTIMIZERS[optimizer], []
+    curve = tw.PolyChain(*animal.ends(), 2)
+    recorded, plain = tw.PolyChain(*animal.ends(), 2), curve.coefficients
+    recorded.coefficients = lambda t: ts.append(t) or plain(t)
+    settings = {"epochs": 3, "schedule": rate, "optimizer": chosen, "accumulate": 2}
+    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
+    first, second, third = animal.batches()
+    larger = [tuple(torch.cat(pair) for pair in zip(first, second, strict=True)), third]
+    theirs = naive_curve(animal, curve, ts[2:8], chosen, batches=larger)
+    torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-11)
 
 
 def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():

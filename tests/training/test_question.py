@@ -282,6 +282,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         {"optimizer": adam(0.9)},
         r"the optimizer's betas was \(0.9, 0.999\) and is \(0.9, 0.9\)",
     ),
+    "fit: accumulated batches": (
+        fit,
+        {"accumulate": 2},
+        {"accumulate": 3},
+        "accumulate was 2 and is 3",
+    ),
     "fit: optimizer class": (
         fit,
         {"optimizer": torch.optim.Adam},

@@ -43,14 +43,11 @@ def calls(animal, task, batches):
     module = animal.module(1)
     return {
         "fit": lambda run: tw.fit(module, task, batches, epochs=4, lr=0.1, keep=[2], run=run, **common),
-        "adam": lambda run: tw.fit(
-            module, task, batches, epochs=4, lr=0.01, optimizer=torch.optim.Adam, run=run, **common
-        ),
         "connect": lambda run: tw.connect(
             module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common
         ),
         "adamw": lambda run: tw.connect(
-            module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.01, optimizer=in_groups, run=run, seed=3
+            module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.01, optimizer=in_groups, accumulate=2, run=run
         ),
         "arclength": lambda run: tw.connect(
             module, tw.PolyChain(a, b), task, batches, epochs=4, lr=0.1, loss="arclength", run=run, **common
@@ -95,7 +92,7 @@ def same(one, two):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", ["conv_bn", "dropout", "channels_last"])
-@pytest.mark.parametrize("call", ["fit", "adam", "connect", "arclength", "walk"])
+@pytest.mark.parametrize("call", ["fit", "adamw", "connect", "arclength", "walk"])
 def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
     animal = ZOO[name]
     whole = bits_of(calls(animal, animal.task, loader(animal, own))[call](None))
@@ -110,7 +107,7 @@ def test_stopping_at_any_step_changes_nothing(call, name, own, tmp_path):
 
         folder = tmp_path / str(stop)
         task = tw.Task(animal.task.loss, predict)
-        if call != "walk":
+        if call not in ("walk", "adamw"):  # whose steps are not those of one run, or not those of one batch
             with pytest.raises(
                 Stopped, match=rf"stopped by SIGTERM after step {stop}, in epoch .*: make the same call again to resume"
             ):

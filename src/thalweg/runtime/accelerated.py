@@ -13,6 +13,7 @@ from ..training.side_state import OptimizerExtra
 from ..training.step import Bends, Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
+from .accumulated import Parts
 from .compute import Compute, Context
 from .threads import few_threads
 
@@ -57,7 +58,7 @@ class Accelerated:
     def __call__(self, batch: Any, lr: float) -> Tensor:
         with explained(self.plain.probe.module, batch):
             if self.compiled is not None:
-                self.compiled.before(batch)
+                self.compiled.before(batch[0] if isinstance(batch, Parts) else batch)
             step = self._step if self.proven else self._watched
             self.proven = True
             return step(batch, lr)

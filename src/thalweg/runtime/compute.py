@@ -178,20 +178,23 @@ class Call:
         return self.context.processes
 
     def running(
-        self, step: "Step", batches: Batches, seed: int, total: int, label: str, run: "Run | None"
+        self, step: "Step", batches: Batches, settings: "Settings", total: int, label: str, run: "Run | None"
     ) -> "AbstractContextManager[Live]":
         """The context in which a training loop of `total` steps runs, with the accelerators that suit its step."""
         from .running import running
 
-        return running(step, self, batches, seed, total, label, run)
+        return running(step, self, batches, settings, total, label, run)
 
     def source(
-        self, batches: Batches, device: torch.device
+        self, batches: Batches, device: torch.device, accumulate: int = 1
     ) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-        """How to iterate over the batches once, and how to make a batch on the device from each item."""
-        from .transfer import source
+        """How to iterate over the batches once, several for each update if gradients are accumulated, and how to make a
+        batch on the device from each.
+        """
+        from .transfer import in_parts, source
 
-        return source(batches, device)
+        passes, make = source(batches, device)
+        return (in_parts(passes, accumulate) if accumulate > 1 else passes), make
 
     def own_optimizer(self, motion: "Motion", settings: "Settings") -> "Optimizer":
         """The optimizer that a user gave, for the parameters of what is trained."""

@@ -23,6 +23,7 @@ from ..store.facts import differences, is_fact
 from ..store.files import digest
 from ..training.step import Bends, Step
 from ..weightspace.layout import batch_norms
+from .accumulated import Parts
 from .compute import Processes, present
 from .rng import seeded
 
@@ -53,6 +54,10 @@ class Ranks:
 
     def share(self, batch: Any) -> tuple[Any, bool]:
         """This rank's part of a batch; if there are too few examples, one of them, and False: it has weight zero."""
+        if isinstance(batch, Parts):
+            shares = [self.share(part) for part in batch]
+            own = [part for part, counts in shares if counts]
+            return Parts(own or [shares[0][0]]), bool(own)
         length = next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), 0)
         if not length:
             raise ThalwegError(

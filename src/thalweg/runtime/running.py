@@ -15,7 +15,7 @@ from ..errors import during
 from ..evaluation.question import Facts
 from ..store.runs import Interrupts, Run, versions
 from ..training.checkpoint import Course
-from ..training.loop import OnEpoch
+from ..training.loop import OnEpoch, Settings
 from ..training.question import QUESTIONS
 from ..training.step import Step
 from .accelerated import Accelerated
@@ -95,15 +95,19 @@ class Live:
 
 @contextmanager
 def running(
-    step: Step, call: Call, batches: Batches, seed: int, total: int, label: str, run: Run | None
+    step: Step, call: Call, batches: Batches, settings: Settings, total: int, label: str, run: Run | None
 ) -> Iterator[Live]:
     """Everything that surrounds a loop of `total` steps."""
     processes, slot, device = call.processes, call.context.slot, step.probe.device
     call.compute.check(device)
     with ExitStack() as stack:
-        stack.enter_context(seeded(seed, batches, world=None if slot is None else slot.world))
+        stack.enter_context(seeded(settings.seed, batches, world=None if slot is None else slot.world))
         stack.enter_context(aside(device, call.context.stream))
-        accelerated = Accelerated(step, call.context, call.compute, seed, total)
+        if settings.accumulate > 1:
+            from .accumulated import Accumulated
+
+            Accumulated(step)
+        accelerated = Accelerated(step, call.context, call.compute, settings.seed, total)
         stack.callback(accelerated.close)
         bar = stack.enter_context(Progress(label, total, call.progress))
         interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))

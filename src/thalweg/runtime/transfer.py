@@ -1,12 +1,14 @@
 """How batches reach the device: from pinned memory on a separate stream, or made there."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..batches import Batches, count, mapped, to_device
 from ..errors import ThalwegError
+from .accumulated import Parts
 from .cuda_graphs import side_stream
 
 
@@ -48,6 +50,17 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
     ):
         return lambda: _whole(batches.draws(), len(batches)), batches.make
     return lambda: moved(batches, device), lambda batch: batch
+
+
+def in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Callable[[], Iterator[Parts]]:
+    """So many batches at a time; at the end of an epoch what is left."""
+
+    def grouped() -> Iterator[Parts]:
+        batches = passes()
+        while parts := Parts(islice(batches, number)):
+            yield parts
+
+    return grouped
 
 
 def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:

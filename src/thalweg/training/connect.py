@@ -19,6 +19,7 @@ from .step import Bends, UniformBends
 
 if TYPE_CHECKING:
     from ..store.runs import Run
+    from .walk_methods import Method
 
 
 def connect(
@@ -31,9 +32,10 @@ def connect(
     lr: float | None = None,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
-    schedule: Schedule | None = None,
+    schedule: "Schedule | Method | None" = None,
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
+    accumulate: int = 1,
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
     same_t: bool = False,
@@ -64,12 +66,15 @@ def connect(
         lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty, applied at the point phi(t) of the curve; see `optimizer` for decay of the bends.
-        schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
+        schedule: Maps the iteration, counted from 1, to a learning rate; or `WarmupCosine(lr_max, warmup)`. Replaces
+            `lr`.
         optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
             returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
             the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
             instead of `weight_decay`, which then acts on the bends.
         clip: Clip the gradient of the data loss with respect to the bends to this norm.
+        accumulate: Batches per update, whose gradients are averaged over all their examples or tokens before they are
+            clipped; all see the same t. Iterations, which schedules and cycles count, are updates.
         seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
         loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
             the curve, equation (1).
@@ -96,7 +101,7 @@ def connect(
         raise ThalwegError("a Segment has nothing to train: scan it, or connect a Bezier or a PolyChain instead")
     for t in (0.0, 1.0):
         curve.checked_coefficients(t)
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:

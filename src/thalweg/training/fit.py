@@ -22,6 +22,7 @@ from .step import Network
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
     from ..store.runs import Run
+    from .walk_methods import Method
 
 
 def fit(
@@ -33,9 +34,10 @@ def fit(
     lr: float | None = None,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
-    schedule: Schedule | None = None,
+    schedule: "Schedule | Method | None" = None,
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
+    accumulate: int = 1,
     seed: int = 0,
     keep: Collection[int] = (),
     compute: Compute | None = None,
@@ -60,12 +62,15 @@ def fit(
         lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
-        schedule: Maps the iteration, counted from 1, to a learning rate. Replaces `lr`.
+        schedule: Maps the iteration, counted from 1, to a learning rate; or `WarmupCosine(lr_max, warmup)`. Replaces
+            `lr`.
         optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
             returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
             the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
             instead of `weight_decay`.
         clip: Clip the gradient of the data loss to this norm.
+        accumulate: Batches per update, whose gradients are averaged over all their examples or tokens before they are
+            clipped. Iterations, which schedules and cycles count, are updates.
         seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
         keep: Epochs after which to keep a checkpoint (weights and optimizer state) in `.kept[epoch]` of the result.
         compute: How to compute; see `Compute`.
@@ -84,7 +89,7 @@ def fit(
     Warns:
         Stalled: If the network still answers the same for every input after a tenth of the training.
     """
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch)
+    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
     call = Call(compute or Compute(), progress)
     keep, epochs = several(keep, "keep", whole), settings.epochs
     if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:

@@ -18,6 +18,7 @@ from .step import Motion, Step
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
     from ..store.runs import Run
+    from .walk_methods import Method
 
 
 OnEpoch = Callable[[dict[str, float]], object]
@@ -51,11 +52,12 @@ class Settings:
     lr: float | None
     momentum: float
     weight_decay: float
-    schedule: Schedule | None
+    schedule: "Schedule | Method | None"
     optimizer: OptimizerFactory | None
     clip: float | None
     seed: int
     on_epoch: OnEpoch | None = None
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         checked = {
@@ -65,11 +67,17 @@ class Settings:
             },
             "seed": whole(self.seed, "seed"),
             "epochs": whole(self.epochs, "epochs", least=1),
+            "accumulate": whole(self.accumulate, "accumulate", least=1),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        given: Any = self.schedule
         for name, fits, rule in (
-            ("schedule", self.schedule is None or callable(self.schedule), "a function (see help(thalweg.fit))"),
+            (
+                "schedule",
+                given is None or (callable(getattr(given, "plan", given)) and not isinstance(given, type)),
+                "a function (see help(thalweg.fit))",
+            ),
             ("optimizer", self.optimizer is None or callable(self.optimizer), "a function (see help(thalweg.fit))"),
             ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
@@ -86,8 +94,14 @@ class Settings:
 
     def rate(self, steps: int) -> Schedule:
         """The schedule, or the default decay of `lr`, given the steps per epoch."""
-        schedule = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
+        given: Any = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
+        schedule = given.plan(steps, self.epochs).rate if hasattr(given, "plan") else given
         return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
+
+
+def updates(batches: Batches, accumulate: int) -> int:
+    """How many an epoch has, the last perhaps from fewer batches."""
+    return -(-count(batches) // accumulate)
 
 
 def train(
@@ -102,13 +116,13 @@ def train(
 ) -> None:
     """Train `motion` for the epochs in `settings`."""
     check_task(task)
-    steps = count(batches)
+    steps = updates(batches, settings.accumulate)
     schedule = settings.rate(steps)
     own = settings.optimizer is not None
     optimizer = call.own_optimizer(motion, settings) if own else make_optimizer(motion.vectors, settings.momentum)
-    passes, make = call.source(batches, motion.probe.device)
+    passes, make = call.source(batches, motion.probe.device, settings.accumulate)
     step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
-    with call.running(step, batches, settings.seed, steps * settings.epochs, label, run) as live:
+    with call.running(step, batches, settings, steps * settings.epochs, label, run) as live:
         motion.probe.module.train()
         observer.begin(live.step, steps)
         course = live.resume(batches, passes, observer, settings.on_epoch)

@@ -40,11 +40,23 @@ class WalkScheduler(LRScheduler):
         method: `FGE`, `Snapshot` or `SWA`.
         steps: Iterations per epoch.
         epochs: Epochs of the walk.
+        accumulate: Iterations whose gradients your loop accumulates before the optimizer's step; call `step()` after
+            each of these.
         last_epoch: The last iteration done, as in torch; -1 starts from the beginning.
     """
 
-    def __init__(self, optimizer: Optimizer, method: Method, *, steps: int, epochs: int, last_epoch: int = -1):
-        self.plan = method.plan(whole(steps, "steps", least=1), whole(epochs, "epochs", least=1))
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        method: Method,
+        *,
+        steps: int,
+        epochs: int,
+        accumulate: int = 1,
+        last_epoch: int = -1,
+    ):
+        own = -(-whole(steps, "steps", least=1) // whole(accumulate, "accumulate", least=1))
+        self.plan = method.plan(own, whole(epochs, "epochs", least=1))
         super().__init__(optimizer, whole(last_epoch, "last_epoch"))
 
     def get_lr(self) -> list[float | Any]:

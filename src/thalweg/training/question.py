@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data.distributed import DistributedSampler
 
-from ..batches import Batches, count
+from ..batches import Batches
 from ..errors import ThalwegError
 from ..evaluation.question import Facts, curve_question, data_question, first_pass, rounding, summary
 from ..runtime.compute import Compute, Processes
@@ -19,7 +19,7 @@ from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
-from .loop import Settings
+from .loop import Settings, updates
 from .optimizers import rates
 from .own_optimizer import own_optimizer
 from .walk_methods import Plan
@@ -47,10 +47,11 @@ def training_question(
     data, first = data_question(batches, "the training data")
     return {
         **{name: getattr(settings, name) for name in PLAIN},
+        **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none
         "precision": compute.precision,
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),
-        "the learning rate": facts.rates(_sampled_rates(settings, count(batches))),
+        "the learning rate": facts.rates(_sampled_rates(settings, updates(batches, settings.accumulate))),
         **_optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]]),
     }
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count
+from ..batches import Batches
 from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.measure import Measurement, prove_measuring
@@ -26,7 +26,7 @@ from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
-from .loop import Observer, OnEpoch, Settings, train
+from .loop import Observer, OnEpoch, Settings, train, updates
 from .optimizers import OptimizerFactory
 from .question import method_table, training_question
 from .step import Network
@@ -50,6 +50,7 @@ def walk(
     weight_decay: float = 0.0,
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
+    accumulate: int = 1,
     seed: int = 0,
     compute: Compute | None = None,
     run: Run | str | Path | None = None,
@@ -82,6 +83,8 @@ def walk(
             the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
             instead of `weight_decay`.
         clip: Clip the gradient of the data loss to this norm.
+        accumulate: Batches per update, whose gradients are averaged over all their examples or tokens before they are
+            clipped. Iterations, which schedules and cycles count, are updates.
         seed: Seed of shuffling, augmentation and dropout. The caller's random state is left untouched.
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
@@ -100,8 +103,9 @@ def walk(
         raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
-    plan = method.plan(count(batches), whole(epochs, "epochs", least=1))
-    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch)
+    steps = updates(batches, whole(accumulate, "accumulate", least=1))
+    plan = method.plan(steps, whole(epochs, "epochs", least=1))
+    common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch, accumulate)
     call, watch = Call(compute or Compute(), progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
     pooled: list[Story] = []

@@ -175,6 +175,53 @@ class SWA(Method):
         return Plan(lambda i: self.lr, lambda i: i % length == 0, steps * epochs)
 
 
+@dataclass(frozen=True)
+class WarmupCosine(Method):
+    """A linear warm-up, then a cosine: the usual schedule of fine-tuning, as `schedule=` of `fit` and `connect`.
+
+    Examples:
+        >>> rate = WarmupCosine(lr_max=0.1, warmup=1).plan(steps=2, epochs=3).rate
+        >>> [round(rate(i), 4) for i in range(1, 7)]
+        [0.05, 0.1, 0.1, 0.0854, 0.05, 0.0146]
+
+    As a method of `walk` or `WalkScheduler` it collects the network at the end.
+
+    Args:
+        lr_max: Learning rate after the warm-up.
+        warmup: Its length in epochs, or `Iterations(n)`; rounded to iterations.
+        lr_min: What the cosine approaches at the end.
+    """
+
+    title: ClassVar[str] = "Warm-up and cosine"
+    lr_max: float
+    warmup: float | Iterations = 0.0
+    lr_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._plain("lr_max", "warmup", "lr_min")
+        long = self.warmup.count if isinstance(self.warmup, Iterations) else self.warmup
+        if not 0 <= self.lr_min <= self.lr_max or not self.lr_max > 0 or not long >= 0:
+            raise ThalwegError(
+                "WarmupCosine needs lr_max > 0, 0 <= lr_min <= lr_max and warmup >= 0; got "
+                f"{self.lr_max}, {self.lr_min} and {self.warmup}"
+            )
+
+    def plan(self, steps: int, epochs: int) -> Plan:
+        total = steps * epochs
+        warm = self.warmup.count if isinstance(self.warmup, Iterations) else round(self.warmup * steps)
+        if warm >= total:
+            raise ThalwegError(
+                f"a warm-up must be shorter than the run; it is {warm} iterations, and the run is {total}"
+            )
+
+        def rate(i: int) -> float:
+            if i <= warm:
+                return self.lr_max * i / warm
+            return self.lr_min + (self.lr_max - self.lr_min) / 2 * (cos(pi * (i - 1 - warm) / (total - warm)) + 1)
+
+        return Plan(rate, lambda i: i == total, total)
+
+
 def triangle(lr_max: float, lr_min: float, length: int) -> Schedule:
     """The cycle of FGE: down to `lr_min` in its first half, up again in its second.
 

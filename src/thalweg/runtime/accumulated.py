@@ -1,0 +1,68 @@
+"""One update from several batches: their gradients are averaged as if they were one batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ThalwegError
+from ..training.step import Step
+
+Gradients = Sequence[Tensor | None]
+
+
+class Parts(tuple[Any, ...]):
+    """The batches of one update."""
+
+
+class Accumulated:
+    """The forward pass of a step over `Parts`: each goes forward and backward by itself, at the same point. What is
+    returned is the mean loss over all examples, or tokens; its own backward pass only hands over their mean gradient.
+    """
+
+    def __init__(self, step: Step):
+        if step.probe.hooked:
+            raise ThalwegError(
+                "gradients are accumulated before parameters see them, so hooks on parameters would run twice: remove "
+                "the hooks, or use larger batches and accumulate=1"
+            )
+        self.step, self.one = step, step.forward
+        step.forward = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, parts: Parts, controls: Tensor) -> Tensor:
+        step, number, mean = self.step, 0, torch.zeros(())
+        gradients: Gradients = ()
+        for part in parts:
+            loss = self.one(part, controls)
+            if not loss.requires_grad:
+                return loss
+            found, total = step.probe.gradients(loss), number + step.number
+            most = max(total, 1)
+            gradients = _mixed(gradients, number / most, found, step.number / most) if number else found
+            mean = mean.to(loss) * (number / most) + loss.detach() * (step.number / most)
+            number = total
+        step.number = number
+        return _Mean.apply(mean, gradients, *step.probe.moving.values())
+
+
+def _mixed(one: Gradients, share: float, two: Gradients, other: float) -> Gradients:
+    """The weighted sum, in the memory of both."""
+    for tensors, weight in ((one, share), (two, other)):
+        torch._foreach_mul_([tensor for tensor in tensors if tensor is not None], weight)
+    both = [(a, b) for a, b in zip(one, two, strict=True) if a is not None and b is not None]
+    torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    return [b if a is None else a for a, b in zip(one, two, strict=True)]
+
+
+class _Mean(torch.autograd.Function):
+    """A loss whose gradients are already known."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, gradients: Gradients, *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return mean.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        return None, None, *(None if gradient is None else gradient * slope for gradient in ctx.gradients)
