@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
     from .weightspace.permutation import Permutation
     from .weightspace.planes import Plane
+    from .weightspace.swag import SWAG
     from .weightspace.symmetries import symmetries
     from .weightspace.weights import Weights, average
 
@@ -68,6 +69,7 @@ _HOMES = {
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
     "weightspace.permutation": ("Permutation",),
     "weightspace.planes": ("Plane",),
+    "weightspace.swag": ("SWAG",),
     "weightspace.symmetries": ("symmetries",),
     "weightspace.weights": ("Weights", "average"),
 }
@@ -76,7 +78,7 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Barriers", "Bezier", "Collector", "Comparison", "Compute", "Curve", "CurveEnsemble", "Diverged", "Ensemble", "FGE",
-    "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "Scan", "Segment",
+    "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "SWAG", "Scan", "Segment",
     "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "WarmupCosine",
     "Weights", "align", "average", "barriers", "classification", "compare", "connect", "curve_ensemble", "data",
     "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "soup", "symmetries",

@@ -124,6 +124,7 @@ KINDS: dict[str, Reader] = {
     "kept/kept-1.safetensors": checkpoint,
     "curve/curve.safetensors": curve_file,
     "permutation/permutation.safetensors": permutation,
+    "swag/swag.safetensors": lambda path: told(tw.SWAG.load(path).sample(1)[0]),
     "members/ensemble.json": members,
     "members/member-*": members,
     "members/base-*": members,
@@ -170,6 +171,7 @@ def make(folder: Path) -> None:
     tw.Ensemble(adapted(0), [replace(tw.Weights.of(adapted(k)), made={"by": "fuzz"}) for k in (1, 2)]).save(
         folder / "members"
     )
+    tw.SWAG([a, b], rank=2).save(folder / "swag" / "swag.safetensors")
     (folder / "state").mkdir()
     Run(folder / "state").save({"vector": torch.randn(50)}, {"epoch": 3, "python": list(range(30))})
     curve(points=5).save(folder / "scan" / "scan.json")
