@@ -72,7 +72,7 @@ COMMANDS = {
 }
 ANEW = ("demo", "paper")  # without --resume: the first starts afresh in its folder, the second always goes on
 ENDS = ["fit", "--task", "kills:small", "--epochs", "1", "--runs", "3", *EPOCHS]
-TIMES = {"started", "finished", "seconds", "argv", "code", "seconds of training", "date"}
+TIMES = {"started", "finished", "seconds", "argv", "code", "seconds of training", "date", "milliseconds"}
 
 
 def small(seed, **loading):
@@ -240,7 +240,7 @@ def contents(folder):
 
 
 def content(path):
-    if path.name in ("run.json", "result.json"):
+    if path.name in ("run.json", "result.json", "comparison.json"):
         found = json.loads(path.read_text())["content"]
         return without_times({**found, "about": without_times(found.get("about", {}))})
     if path.name == "log.jsonl":

@@ -289,7 +289,11 @@ class Comparison(Saved):
         budget: Epochs of one run.
         multiples: Multiples of the budget; k pools the first k runs.
         seeds: One per run.
-        entries: Method -> epochs and networks per run, the scores of each run alone, and those of the pools by k.
+        entries: Method -> epochs and networks per run, the scores of each run alone (`runs`), those of the pools by k
+            (`pooled`), by k the `differences` to one independent network (mean and standard error over the test
+            examples, for each score) and the `megabytes` of all networks; and under `averaged` the same for the mean of
+            the weights as one network.
+        milliseconds: The time of one network for one example; an ensemble of n takes n times as long.
     """
 
     saved_as = "comparison"
@@ -297,19 +301,54 @@ class Comparison(Saved):
     multiples: list[int]
     seeds: list[int]
     entries: dict[str, dict[str, Any]]
+    milliseconds: float | None = None
 
     def check(self) -> None:
         super().check()
         for name in {name for entry in self.entries.values() for name in entry["runs"][0]}:
             self.table(name)
+        self.costs()
 
-    def score(self, method: str, multiple: int, name: str = "error") -> tuple[float, float]:
-        """The mean of a score and its standard deviation over runs; a pool of several runs has none."""
-        entry = self.entries[method]
+    def score(self, method: str, multiple: int, name: str = "error", averaged: bool = False) -> tuple[float, float]:
+        """The mean of a score and its standard deviation over runs; a pool of several runs has none.
+
+        Args:
+            method: The method.
+            multiple: The budget.
+            name: The score.
+            averaged: Of the mean of the weights as one network, instead of the ensemble.
+        """
+        entry = self._entry(method, averaged)
         if multiple > 1:
-            return entry["pooled"][str(multiple)][name], float("nan")
-        values = [run[name] for run in entry["runs"]]
-        return mean(values), stdev(values) if len(values) > 1 else float("nan")
+            return entry["pooled"][str(multiple)].get(name, nan), nan
+        values = [run.get(name, nan) for run in entry["runs"]]
+        return mean(values), stdev(values) if len(values) > 1 and not any(map(isnan, values)) else nan
+
+    def difference(
+        self, method: str, multiple: int, name: str = "error", averaged: bool = False
+    ) -> tuple[float, float]:
+        """The difference of a score to that of one independent network on the same examples, the mean over all of them,
+        and its standard error over the examples; NaN where there was no such network.
+        """
+        found = self._entry(method, averaged).get("differences", {}).get(str(multiple), {}).get(name, (nan, nan))
+        return found[0], found[1]
+
+    def equivalent(self, method: str, multiple: int, averaged: bool = False) -> float:
+        """How many independent networks have the same calibrated NLL, interpolated; infinity if more than there are, 0
+        if less than one, NaN if not known.
+        """
+        reference = next((name for name in ("Independent", "Ind") if name in self.entries), None)
+        if reference is None:
+            return nan
+        known = {k: self.score(reference, k, "calibrated_nll")[0] for k in sorted(self.multiples)}
+        return equivalent(self.score(method, multiple, "calibrated_nll", averaged)[0], known)
+
+    def _entry(self, method: str, averaged: bool) -> dict[str, Any]:
+        return self.entries[method]["averaged"] if averaged else self.entries[method]
+
+    def networks(self, method: str, multiple: int, averaged: bool = False) -> int:
+        """The forward passes of an ensemble."""
+        return 1 if averaged else multiple * int(self.entries[method]["members"])
 
     @property
     def first_score(self) -> str:
@@ -320,9 +359,9 @@ class Comparison(Saved):
         """One row per method, as text.
 
         Args:
-            name: The score to show; the first by default.
+            name: The score to show; by default the first, followed by `costs`.
         """
-        name = name or self.first_score
+        costs, name = "" if name else f"\n{self.costs()}\n", name or self.first_score
         header = [f"{name}{unit(name)}", "epochs per run", "networks per run", *(f"{k}B" for k in self.multiples)]
         rows = [
             [
@@ -333,7 +372,36 @@ class Comparison(Saved):
             ]
             for method, entry in self.entries.items()
         ]
-        return "\n".join([grid(header, rows), *(f"{method}: {self.described(method)}" for method in self.entries)])
+        described = [f"{method}: {self.described(method)}" for method in self.entries]
+        return "\n".join(filter(None, [grid(header, rows), costs, *described]))
+
+    def costs(self) -> str:
+        """One row per ensemble and budget, and one for its average as one network: what it costs, and what it gives."""
+        first = self.first_score
+        others = [name for name in ("nll", "calibrated_nll") if name != first and self._has(name)]
+        header = ["", "networks", "MB", "epochs", "ms/example", titled(first), "to one network"]
+        rows = [
+            self._costs(method, k, averaged, [first, *others])
+            for k in self.multiples
+            for method in self.entries
+            for averaged in (False, True)
+            if not averaged or ("averaged" in self.entries[method] and self.networks(method, k) > 1)
+        ]
+        return grid([*header, *map(titled, others), "equivalent"], rows)
+
+    def _costs(self, method: str, k: int, averaged: bool, names: Sequence[str]) -> list[str]:
+        entry, networks = self.entries[method], self.networks(method, k, averaged)
+        size = entry.get("megabytes", {}).get(str(k), nan) / (self.networks(method, k) if averaged else 1)
+        difference, spread = self.difference(method, k, names[0], averaged)
+        scores = [shown(name, self.score(method, k, name, averaged)[0]) for name in names]
+        to_one = "-" if isnan(difference) else f"{_signed(names[0], difference)} ± {shown(names[0], spread)}"
+        time = nan if self.milliseconds is None else networks * self.milliseconds
+        costs = [str(networks), _brief(size), str(k * entry["epochs"]), _brief(time)]
+        worth = _counted(self.equivalent(method, k, averaged), self.multiples)
+        return [f"{k}B {method}{', averaged' * averaged}", *costs, scores[0], to_one, *scores[1:], worth]
+
+    def _has(self, name: str) -> bool:
+        return any(name in run for entry in self.entries.values() for run in entry["runs"])
 
     def titled(self, method: str) -> str:
         """The full name, such as Fast Geometric Ensembling; with the settings where the key has them too."""
@@ -403,7 +471,7 @@ class Report(Saved):
         Returns:
             Interpolated; infinity if it is more than the reference has, 0 if it is less than one.
         """
-        known = [entry.get("calibrated_nll", nan) for entry in reference.growth]
+        known = {k: entry.get("calibrated_nll", nan) for k, entry in enumerate(reference.growth, start=1)}
         return [equivalent(entry.get("calibrated_nll", nan), known) for entry in self.growth]
 
     def table(self) -> str:
@@ -466,26 +534,46 @@ class CurveEnsemble(Saved):
     train_data_loss: list[float] = field(default_factory=list)  # files of 0.1.0 have none
 
 
-def equivalent(nll: float, independent: Sequence[float]) -> float:
-    """How many independent networks have this NLL, interpolated between whole numbers.
+def equivalent(nll: float, independent: Mapping[int, float]) -> float:
+    """How many independent networks have this NLL, interpolated between the numbers for which it is known.
 
-    >>> equivalent(0.9, [1.0, 0.8, 0.7]), equivalent(0.6, [1.0, 0.8, 0.7]), equivalent(1.1, [1.0, 0.8, 0.7])
+    >>> known = {1: 1.0, 2: 0.8, 3: 0.7}
+    >>> equivalent(0.9, known), equivalent(0.6, known), equivalent(1.1, known)
     (1.5, inf, 0.0)
 
     Args:
         nll: The calibrated NLL of an ensemble.
-        independent: That of one independent network, of two, and so on.
+        independent: A number of independent networks -> theirs.
 
     Returns:
-        Infinity if it is more than there are, 0 if it is less than one, NaN if something is not known.
+        Infinity if it is more than there are, 0 if it is less than the first, NaN if something is not known.
     """
-    best = np.minimum.accumulate(independent)  # where chance makes more networks worse, fewer are as good
+    counts, values = [*independent], [*independent.values()]
+    best = np.minimum.accumulate(values)  # where chance makes more networks worse, fewer are as good
     if not np.isfinite([nll, *best]).all():
         return nan
-    enough = int((best > nll).sum())  # so many are not
-    if enough in (0, len(best)):
-        return inf if enough else float(nll == best[0])
-    return float(enough + (best[enough - 1] - nll) / (best[enough - 1] - best[enough]))
+    worse = int((best > nll).sum())
+    if worse == 0:
+        return float(counts[0]) if nll == best[0] else 0.0
+    if worse == len(best):
+        return inf
+    share = (best[worse - 1] - nll) / (best[worse - 1] - best[worse])
+    return float(counts[worse - 1] + share * (counts[worse] - counts[worse - 1]))
+
+
+def _counted(number: float, known: Sequence[int]) -> str:
+    """A deep-ensemble equivalent as text, beyond the numbers that are known as a bound."""
+    if isnan(number):
+        return "-"
+    return f"> {max(known)}" if number == inf else f"{number:.2f}" if number else f"< {min(known)}"
+
+
+def _brief(value: float) -> str:
+    return "-" if isnan(value) else f"{value:.3g}"
+
+
+def _signed(quantity: str, value: float) -> str:
+    return f"{'+' * (value > 0)}{shown(quantity, value)}"
 
 
 def barrier(t: np.ndarray, values: np.ndarray) -> float:

@@ -87,7 +87,7 @@ def ensemble(
     data: options.Data = None,
     held_out: Annotated[
         str | None,
-        typer.Option(help="Name of other data, to fit a temperature on; it is saved with the ensemble."),
+        typer.Option(help="Other data of the task, to fit a temperature on; it is saved with the ensemble."),
     ] = None,
     key: options.Key = None,
     seed: options.Seed = 0,
@@ -145,6 +145,9 @@ def compare(
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
     data: options.Data = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Other data of the task, to fit the temperatures of calibrated scores on.")
+    ] = None,
     device: options.Device = None,
     precision: options.Precision = "fp32",
     compile: options.Compile = None,
@@ -155,7 +158,7 @@ def compare(
 ) -> None:
     """Compare independent networks, Snapshot, FGE and SWA ensembles at equal cost: one, two and three training budgets.
 
-    Prints the table of errors and writes `comparison.json` and a figure.
+    Prints errors, costs and how many independent networks each is worth; writes `comparison.json` and two figures.
     """
     own = Arguments(locals())
     from matplotlib.figure import Figure
@@ -177,11 +180,13 @@ def compare(
         multiples=[k for k in (1, 2, 3) if k <= seeds],
         seeds=range(seeds),
         bn_batches=inputs.bn_batches,
+        held_out=held_out and inputs.data[_chosen_data(inputs.data, held_out)],
         **own.training,
     )
-    figure = Figure(layout="constrained")
-    tw.figures.budget(result, ax=figure.subplots())
-    tw.figures.save(figure, out / "comparison")
+    for draw, file in ((tw.figures.budget, "comparison"), (tw.figures.equivalents, "equivalents")):
+        figure = Figure(layout="constrained")
+        draw(result, ax=figure.subplots())
+        tw.figures.save(figure, out / file)
     typer.echo(f"on '{name}'\n{result.table()}")
     done(out, following(page, own.given, out, out="page.html"))
 

@@ -288,8 +288,8 @@ class Ensemble:
         except ThalwegError as error:
             notes.append(f"the average of the members is not scored: {error}")
             return {}
-        fitted = None if held_out is None else Scored(task, *_predictions(self._probe, mean, task, held_out)).best
-        return Scored(task, *_predictions(self._probe, mean, task, batches), fitted).scores
+        fitted = None if held_out is None else Scored(task, *predictions(self._probe, mean, task, held_out)).best
+        return Scored(task, *predictions(self._probe, mean, task, batches), fitted).scores
 
     def average(self, task: Task | None = None, bn_batches: Batches | None = None) -> Weights:
         """The mean of the members' weights, as one network that costs one forward pass.
@@ -315,7 +315,7 @@ class Ensemble:
         with Progress("predicting", len(self), progress) as bar:
             # each rank has one member of a round, or perhaps none in the last
             own = (
-                [_predictions(probe, w, task, batches) for w in self.members[start + processes.rank :][:1]]
+                [predictions(probe, w, task, batches) for w in self.members[start + processes.rank :][:1]]
                 for start in range(0, len(self), processes.size)
             )
             found = (pair for ranks in map(processes.gather, own) for pairs in ranks for pair in pairs)
@@ -332,7 +332,7 @@ class Ensemble:
     def _look_again(self, task: Task, batches: Batches, values: Tensor) -> None:
         """Predict the first batch of the last member again with a new copy of the network; once per task."""
         probe = Probe(self.module)
-        again, _ = _predictions(probe, self.members[-1], task, batches, first=True)
+        again, _ = predictions(probe, self.members[-1], task, batches, first=True)
         if again.ndim != values.ndim:  # label maps of several sizes are concatenated by pixels
             again = metrics.rows(again)
         what = "the last member predicts something else by itself than after the others"
@@ -340,7 +340,7 @@ class Ensemble:
         self._proven.append(task)
 
 
-def _predictions(
+def predictions(
     probe: Probe, member: Weights, task: Task, batches: Batches, first: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Predictions and targets of one member, of the first batch alone or of all."""

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "barriers", "budget", "curve_ensemble", "growth", "lines", "pair_ensemble", "profile", "reliability", "save",
-    "surface", "surfaces", "trace",
+    "barriers", "budget", "curve_ensemble", "equivalents", "growth", "lines", "pair_ensemble", "profile", "reliability",
+    "save", "surface", "surfaces", "trace",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEVELS = 14
+NUMBERS = (1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 100, 200, 500, 1000)  # of networks, along an axis
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
 # for single networks and ensembles, distinguishable in grey
 MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
@@ -379,6 +380,58 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
         )
     ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
     return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
+
+
+def equivalents(
+    found: Comparison | Mapping[str, Report], reference: Report | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Plot how many independent networks have the calibrated NLL of an ensemble, against the networks in it.
+
+    A triangle on a mark stands for more than the independent networks that there are, or for fewer than one.
+
+    Args:
+        found: A comparison; or reports by the name of the method.
+        reference: The report of an ensemble of independent networks, if `found` are reports.
+        ax: Axes to draw into; new ones by default.
+    """
+    if not isinstance(found, Comparison) and reference is None:
+        raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
+    series, most = _worth(found, reference)
+    ax = one(ax)
+    ax.plot([1, most], [1, most], color="grey", linewidth=1, label="independent networks")
+    for (label, at, worth), (colour, style) in zip(series.values(), styled(series), strict=True):
+        drawn = np.clip(worth, 1, most)
+        ax.plot(at, drawn, color=colour, linestyle=style, linewidth=1, marker="o", markersize=4, label=label)
+        for beyond, triangle in ((worth > most, 10), (worth < 1, 11)):  # based on the point, up and down
+            ax.plot(at[beyond], drawn[beyond], marker=triangle, markersize=8, linestyle="", color=colour)
+    widest = max([most, *(at.max() for _, at, _ in series.values())])
+    ax.set(xscale="log", yscale="log")
+    for axis, end in ((ax.xaxis, widest), (ax.yaxis, most)):
+        axis.set_ticks([k for k in NUMBERS if k <= end], [str(k) for k in NUMBERS if k <= end])
+        axis.set_ticks([], minor=True)
+    return finish(ax, "networks in the ensemble (forward passes)", "independent networks with that calibrated NLL")
+
+
+def _worth(
+    found: Comparison | Mapping[str, Report], reference: Report | None
+) -> tuple[dict[str, tuple[str, np.ndarray, np.ndarray]], int]:
+    """For each method its label, its numbers of networks and what they are worth; and how many are independent."""
+    if isinstance(found, Comparison):
+        budgets = found.multiples
+        return {
+            name: (
+                found.titled(name),
+                np.array([found.networks(name, k) for k in budgets]),
+                np.array([found.equivalent(name, k) for k in budgets]),
+            )
+            for name in found.entries
+            if name not in ("Independent", "Ind")
+        }, max(budgets)
+    assert reference is not None
+    return {
+        name: (name, np.arange(1, len(report.growth) + 1), np.array(report.equivalents(reference)))
+        for name, report in found.items()
+    }, len(reference.growth)
 
 
 def save(figure: "Figure", stem: str | Path) -> list[Path]:

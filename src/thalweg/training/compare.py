@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, several, whole
-from ..evaluation.ensemble import Ensemble
+from ..evaluation.judging import Judge
 from ..evaluation.question import Facts, bn_question, measured_question
 from ..results import Comparison
 from ..runtime.compute import Call, Compute, StoredResult
@@ -54,6 +53,7 @@ def compare(
     multiples: Sequence[int] = (1, 2, 3),
     seeds: Sequence[int] = (0, 1, 2),
     bn_batches: Batches | None = None,
+    held_out: Batches | None = None,
     lr: float = 0.05,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
@@ -64,7 +64,9 @@ def compare(
 ) -> Comparison:
     """Give each ensembling method the same training budget and score the ensembles.
 
-    Training that several methods share runs once, and is charged to each of them as if it ran alone.
+    Training that several methods share runs once, and is charged to each of them as if it ran alone. Every ensemble is
+    also scored as one network, the mean of its weights. With `Independent` among the methods, ensembles are compared
+    with one network, example by example, and with the number of independent networks of the same calibrated NLL.
 
     Args:
         make: Maps a seed to a newly initialised network.
@@ -76,7 +78,8 @@ def compare(
         budget: Epochs of one run.
         multiples: Multiples of the budget to report; k times the budget pools the first k runs.
         seeds: One run each.
-        bn_batches: Training data without augmentation. SWA's average needs it for networks with batch norm.
+        bn_batches: Training data without augmentation. Averages of networks with batch norm, as SWA's, need it.
+        held_out: Other data, to fit the temperatures of the calibrated scores; as in `Ensemble.report`.
         lr: Learning rate of the plain run, from which FGE and SWA branch off at their `starts`.
         momentum: Momentum of SGD.
         weight_decay: L2 penalty.
@@ -95,16 +98,18 @@ def compare(
     module = runner.fresh(seeds[0])
     runner.check(module)
 
-    def score(runs: Sequence[list[Weights]]) -> dict[str, float]:
-        return Ensemble(module, list(chain(*runs))).score(task, test, progress=progress)
+    judge = Judge(module, task, test, held_out, bn_batches, progress)
 
     def question() -> Facts:
-        tested = measured_question(module, Weights.of(module), task, {"test": test}, call.compute)
+        data = {"test": test} if held_out is None else {"test": test, "held out": held_out}
+        tested = measured_question(module, Weights.of(module), task, data, call.compute)
         return {**runner.question(module, seeds), "multiples": list(multiples), **tested}
 
     def compared(_: Run | None) -> Comparison:
         jobs = [partial(runner.run, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
-        pools = zip(*at_once(jobs, next(module.parameters()).device), strict=True)
+        pools = [*zip(*at_once(jobs, next(module.parameters()).device), strict=True)]
+        independent = next((k for k, each in enumerate(contenders) if isinstance(each, Independent)), None)
+        one = [] if independent is None else judge.alone(pools[independent])
         entries: dict[str, dict[str, Any]] = {}
         for contender, pool in zip(contenders, pools, strict=True):
             name = type(contender).__name__
@@ -113,10 +118,9 @@ def compare(
                 "settings": str(contender),
                 "epochs": runner.cost(contender),
                 "members": len(pool[0]),
-                "runs": [score([run]) for run in pool],
-                "pooled": {str(k): score(pool[:k]) for k in multiples if k > 1},
+                **judge.entry(pool, multiples, one),
             }
-        return Comparison(settings.epochs, multiples, seeds, entries)
+        return Comparison(settings.epochs, multiples, seeds, entries, judge.milliseconds(pools[0][0][0]))
 
     return call.resumed(run, "compare", question, StoredResult.of(COMPARISON, Comparison), compared)
 

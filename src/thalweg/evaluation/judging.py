@@ -1,0 +1,111 @@
+"""What ensembles of several runs are worth and cost, next to one network each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import Batches
+from ..errors import ThalwegError
+from ..tasks import Task
+from ..weightspace.probe import Probe
+from ..weightspace.weights import Weights
+from .ensemble import Ensemble, megabytes, predictions
+
+Runs = Sequence[Sequence[Weights]]  # the networks of each run
+Examples = dict[str, Tensor]  # score -> its value for each example
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores ensembles on one data set, each next to one network.
+
+    Args:
+        module: A network of the same architecture.
+        task: The task.
+        test: The data to score on.
+        held_out: Other data, to fit temperatures; without them each half of `test` has those fitted on the other.
+        bn_batches: Training data without augmentation, for the averages of networks with batch norm.
+        progress: Whether to show progress bars.
+    """
+
+    module: nn.Module
+    task: Task
+    test: Batches
+    held_out: Batches | None
+    bn_batches: Batches | None
+    progress: bool | None
+
+    def alone(self, runs: Runs) -> list[Examples]:
+        """The scores of each example by the first network of each run, to compare others with."""
+        return [self._score(run[:1])[1] for run in runs]
+
+    def entry(self, runs: Runs, multiples: Sequence[int], one: Sequence[Examples]) -> dict[str, Any]:
+        """Scores, differences to one network, and megabytes of the ensembles of a method, and those of their averages.
+
+        Args:
+            runs: The networks of each run.
+            multiples: How many of the first runs to pool.
+            one: The scores of each example by one network of each run, if there is such a network.
+        """
+        try:
+            averaged: dict[str, Any] = {"averaged": self._pools(runs, multiples, one, self._average)}
+        except ThalwegError as error:
+            averaged = {"not averaged": str(error)}
+        sizes = {str(k): megabytes([*chain(*runs[:k])]) for k in multiples}
+        return {**self._pools(runs, multiples, one, self._score), **averaged, "megabytes": sizes}
+
+    def milliseconds(self, member: Weights, passes: int = 3) -> float:
+        """The time of one network for one example, in batches as they come; the median of a few passes."""
+        probe, times = Probe(self.module), []
+        for _ in range(passes):
+            began = perf_counter()
+            _, targets = predictions(probe, member, self.task, self.test)
+            times.append(perf_counter() - began)
+        return 1000 * median(times) / len(targets)
+
+    def _pools(
+        self,
+        runs: Runs,
+        multiples: Sequence[int],
+        one: Sequence[Examples],
+        score: Callable[[Sequence[Weights]], tuple[dict[str, float], Examples]],
+    ) -> dict[str, Any]:
+        each = [score(run) for run in runs]
+        pooled = {k: score([*chain(*runs[:k])]) for k in multiples if k > 1}
+        found = {1: [examples for _, examples in each], **{k: [examples] for k, (_, examples) in pooled.items()}}
+        return {
+            "runs": [scores for scores, _ in each],
+            "pooled": {str(k): scores for k, (scores, _) in pooled.items()},
+            "differences": {str(k): paired(own, one) for k, own in found.items() if one},
+        }
+
+    def _score(self, members: Sequence[Weights]) -> tuple[dict[str, float], Examples]:
+        found, disagreement = Ensemble(self.module, members).scored(self.task, self.test, self.held_out, self.progress)
+        return found.scores | disagreement, found.examples
+
+    def _average(self, members: Sequence[Weights]) -> tuple[dict[str, float], Examples]:
+        if len(members) > 1:
+            members = [Ensemble(self.module, members).average(self.task, self.bn_batches)]
+        return self._score(members)
+
+
+def paired(found: Sequence[Examples], one: Sequence[Examples]) -> dict[str, list[float]]:
+    """For each score, the mean difference and its standard error over the examples; several runs are averaged first.
+
+    >>> ours, theirs = torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    >>> paired([{"error": ours}], [{"error": theirs}])
+    {'error': [-0.25, 0.25]}
+    """
+    differences = {}
+    for name in one[0]:
+        if all(name in examples for examples in (*found, *one)):
+            ours, theirs = (torch.stack([examples[name] for examples in side]).mean(0) for side in (found, one))
+            values = ours - theirs
+            differences[name] = [float(values.mean()), float(values.std() / len(values) ** 0.5)]
+    return differences
