@@ -180,7 +180,7 @@ def compare(
         multiples=[k for k in (1, 2, 3) if k <= seeds],
         seeds=range(seeds),
         bn_batches=inputs.bn_batches,
-        held_out=held_out and inputs.data[_chosen_data(inputs.data, held_out)],
+        held_out=held_out and inputs.data[chosen_data(inputs.data, held_out)],
         **own.training,
     )
     for draw, file in ((tw.figures.budget, "comparison"), (tw.figures.equivalents, "equivalents")):
