@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SHORT = {
     "digits": ["--epochs", "2", "--points", "3", "--grid", "3"],
     "fge": ["--budget", "10", "--seeds", "2"],
+    "wise_ft": ["--epochs", "3", "--points", "3"],
 }
 NEED_DATA = ("cifar_curve", "cifar_plane")
 
