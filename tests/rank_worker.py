@@ -30,11 +30,12 @@ def together(processes):
             )
             found[f"{name} {loss}"] = torch.stack([bend.vector for bend in curve.bends])
         found[f"{name} clipped"] = tw.fit(module, animal.task, batches, clip=0.1, **settings(animal)).vector
-        own = {"optimizer": torch.optim.AdamW, "accumulate": 2, **settings(animal, weight_decay=0.0)}
-        found[f"{name} accumulated"] = tw.fit(module, animal.task, batches, **own).vector
+        found[f"{name} accumulated"] = tw.fit(module, animal.task, batches, accumulate=2, **settings(animal)).vector
         scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=7, progress=False)
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
-    animal = ZOO["mlp"]
+    animal = ZOO["mlp"]  # elsewhere Adam may make whole steps of gradients that are but rounding
+    own = settings(animal, weight_decay=0.0, optimizer=torch.optim.AdamW, accumulate=2)
+    found["adamw"] = tw.fit(animal.module(1), animal.task, animal.batches(), **own).vector
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False).members
     found["walk"] = torch.stack([member.vector for member in members])
