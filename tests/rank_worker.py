@@ -165,8 +165,8 @@ def disagreements(processes):
     return said
 
 
-def card(processes):
-    """The same on a CUDA card, which all processes use."""
+def on_one_gpu(processes):
+    """The same on a CUDA GPU, which all processes use."""
     found = {}
     for name in ("mlp", "conv_bn", "transformer_dict"):
         animal = ZOO[name]
@@ -183,10 +183,12 @@ def card(processes):
 
 def main():
     what, folder = sys.argv[1], Path(sys.argv[2])
-    if what == "card" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        torch.distributed.init_process_group("gloo")  # the user's own, since NCCL wants a card for each process
+    if what == "gpu" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")  # the user's own, since NCCL wants a GPU for each process
     with tw.distributed() as processes:
-        found = {"together": together, "apart": apart, "card": card, "disagreements": disagreements}[what](processes)
+        found = {"together": together, "apart": apart, "gpu": on_one_gpu, "disagreements": disagreements}[what](
+            processes
+        )
         torch.save(found, folder / f"{what}-{processes.size}-{processes.rank}.pt")
         os._exit(0)  # the last of the disagreements leaves processes apart, and gloo's threads may abort one that ends
 

@@ -21,7 +21,7 @@ def keep(docs, scale="full"):
         "seeds": 3,
         "seconds": 61.0,
         "seconds of training": 7200.0,
-        "machine": "A card",
+        "machine": "A GPU",
         "precision": "bf16",
     }
     about |= {"date": "2026-01-31", "versions": {"torch": "2.13.0"}, "recipe": {"data": "cifar10", "model": "vgg16"}}
@@ -53,7 +53,7 @@ def test_the_results_tell_what_was_found(tmp_path):
     assert "31 (29.6)" in page
     assert "- **Holds**: one is one (1 and 1)." in page
     assert "- **Does not hold**: two is one (2 and 1)." in page
-    assert "A card, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
+    assert "A GPU, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
     assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
 
 

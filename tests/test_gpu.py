@@ -1,4 +1,4 @@
-"""On a CUDA card: the same numbers as on the CPU, in float64. Run with `pytest -m gpu`."""
+"""On a CUDA GPU: the same numbers as on the CPU, in float64. Run with `pytest -m gpu`."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def test_divergence_is_found_after_the_epoch():
         tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=4, schedule=lambda i: float("inf"))
 
 
-def test_batches_live_on_the_card():
+def test_batches_live_on_the_gpu():
     images, labels = torch.randint(256, (64, 3, 8, 8)).to(torch.uint8), torch.randint(10, (64,))
     batches = tw.data.DeviceBatches(images, labels, 16, shuffle=True, crop=2, flip=True, device="cuda")
     x, y = next(iter(batches))
@@ -126,8 +126,8 @@ def test_labels_out_of_range_never_end_the_process():
 
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout", "tied_lstm"])
 @pytest.mark.parametrize("call", ["fit", "connect", "walk"])
-def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
-    """Kernels on a card need not repeat bit for bit, so the results are compared closely."""
+def test_a_run_that_was_stopped_resumes(call, name, tmp_path):
+    """Kernels on a GPU need not repeat bit for bit, so the results are compared closely."""
     animal = ZOO[name]
     module = animal.module(1).cuda()
     a, b = (weights.to("cuda") for weights in animal.ends())
@@ -159,7 +159,7 @@ def test_a_run_that_was_stopped_goes_on(call, name, tmp_path):
         assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
-def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
+def test_streaming_takes_two_vectors_on_the_gpu_and_changes_nothing():
     """Beside the module, phi and its gradient, and what a step needs in passing; the curve lies on the CPU."""
     module = torch.nn.Sequential(*(torch.nn.Linear(2000, 2000, bias=False) for _ in range(4))).cuda()
     ends = [tw.Weights.of(module).to("cpu"), tw.average([tw.Weights.of(module)]).to("cpu")]
@@ -177,15 +177,15 @@ def test_streaming_takes_two_vectors_on_the_card_and_changes_nothing():
     assert peaks[1] < 3.5
 
 
-def test_two_processes_on_one_card_do_what_one_does(tmp_path):
+def test_two_ranks_on_one_gpu_do_what_one_does(tmp_path):
     worker = str(Path(__file__).parent / "rank_worker.py")
     for start in (
         [sys.executable],
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     ):
-        done = subprocess.run([*start, worker, "card", str(tmp_path)], capture_output=True, text=True, timeout=200)
+        done = subprocess.run([*start, worker, "gpu", str(tmp_path)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]
-    alone, *both = (torch.load(tmp_path / f"card-{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    alone, *both = (torch.load(tmp_path / f"gpu-{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for each in both:
         for name, values in alone.items():
             # a recorded step reads its rate in float32

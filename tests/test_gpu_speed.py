@@ -1,4 +1,4 @@
-"""On a CUDA card: recorded, compiled and reduced-precision steps against plain ones. Run with `pytest -m gpu`."""
+"""On a CUDA GPU: captured, compiled and reduced-precision steps against plain ones. Run with `pytest -m gpu`."""
 
 import random
 from dataclasses import replace
@@ -159,7 +159,7 @@ def test_dropout_draws_a_new_mask_in_every_replay(compiled):
     assert len(set(losses[3:])) == 9
 
 
-def test_nothing_waits_for_the_card_in_the_steady_state():
+def test_nothing_waits_for_the_gpu_in_the_steady_state():
     compute = Compute("bf16", graph=True, compile=False)
     train = images(256, 32, shuffle=True, crop=4, flip=True)
     for moving in (
@@ -221,7 +221,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("what", REASONS)
-def test_what_cannot_be_recorded_runs_as_it_is_and_says_why(what):
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(what):
     g = torch.Generator().manual_seed(0)
     batches = [(torch.randn(8, 4, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(6)]
     torch.manual_seed(0)
@@ -246,7 +246,7 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
         tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, compute=Compute(compile=True))
 
 
-def test_padding_is_looked_for_and_then_nothing_is_recorded():
+def test_padding_is_looked_for_and_then_nothing_is_captured():
     animal = ZOO["tied_lstm"]
     with pytest.warns(tw.SlowPathWarning, match="tasks.py"):
         tw.fit(animal.module(1).cuda(), tw.language_modelling(), animal.batches(), epochs=3, lr=0.1)
@@ -365,7 +365,7 @@ def images(count, batch, **settings):
     return tw.data.DeviceBatches(pixels, labels, batch, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda", **settings)
 
 
-def test_augmentation_is_drawn_anew_in_recorded_steps(replays):
+def test_augmentation_is_drawn_anew_in_captured_steps(replays):
     """As close to the eager run as rounding on its way through training allows, and far from one with other crops."""
     train, start = images(200, 32, shuffle=True, crop=4, flip=True), tw.Weights.of(network("preresnet")).vector
     same, other = ({"epochs": 3, "lr": 0.01, "seed": seed} for seed in (0, 1))
@@ -379,7 +379,7 @@ def test_augmentation_is_drawn_anew_in_recorded_steps(replays):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_recorded_scan_is_an_eager_one(precision, replays):
+def test_a_captured_scan_equals_an_eager_one(precision, replays):
     a, b = (tw.Weights.of(network("preresnet", seed=seed)) for seed in (0, 1))
     clean, test, found = images(300, 64), images(150, 64), []
     for compute in (Compute(precision), EAGER):
@@ -393,7 +393,7 @@ def test_a_recorded_scan_is_an_eager_one(precision, replays):
     assert np.allclose(*found, rtol=1e-3 if precision == "fp32" else 3e-2, atol=1e-3 if precision == "fp32" else 2e-2)
 
 
-def test_loaders_copy_beside_the_work(replays):
+def test_loaders_copy_while_the_gpu_computes(replays):
     x, y = torch.randn(256, 4), torch.randint(3, (256,))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True)
     module = nn.Linear(4, 3).cuda()

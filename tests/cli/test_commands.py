@@ -240,7 +240,7 @@ def test_align_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
-def test_connect_with_points_goes_on_to_scan_and_resumes_as_one(here):
+def test_connect_with_points_also_scans_and_resumes_as_one(here):
     command = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "whole")
     output = ok(*command, "--points", "5")
     assert "whole/scan/profile.png" in output
@@ -491,7 +491,7 @@ def test_a_task_file_anywhere_with_siblings_and_workers(name, context, tmp_path)
         assert "Traceback" not in done.stderr
 
 
-def test_task_files_of_one_name_are_told_apart(tmp_path):
+def test_task_files_of_one_name_are_distinguished(tmp_path):
     from thalweg.loading import load_inputs
 
     for width in (3, 5):
@@ -685,7 +685,7 @@ def content(path):
 
 
 @pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "compare"])
-def test_a_command_that_was_terminated_goes_on(kind, here):
+def test_a_command_that_was_terminated_resumes(kind, here):
     """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
     flags = {
         "fit": ("fit", "--epochs", "30"),
@@ -756,7 +756,7 @@ def test_page_writes_nothing_when_there_is_nothing_to_show(here):
         ("float_labels", r"RuntimeError: .* \(.*mine\.py, line \d+\); thalweg gave the network"),
     ],
 )
-def test_errors_of_the_users_own_code_are_told_with_what_it_was_given(here, factory, said):
+def test_errors_of_the_users_own_code_are_reported_with_what_it_was_given(here, factory, said):
     result = CliRunner().invoke(
         app, ["fit", "--task", f"mine:{factory}", "--epochs", "1", "--out", f"out-{factory}", "--quiet"]
     )

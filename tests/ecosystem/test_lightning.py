@@ -70,7 +70,7 @@ def test_the_same_networks_as_walk(tmp_path):
     tw.Ensemble(module, callback.members)
 
 
-def test_a_resume_goes_on_in_the_middle_of_a_cycle(tmp_path):
+def test_a_resume_continues_in_the_middle_of_a_cycle(tmp_path):
     first = trainer(WalkCallback(FGE), tmp_path, max_epochs=4)
     first.fit_loop.max_epochs = 4
     stop = WalkCallback(FGE)

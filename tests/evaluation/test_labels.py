@@ -236,7 +236,7 @@ def test_whole_number_targets_of_regression_are_no_labels(columns):
 
 
 @pytest.mark.parametrize("wanted", [[0, 3, 1, 7, 2, 0], [0, 1, 1, 0, 1, 0], [0] * 6], ids=["counts", "binary", "zeros"])
-def test_whole_numbers_beside_a_single_output_are_no_labels(wanted):
+def test_whole_numbers_for_a_single_output_are_no_labels(wanted):
     """As in a regression onto counts, or in binary cross-entropy: softmax of one logit is one, and no error at all."""
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ def test_a_short_last_batch_counts_exactly():
     assert np.allclose(scans[0].values["x"]["error"], scans[1].values["x"]["error"], rtol=1e-12)
 
 
-def test_the_ends_agree_with_the_ends_refreshed_the_same_way_and_the_gap_is_told():
+def test_the_ends_agree_with_the_ends_refreshed_the_same_way_and_the_gap_is_reported():
     animal = ZOO["conv_bn"]
     module, batches = animal.module(3), animal.batches()
     ends = [tw.fit(animal.module(seed), animal.task, batches, epochs=5, lr=0.1) for seed in (1, 2)]
@@ -343,7 +343,7 @@ class TestOneForwardPassForLossAndMetrics:
         assert self.values(tw.classification().loss, predict)["first"] == pytest.approx(self.expected_first())
 
 
-def test_data_with_nan_are_told():
+def test_data_with_nan_are_reported():
     animal = ZOO["mlp"]
     (x, y), *rest = animal.batches()
     spoiled = x.clone()

@@ -75,7 +75,7 @@ def test_what_entries_share_is_trained_once(folder):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
-def test_what_a_killed_entry_half_wrote_is_swept(tmp_path):
+def test_unfinished_files_of_a_killed_entry_are_removed(tmp_path):
     experiment = shop_of(tmp_path, "trivial")
     left = experiment.folder / "trivial" / ".trivial.png.abc.thalweg-part"
     left.mkdir(parents=True)
@@ -365,7 +365,7 @@ def test_claims_read_as_sentences():
     assert str(Claim("it is so", False, "1 and 2")) == "DOES NOT HOLD: it is so (1 and 2)"
 
 
-def test_all_of_it_goes_on_where_one_cannot_be_run(tmp_path, monkeypatch):
+def test_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def broken(*_):
@@ -411,7 +411,7 @@ def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_cod
     assert bars("cifar10", "vgg16_bn", "bezier") == {}
 
 
-def test_the_time_of_runs_that_took_turns_is_divided(tmp_path):
+def test_the_time_of_interleaved_runs_is_divided(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke")
     (folder := experiment.folder / "network-0").mkdir(parents=True)
     run = Run(folder)

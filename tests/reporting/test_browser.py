@@ -242,7 +242,7 @@ def test_barriers_are_tables_of_the_chosen_quantity(tab):
     assert tab.troubles() == []
 
 
-def test_odd_barriers_are_shown(browser, tmp_path):
+def test_unusual_barriers_are_shown(browser, tmp_path):
     found = barriers([HOSTILE, "two"], aligned=False)
     found.values["test"]["loss"][0, 1, 2] = found.values["test"]["loss"][1, 0, 2] = np.nan
     found.save(tmp_path / "barriers.json")
@@ -321,7 +321,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("width", [375, 1440])
-def test_odd_runs(name, width, browser, tmp_path):
+def test_unusual_run_folders_are_shown(name, width, browser, tmp_path):
     scans, told = ODD[name]
     for number, scan in enumerate(scans):
         scan.save(tmp_path / f"{number}.json")

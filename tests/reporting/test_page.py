@@ -91,12 +91,12 @@ def test_curves_look_as_in_the_figures(tmp_path):
 def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
     claim = Claim("it works", False, "by 0.1")
     rows = [{"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
-    Result("ensembles", "VGG-16 on CIFAR-100", rows, [claim], {"machine": "a card"}).save(tmp_path / "result.json")
+    Result("ensembles", "VGG-16 on CIFAR-100", rows, [claim], {"machine": "a GPU"}).save(tmp_path / "result.json")
     [found] = made(tmp_path)["papers"]
     assert (found["title"], found["heads"]) == ("ensembles: VGG-16 on CIFAR-100", ["method", "1B (%)"])
     assert found["rows"] == [["FGE", "25.00 (25.7)"]]
     assert found["claims"] == [{"says": "it works", "holds": False, "measured": "by 0.1", "earlier": ""}]
-    assert ["machine", "a card"] in found["facts"]
+    assert ["machine", "a GPU"] in found["facts"]
 
 
 def test_of_a_long_walk_some_steps_are_shown_and_all_that_was_collected(tmp_path):
@@ -156,7 +156,7 @@ def test_no_name_can_leave_its_place(tmp_path):
     assert list(shown(path)["curves"][0]["values"]) == [HOSTILE]
 
 
-def test_an_unfinished_run_is_told(tmp_path):
+def test_an_unfinished_run_is_reported(tmp_path):
     files.save_json(tmp_path / "scan" / "run.json", "run", RECORD)
     files.save_json(tmp_path / "python" / "run.json", "run", {**RECORD, "settings": {}})
     with pytest.raises(tw.ThalwegError, match=r"holds no results that a page could show: scan has no scan\.json"):

@@ -236,7 +236,7 @@ def test_archives_that_torch_never_writes_are_refused(tmp_path):
         tw.Weights.load(tmp_path / "twice.pt", network())
 
 
-def test_odd_contents_are_refused(tmp_path):
+def test_unusual_contents_are_refused(tmp_path):
     deep = {"weight": torch.ones(1)}
     for _ in range(200):
         deep = {"model": deep}

@@ -46,7 +46,7 @@ def adapted(seed):
 
 @pytest.mark.parametrize("key", ["file", "base"])
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name)[:20])
-def test_manifest_names_only_files_beside_it(key, name, tmp_path):
+def test_manifest_names_only_files_next_to_it(key, name, tmp_path):
     folder, mine = tmp_path / "members", tmp_path / "mine.txt"
     mine.write_text("mine")
     ensemble(1, 2).save(folder)
@@ -122,7 +122,7 @@ def test_finished_run_leaves_a_link_in_place_of_its_state(tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name)[:20])
 @pytest.mark.parametrize("kind", [tw.Weights, Checkpoint])
-def test_base_is_a_file_beside_the_weights(kind, name, tmp_path):
+def test_base_is_a_file_next_to_the_weights(kind, name, tmp_path):
     weights = tw.Weights.of(adapted(1))
     (weights if kind is tw.Weights else Checkpoint(weights, {}, "SGD", 1)).save(tmp_path / "w.safetensors", apart=True)
     saved_as = files.kind_of(tmp_path / "w.safetensors")

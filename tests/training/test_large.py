@@ -34,7 +34,7 @@ def test_streaming_changes_nothing(name, kind, small_pieces):
         assert not torch.equal(one.vector, curve.bends[0].vector)
 
 
-def test_a_streamed_run_goes_on_bit_for_bit(tmp_path, small_pieces):
+def test_a_streamed_run_resumes_bit_for_bit(tmp_path, small_pieces):
     animal = ZOO["conv_bn"]
     curve, calls = tw.Bezier(*animal.ends(), bends=2), []
 

@@ -335,7 +335,7 @@ def test_a_line_of_a_newer_format_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("every", [0, "0", "x", "-1m", 1.5])
-def test_odd_intervals(every, tmp_path):
+def test_unusual_intervals(every, tmp_path):
     with pytest.raises(tw.ThalwegError, match="every is a number of epochs"):
         Run(tmp_path, every=every)
 

@@ -73,7 +73,7 @@ def test_a_start_of_another_kind_is_refused(start):
         tw.walk(ZOO["mlp"].module(1), ZOO["mlp"].task, ZOO["mlp"].batches(), FGE, epochs=4, start=start)
 
 
-def test_a_kept_epoch_goes_on_with_its_momentum():
+def test_a_kept_epoch_resumes_with_its_momentum():
     """Training in one go equals training to a kept epoch and walking on from it."""
     animal = ZOO["channels_last"]
     rate = tw.SWA(lr=0.05)

@@ -130,7 +130,7 @@ def test_members_may_have_bases_of_their_own(tmp_path):
     assert len(list(tmp_path.glob("base-*"))) == 1
 
 
-def test_a_run_folder_holds_one_base_beside_what_was_collected_and_one_in_members(tmp_path):
+def test_a_run_folder_holds_one_base_next_to_what_was_collected_and_one_in_members(tmp_path):
     found = members(run=tmp_path)
     assert len(found) == 6
     assert size(tmp_path) < 1.05 * 2 * (BASE + 6 * ADAPTER)

@@ -150,7 +150,7 @@ def test_groups_by_hand_are_proven(left):
     assert "renumbering 'hidden' changed the outputs, by" in str(symmetries)
 
 
-def test_groups_that_pass_alone_but_not_together_are_told_apart():
+def test_groups_that_pass_alone_but_not_together_are_not_both_used():
     def forward(net, x):
         moved = [part.bias.argmax() > 0 for part in (net.one, net.two)]
         return net.three(net.one(x).relu()) + net.four(net.two(x).relu()) + 1e3 * (moved[0] & moved[1])

@@ -194,7 +194,7 @@ def test_lazy_modules_are_run_first():
         tw.Weights.of(nn.LazyLinear(2))
 
 
-def test_files_and_dicts_of_training_scripts_are_told_apart(tmp_path):
+def test_files_and_dicts_of_training_scripts_are_distinguished(tmp_path):
     module = torch.nn.Linear(2, 1)
     torch.save(module.state_dict(), tmp_path / "net.pt")
     with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole safetensors file .*give module="):

@@ -50,7 +50,7 @@ def test_what_is_decided_where_nothing_is_said():
     assert not tw.Compute("bf16").channels_last(cpu)
 
 
-def test_recording_needs_a_card_and_says_so_once():
+def test_capture_needs_a_gpu_and_warns_once():
     animal = ZOO["mlp"]
     with pytest.warns(tw.SlowPathWarning, match="needs a CUDA GPU, and the network is on cpu") as heard:
         tw.fit(animal.module(1), animal.task, animal.batches(), compute=tw.Compute(graph=True), **SETTINGS)
@@ -375,7 +375,7 @@ def test_one_recording_serves_batches_of_one_form():
     assert len(set(keys)) == len(forms) - 1
 
 
-def test_without_a_card_work_is_simply_called():
+def test_without_a_gpu_work_is_called_directly():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         work = cuda_graphs.Replay(lambda batch: batch + 1, nn.Identity(), torch.device("cpu"), wanted=False)

@@ -17,7 +17,7 @@ import thalweg as tw
 from thalweg.runtime.distributed import Ranks, _own_gpu
 from thalweg.training.question import _check_whole
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
 SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{SOURCE}"}
 
@@ -124,7 +124,7 @@ def task(seed):
 
 
 @pytest.mark.parametrize("victim", [0, 1, None])
-def test_a_process_that_dies_ends_the_run_which_can_be_gone_on_with(victim, tmp_path):
+def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(victim, tmp_path):
     (tmp_path / "mine.py").write_text(TASK)
     for seed in (0, 1):
         tw.Weights.of(_model(seed)).save(tmp_path / f"{seed}.safetensors")
@@ -178,7 +178,7 @@ def _wait_for(path):
     raise AssertionError(f"{path} was never written")
 
 
-def test_what_fails_in_all_processes_is_told_once(tmp_path):
+def test_what_fails_on_all_ranks_is_reported_once(tmp_path):
     (tmp_path / "mine.py").write_text(
         TASK + '\n\ndef single(seed):\n    return {**task(seed), "model": task(seed)["model"].float()}\n'
     )
@@ -265,7 +265,7 @@ def test_loaders_that_divide_the_data_themselves_are_refused():
         _check_whole(loader)
 
 
-def test_every_process_has_a_card_of_its_own():
+def test_every_rank_has_a_gpu_of_its_own():
     assert _own_gpu({}, 0) == {}
     assert _own_gpu({"LOCAL_RANK": "1"}, 2) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert _own_gpu({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,GPU-7"}, 2) == {"CUDA_VISIBLE_DEVICES": "GPU-7"}
@@ -273,7 +273,7 @@ def test_every_process_has_a_card_of_its_own():
         _own_gpu({"LOCAL_RANK": "2"}, 2)
 
 
-def test_every_process_draws_its_own_numbers_in_a_step_and_all_go_on_as_one():
+def test_every_rank_draws_its_own_numbers_in_a_step_and_all_resume_as_one():
     drawn, after = [], []
     for rank in (0, 1, 1):
         torch.manual_seed(0)

@@ -62,7 +62,7 @@ def test_data_with_a_generator_of_their_own_may_be_shared():
     assert torch.equal(loader.generator.get_state(), state)
 
 
-def test_jobs_take_turns_and_draw_from_their_own_random_numbers():
+def test_interleaved_jobs_draw_from_their_own_random_numbers():
     order, drawn = [], {0: [], 1: []}
 
     def job(number):
@@ -86,12 +86,12 @@ def test_the_callers_random_states_stay():
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
-def test_what_jobs_draw_beside_is_not_the_same_in_all():
+def test_what_jobs_draw_outside_of_training_is_not_the_same_in_all():
     first, second = tw.together(*[lambda: (float(torch.rand(())), random.random(), float(np.random.rand()))] * 2)
     assert len({*first, *second}) == 6
 
 
-def test_the_callers_random_states_stay_though_jobs_draw_beside():
+def test_the_callers_random_states_stay_though_jobs_draw_outside_of_training():
     torch.manual_seed(3)
     state = torch.get_rng_state()
     tw.together(*[lambda: torch.rand(5)] * 3)
@@ -142,7 +142,7 @@ def stopping(animal, seed, after):
     return Deadly(animal.batches())
 
 
-def test_all_are_saved_when_they_are_stopped_and_go_on(tmp_path):
+def test_all_are_saved_when_they_are_stopped_and_resume(tmp_path):
     animal = ZOO["dropout"]
 
     def job(seed, batches):
@@ -158,7 +158,7 @@ def test_all_are_saved_when_they_are_stopped_and_go_on(tmp_path):
         assert torch.equal(vector, plain.vector)
 
 
-def test_logs_tell_how_many_took_turns(tmp_path):
+def test_logs_say_how_many_were_interleaved(tmp_path):
     """So that their time can be divided; the last epoch of the longer run was its own."""
     animal, epochs = ZOO["mlp"], (2, 30)
 
