@@ -33,7 +33,7 @@ from .serving import EnsembleModule, Prediction, called, class_probabilities, cl
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "each half of the data, for the other half"
-KEPT = f"the data given to calibrate; for members and smaller ensembles {CROSS_FITTED}"
+KEPT = f"the data given to calibrate (members and smaller ensembles: {CROSS_FITTED})"
 
 
 class Ensemble:

@@ -1,0 +1,94 @@
+"""What ensembles of VGG-16 on CIFAR-100 are worth and cost: calibrated NLL, and the equivalent in independent networks.
+
+$ python benchmarks/ensembles.py --data ~/data --out paper
+
+Takes the networks, Snapshot runs and FGE walks that `thalweg paper run ensembles --data-set cifar100 --model vgg16` has
+trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. Prints one row per ensemble at
+one, two and three budgets, and one for its average as one network, and writes `comparison.json` and the figures. With
+`--scale smoke` and without data it runs every line on a CPU in about a minute; its networks learn nothing.
+
+To compare with, test errors in percent of VGG-16 on CIFAR-100, of one network and of 100 (Ashukha et al., Pitfalls of
+In-Domain Uncertainty Estimation and Ensembling in Deep Learning, 2020), are in `ANCHORS`. By accuracy, FGE was worth
+about 2.7 independent networks there, and hardly more with more of its networks.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+import thalweg as tw
+from thalweg.evaluation.judging import Judge
+from thalweg.paper.ensemble_entries import members_of
+from thalweg.paper.entries import ENTRIES, open_experiment
+from thalweg.paper.experiment import Experiment, prepare
+
+METHODS = {"Independent": "Ind", "Snapshot": "SSE", "FGE": "FGE"}
+ANCHORS = {
+    "one network": 25.4,
+    "SWAG": 23.0,
+    "FGE": 22.8,
+    "cyclical SGLD": 21.2,
+    "Snapshot, 4,000 epochs": 21.0,
+    "independent networks": 19.9,
+}
+
+
+def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, seed: int) -> list[tw.Weights]:
+    """Networks drawn around those of one FGE run, each with its own batch-norm statistics if it needs any."""
+    drawn = tw.SWAG(members).sample(samples, seed=seed)
+    return [tw.update_bn(experiment.form, weights, experiment.clean).to("cpu") for weights in drawn]
+
+
+def judged(experiment: Experiment, seeds: int, samples: int) -> tw.Comparison:
+    runs: dict[str, list[Any]] = {name: members_of(experiment, key, seeds) for name, key in METHODS.items()}
+    runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in enumerate(runs["FGE"])]
+    judge = Judge(experiment.form, experiment.task, experiment.test, None, experiment.clean, None)
+    one, multiples = judge.alone(runs["Independent"]), [*range(1, seeds + 1)]
+    entries = {
+        name: {
+            "title": name,
+            "settings": "from the networks of FGE" if name == "SWAG" else "as in the paper",
+            "epochs": experiment.recipe.epochs,
+            "members": len(pool[0]),
+            **judge.entry(pool, multiples, one),
+        }
+        for name, pool in runs.items()
+    }
+    time = judge.milliseconds(runs["Independent"][0][0])
+    return tw.Comparison(experiment.recipe.epochs, multiples, [*range(seeds)], entries, time)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, help="the folder that holds the data sets")
+    parser.add_argument("--out", type=Path, default=Path("thalweg-paper"), help="the folder of `thalweg paper run`")
+    parser.add_argument("--scale", choices=("full", "smoke"), default="full")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=20, help="networks drawn by SWAG for each seed")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    compute = tw.Compute("bf16" if device == "cuda" else "fp32")
+    settings: Any = {"given": given.data, "device": device, "compute": compute}
+    experiment = open_experiment(given.out, "cifar100", "vgg16", given.scale, **settings)
+    prepare(ENTRIES["ensembles"].wanted(experiment, given.seeds))
+    found, folder = judged(experiment, given.seeds, given.samples), experiment.results / "judged"
+    folder.mkdir(parents=True, exist_ok=True)
+    found.save(folder / "comparison.json")
+    for name, draw in {"budget": tw.figures.budget, "equivalents": tw.figures.equivalents}.items():
+        figure = Figure(figsize=(7, 4.8), layout="constrained")
+        draw(found, ax=figure.subplots())
+        tw.figures.save(figure, folder / name)
+    print(found.table())
+    print(
+        "elsewhere, errors of one network and of 100 (%): "
+        + ", ".join(f"{name} {error}" for name, error in ANCHORS.items())
+    )
+    print(f"wrote {folder}; torch {torch.__version__}, {device}")
+
+
+if __name__ == "__main__":
+    main()
