@@ -43,6 +43,9 @@ def together(processes):
     tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))
     told = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
     found["losses"] = torch.tensor(told, dtype=torch.float64)
+    line = tw.Segment(*animal.ends())
+    scan = tw.scan(animal.module(1), line, animal.task, {"x": animal.batches()}, points="adaptive", progress=False)
+    found["adaptive scan"] = torch.tensor([scan.t, scan.values["x"]["loss"]])
     seen = []  # by rank 0 alone, though t is that of all
     how = {"same_t": True, "on_epoch": seen.append if processes.first else None, **settings(animal)}
     tw.connect(animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), **how)

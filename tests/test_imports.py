@@ -21,11 +21,12 @@ ALLOWED = {
     "runtime": PLAIN | {"weightspace", "training", "evaluation"},
     "barrier_matrix": BASE | {"results"},
     "results": BASE | {"weightspace"},  # for the type of what a walk collects
+    "levels": BASE | {"results"},
     "weightspace": PLAIN | {"weightspace"},
     "training": PLAIN | {"results", "weightspace", "evaluation", "training"},
-    "evaluation": PLAIN | {"results", "barrier_matrix", "weightspace", "evaluation"},
+    "evaluation": PLAIN | {"results", "barrier_matrix", "levels", "weightspace", "evaluation"},
     "integrations": BASE | {"weightspace", "training", "integrations"},
-    "reporting": BASE | {"results", "barrier_matrix", "reporting"},
+    "reporting": BASE | {"results", "barrier_matrix", "levels", "reporting"},
 }
 CORE = {*ALLOWED, "loading", "bench", "demo"}
 ALLOWED |= {**dict.fromkeys(("loading", "bench", "demo"), CORE), "paper": CORE | {"paper"}}

@@ -279,6 +279,15 @@ def test_scan_of_two_networks_is_the_segment(here):
     )
 
 
+def test_scan_at_adaptive_points(here):
+    ok("scan", "a", "b", "--task", "mine:circle", "--out", "adaptive", "--points", "adaptive")
+    scan = tw.Scan.load("adaptive")
+    assert scan.knots == [0, 1]
+    assert 13 <= len(scan.t) <= 121
+    with_words = invoke("scan", "a", "b", "--task", "mine:circle", "--out", "new-scan", "--points", "many")
+    assert "--points is a whole number, or adaptive; got many" in with_words.output
+
+
 def test_planes_of_a_curve_and_of_three_networks(here):
     ok("plane", "curve", "--task", "mine:circle", "--out", "plane", "--grid", "4")
     scan = tw.Scan.load("plane/scan.json")
@@ -307,7 +316,7 @@ def test_a_plane_picks_its_directions_by_what_it_is_given(here):
     ok("plane", "a", *task, "--out", "planes/alone")
     assert tw.Scan.load("planes/alone").corners == [(0, 0)]
     ok("plane", "a", "b", "planes/trained", *task, "--out", "planes/three")
-    ok("plane", "curve", "a", "b", *task, "--out", "planes/same")
+    ok("plane", "curve", "a", "b", *task, "--adaptive", "--out", "planes/same")
     for name in ("planes/three", "planes/same"):  # the curve holds both networks
         scan = tw.Scan.load(name)
         assert (scan.shares, len(scan.corners)) == ([], 3)

@@ -11,8 +11,8 @@ from run_folders import barriers
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.reporting.axes import STYLES, Scale, smooth, styled
-from thalweg.reporting.figures import LEVELS
+from thalweg.levels import LEVELS, Scale
+from thalweg.reporting.axes import STYLES, smooth, styled
 
 mpl.use("Agg")
 

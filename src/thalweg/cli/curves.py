@@ -205,7 +205,7 @@ def connect(
     if points is None:
         return done(out, following(scan, own.given, out, out="scan"))
     shared = {name: value for name, value in own.given.items() if name in signature(scan).parameters}
-    scan(**{**shared, "what": [out], "out": out / "scan", "points": points})
+    scan(**{**shared, "what": [out], "out": out / "scan", "points": str(points)})
 
 
 def scan(
@@ -217,7 +217,13 @@ def scan(
     ],
     task: options.Task,
     out: options.Out,
-    points: Annotated[int, typer.Option(help="Number of equally spaced values of t, including the ends.")] = 61,
+    points: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER|adaptive",
+            help="Number of equally spaced values of t, with the ends; or adaptive: points where the loss bends.",
+        ),
+    ] = "61",
     line: Annotated[
         bool,
         typer.Option(
@@ -241,9 +247,12 @@ def scan(
     the line between its ends as they were before, into the folder `unaligned`.
     """
     own = Arguments(locals())
+    if points != "adaptive" and not points.isdecimal():
+        raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
+    wanted = int(points) if points.isdecimal() else points
     found = _curve_or_networks(own, 2, "give one curve or two networks to scan")
     target = found if isinstance(found, tw.Curve) else tw.Segment(*found)
-    results = {out: _measured(own, target, points=points)}
+    results = {out: _measured(own, target, points=wanted)}
     lines = {}
     if line and target.bends and target.start.distance(target.end) > 0:
         lines["line"] = target.end
@@ -251,7 +260,7 @@ def scan(
             lines["unaligned"] = tw.Permutation.load(what[0]).inverse().apply(target.end)
     for name, end in lines.items():
         straight, run = tw.Segment(target.start, end), own.run.child(name)
-        results = {out / name: _measured(own, straight, points=points, run=run), **results}
+        results = {out / name: _measured(own, straight, points=wanted, run=run), **results}
     if "unaligned" in lines:
         for folder, name in ((out, type(target).__name__), (out / "line", "Segment")):
             results[folder] = replace(results[folder], name=f"aligned {name}")
@@ -276,6 +285,10 @@ def plane(
     task: options.Task,
     out: options.Out,
     grid: Annotated[int, typer.Option(help="Number of points along each axis.")] = 21,
+    adaptive: Annotated[
+        bool,
+        typer.Option("--adaptive", help="Measure only where contours crowd; interpolate other points."),
+    ] = False,
     margin: Annotated[
         float | None,
         typer.Option(
@@ -300,15 +313,17 @@ def plane(
     """
     own = Arguments(locals())
     items = _curves_and_members(own)
-    points = {point.bare().digest(): point for item in items.values() for point in _control_points(item)}
+    networks = {point.bare().digest(): point for item in items.values() for point in _control_points(item)}
     single = all(isinstance(item, tw.Curve) or len(item) == 1 for item in items.values())
-    target = _plane_of(list(points.values()), single, what, seed)
+    target = _plane_of(list(networks.values()), single, what, seed)
     overlay = {
         type(item).__name__ if len(items) == 1 and isinstance(item, tw.Curve) else str(path): item
         for path, item in items.items()
         if isinstance(item, tw.Curve) or target.shares is not None
     }
-    _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, overlay=overlay)})
+    points = "adaptive" if adaptive else None
+    where = {"grid": (grid, grid), "margin": margin, "points": points, "overlay": overlay}
+    _write_scans({out: _measured(own, target, **where)})
     done(out, following(page, own.given, out, out="page.html"))
 
 

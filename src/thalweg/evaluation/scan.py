@@ -2,21 +2,19 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count, not_finite
-from ..errors import ThalwegError, during, number, several, whole
-from ..results import Scan, array, plain
+from ..errors import ThalwegError, during, number
+from ..results import Scan, plain
 from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
@@ -26,15 +24,15 @@ from ..store.content import digest_of
 from ..store.files import SCAN
 from ..store.runs import POINTS, Interrupts, Run
 from ..tasks import Task, check_task
-from ..weightspace.curves import Curve, check_t
+from ..weightspace.curves import Curve
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
 from .measure import Measurement, Points, check_alone, prove_measuring
 from .question import Facts, curve_question, points_question, scan_question
+from .sampling import Sampling, Target, sampling_of
 
-Target = Curve | Plane | Sequence[Weights]
 Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
 NEW = "start a new run in another folder"
 BREATH = 2.0  # seconds that each rank measures before results are gathered
@@ -46,7 +44,8 @@ def scan(
     task: Task,
     data: Mapping[str, Batches] | Batches,
     *,
-    points: int | Sequence[float] | None = None,
+    points: int | Sequence[float] | Literal["adaptive"] | None = None,
+    tolerance: float | None = None,
     grid: tuple[int, int] | None = None,
     margin: float | None = None,
     weight_decay: float = 0.0,
@@ -72,8 +71,12 @@ def scan(
         task: The loss and metrics to measure.
         data: Batches by name, such as `{"train": ..., "test": ...}`, or batches alone, which are named "data"; use data
             without augmentation.
-        points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves.
-        grid: For a plane: the number of points along x and y, 21 x 21 by default.
+        points: For a curve: the number of equally spaced values of t (121 by default), or the values themselves; or
+            "adaptive", for points where the loss bends. For a plane: "adaptive", to measure only those points of the
+            grid around which contours crowd, and interpolate the others.
+        tolerance: For a curve with adaptive points: how far the maximum and the integral of the loss may be off, as a
+            share of how far it varies along the curve; an estimate, not a bound. 0.002 by default.
+        grid: For a plane: the number of points along x and y, 21 x 21 by default, and 61 x 61 if adaptive.
         margin: For a plane: how far to go beyond its networks, as a fraction of its size; 0.2 by default, and 0 around
             one network.
         weight_decay: The one used in training; it is part of `loss`.
@@ -94,14 +97,16 @@ def scan(
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     call = Call(compute or Compute(), progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
-    where, labels, makers = _points_of(target, points, grid, margin)
+    sampling = sampling_of(target, points, grid, margin, tolerance)
     drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}
 
     def question() -> Facts:
         ends = target.points if isinstance(target, Curve | Plane) else target
+        where = sampling.where
         given = {key: digest_of(plain(where[key])) for key in ("t", "x", "y") if key in where}
         return {
             "of": where["name"],
+            **({"points": sampling.rule} if sampling.rule else {}),
             **{f"the spacing in {key}": facts.content(digest) for key, digest in given.items()},
             **(
                 curve_question(target)
@@ -116,10 +121,10 @@ def scan(
         at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
         with (
             aside(probe.device, call.context.stream),
-            Progress(f"scanning {where['name']}", len(makers), progress) as bar,
+            Progress(f"scanning {sampling.where['name']}", 0, progress) as bar,
         ):
-            found = _measured(at, makers, labels, held, bar, call.context)
-            last = at.last
+            found = _measured(at, sampling, held, bar, call.context)
+            last, (where, values) = at.last, sampling.arranged(found)
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
             if last is not None:
@@ -129,11 +134,6 @@ def scan(
         if last is not None:
             least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute)
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
-        shape = (len(where["y"]), len(where["x"])) if "y" in where else (len(makers),)
-        values = {
-            name: {key: array([point[name][key] for point in found]).reshape(shape) for key in entry}
-            for name, entry in found[0].items()
-        }
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
     scan = replace(call.resumed(run, "scan", question, StoredResult.of(SCAN, Scan), measured), **drawn)
@@ -152,22 +152,25 @@ def _proven(
         return probe, prove_measuring(probe, task, next(iter(data.values())), call.compute)
 
 
-def _kept(run: Run, labels: Sequence[dict[str, float]]) -> list[Any]:
-    """What a run measured before it was stopped; every line must be the expected point."""
+def _kept(run: Run, labels: Sequence[dict[str, float]], done: int) -> list[Any]:
+    """What a run measured of these points before it was stopped; after `done` others, every line must be the expected
+    point. Without any points, there must be no more lines.
+    """
     path, lines = run.folder / POINTS, run.lines(POINTS)
-    for place, line in enumerate(lines, start=1):
+    some = lines[done : done + len(labels)] if labels else lines[done:]
+    for place, line in enumerate(some, start=done + 1):
         found = {key: value for key, value in line.items() if key != "measured"}
         if "point" not in found or "measured" not in line:
             raise ThalwegError(
                 f"{path} was written by an older thalweg, and line {place} does not say which point it is: {NEW}"
             )
-        if place > len(labels) or found != labels[place - 1]:
-            expected = f"point {_said(labels[place - 1])}" if place <= len(labels) else "nothing more"
+        if not labels or found != labels[place - done - 1]:
+            expected = f"point {_said(labels[place - done - 1])}" if labels else "nothing more"
             raise ThalwegError(
                 f"line {place} of {path} is point {_said(found)}, where {expected} is expected: lines were lost, "
                 f"doubled, reordered or added; restore the file, or {NEW}"
             )
-    return [line["measured"] for line in lines]
+    return [line["measured"] for line in some]
 
 
 def _said(label: Mapping[str, float]) -> str:
@@ -175,27 +178,29 @@ def _said(label: Mapping[str, float]) -> str:
     return f"{label['point']} ({at})" if at else f"{label['point']}"
 
 
-def _measured(
-    at: "Measurer",
-    makers: Sequence[Callable[[], Weights]],
-    labels: Sequence[dict[str, float]],
-    held: Run | None,
-    bar: Progress,
-    context: Context,
-) -> list[Any]:
+def _measured(at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context) -> list[Any]:
     """Every point; those stored in a run folder are not measured again; stops between two of them on request."""
-    processes = context.processes
+    processes, measured = context.processes, list[Any]()
+
+    def kept(labels: Sequence[dict[str, float]]) -> list[Any]:
+        return processes.once(lambda: _kept(held, labels, len(measured)) if held is not None else [])
+
     with Interrupts(processes.once(lambda: held is not None), context.slot) as interrupts:
-        measured: list[Any] = processes.once(lambda: _kept(held, labels) if held is not None else [])
-        bar.done = len(measured)
-        for found in _rounds(at, makers[len(measured) :], processes):
-            for point in found:
-                if held is not None:
-                    held.append(POINTS, {**labels[len(measured)], "measured": point})
-                measured.append(point)
-                bar.advance()
-            if any(processes.gather(interrupts.asked is not None)) and interrupts.wanted:
-                interrupts.grant(held, f"point {len(measured)} of {len(makers)}")
+        while new := sampling.more(measured):
+            labels = [{"point": place, **own} for place, own in enumerate(new, start=len(measured) + 1)]
+            bar.total, before = bar.total + len(new), len(measured)
+            measured += kept(labels)
+            bar.done = len(measured)
+            makers = [partial(sampling.weights, index) for index in range(len(measured), bar.total)]
+            for found in _rounds(at, makers, processes):
+                for point in found:
+                    if held is not None:
+                        held.append(POINTS, {**labels[len(measured) - before], "measured": point})
+                    measured.append(point)
+                    bar.advance()
+                if any(processes.gather(interrupts.asked is not None)) and interrupts.wanted:
+                    interrupts.grant(held, f"point {len(measured)} of {bar.total}")
+        kept([])
     return measured
 
 
@@ -299,55 +304,6 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
             "curve or plane have none: give bn_batches=, the training batches without augmentation (a task factory: "
             "the key 'bn_batches')"
         )
-
-
-def _points_of(
-    target: Target, points: int | Sequence[float] | None, grid: tuple[int, int] | None, margin: float | None
-) -> tuple[dict[str, Any], list[dict[str, float]], list[Callable[[], Weights]]]:
-    """What the result says of the points; of each, its number and coordinates, as in a run folder; what makes each."""
-    kind = "curve" if isinstance(target, Curve) else "plane" if isinstance(target, Plane) else "list of weights"
-    for name, value, wanted in (("points", points, "curve"), ("grid", grid, "plane"), ("margin", margin, "plane")):
-        if value is not None and kind != wanted:
-            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
-    if isinstance(target, Curve):
-        ts = _increasing(points) if isinstance(points, Iterable) else target.spaced(121 if points is None else points)
-        steps = [target.length(0.0, ts[0]), *(target.length(a, b) for a, b in pairwise(ts))]
-        where: dict[str, Any] = {"name": type(target).__name__, "kind": "curve", "t": array(ts)}
-        where |= {"length": array(np.cumsum(steps)), "length_ratio": None if target.closed else target.length_ratio()}
-        at = [{"t": t} for t in ts]
-    elif isinstance(target, Plane):
-        counts = several((21, 21) if grid is None else grid, "grid", whole)
-        beyond = number(target.margin if margin is None else margin, "margin")
-        if len(counts) != 2:
-            raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
-        x, y = (_span(*ends, n, beyond) for ends, n in zip(target.ranges, counts, strict=True))
-        where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(target.corners)}
-        where |= {"shares": list(target.shares or ())}
-        at = [{"x": float(u), "y": float(v)} for v in y for u in x]
-    else:
-        steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-        where = {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}
-        at = [{} for _ in target]
-    labels = [{"point": place, **own} for place, own in enumerate(at, start=1)]
-    if isinstance(target, Curve | Plane):
-        return where, labels, [partial(target.point, **own) for own in at]
-    return where, labels, [partial(lambda w: w, w) for w in target]
-
-
-def _increasing(points: Sequence[float]) -> list[float]:
-    ts = [] if isinstance(points, str) else [check_t(t) for t in points]
-    if not ts or any(a >= b for a, b in pairwise(ts)):
-        raise ThalwegError(f"points are a whole number, or values of t in increasing order; got {ts or points!r}")
-    return ts
-
-
-def _span(low: float, high: float, points: int, margin: float) -> np.ndarray:
-    if points < 2 or not 0 <= margin < inf:
-        raise ThalwegError(
-            f"a plane needs a grid of at least 2 x 2 and a margin of 0 or more; got {points} and {margin}"
-        )
-    extra = margin * (high - low)
-    return np.linspace(low - extra, high + extra, points)
 
 
 def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:

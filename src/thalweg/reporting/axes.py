@@ -1,16 +1,14 @@
-"""Shared by figures and the page: line styles that can be distinguished without colours, the colour scale of a plane,
-and new axes where none are given.
+"""Shared by figures and the page: line styles that can be distinguished without colours, smooth contours, and new axes
+where none are given.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ThalwegError
-from ..results import SHARES, Scan
+from ..results import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +26,7 @@ KNOWN = {
     "FGE": 2,
     "SWA": 3,
 }
-NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
 FINE = 61  # points along each side from which on contours are drawn without interpolation
-DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest
 
 
 def places(names: Iterable[str]) -> list[int]:
@@ -85,43 +81,6 @@ def factor(name: str, units: Mapping[str, str] = SHARES) -> int:
     return 100 if units.get(name) == "%" else 1
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Logarithmic above the lowest value, and no higher than needed, so that both the valley and the barrier are
-    visible.
-    """
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, planes: Sequence[tuple[Scan, np.ndarray]]) -> "Scale":
-        """Up to the values between the first two networks and around them, but not to losses of millions farther away.
-
-        Args:
-            planes: Scans, each with the values to draw.
-        """
-        finite = np.concatenate([values[np.isfinite(values)] for _, values in planes])
-        if finite.size == 0:
-            raise ThalwegError(
-                "there is no finite value to draw: the networks of this plane have diverged, or the data hold NaN"
-            )
-        low, near, high = np.quantile(finite, (0, NEAR, 1))
-        barrier = max(_barrier(scan, values, low) for scan, values in planes)
-        flat = max(1e-6, 1e-6 * abs(low))
-        return cls(float(low), float(low + max(min(high - low, max(WALL * (near - low), barrier - low)), flat)))
-
-    def share(self, values: np.ndarray) -> np.ndarray:
-        """The position of values between the lowest level, 0, and the highest, 1; a little outside for values beyond
-        them.
-        """
-        above = (np.where(np.isneginf(values), np.nan, values) - self.low) / (self.high - self.low)
-        return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
-
-    def text(self, share: float, _: Any = None) -> str:
-        return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
-
-
 def smooth(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A coarse map on a finer grid, by cubics that pass through every value and overshoot none; one with gaps as it is.
 
@@ -140,12 +99,3 @@ def smooth(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray
         finer.append(np.interp(places, np.arange(len(own)), own))
         shares = PchipInterpolator(own, shares, axis=axis)(finer[-1])
     return finer[0], finer[1], shares
-
-
-def _barrier(scan: Scan, values: np.ndarray, low: float) -> float:
-    """The highest value in the grid row of the straight line between the first two networks."""
-    if scan.x is None or scan.y is None or len(scan.corners) < 2:
-        return low
-    (start, height), (end, _) = scan.corners[:2]
-    between = values[np.abs(scan.y - height).argmin(), (scan.x >= start) & (scan.x <= end)]
-    return max(between[np.isfinite(between)], default=low)

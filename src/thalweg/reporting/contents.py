@@ -11,9 +11,10 @@ import numpy as np
 
 from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
+from ..levels import Scale
 from ..results import SHARES, Comparison, Report, Scan, Trace
 from ..store import files
-from .axes import Scale, factor, places
+from .axes import factor, places
 from .result import Result
 
 MISSING = {

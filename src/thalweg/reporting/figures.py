@@ -10,9 +10,10 @@ import numpy as np
 
 from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
+from ..levels import LEVELS, Scale
 from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
 from ..store.files import write
-from .axes import STYLES, Scale, factor, finish, one, places, several, smooth, styled
+from .axes import STYLES, factor, finish, one, places, several, smooth, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,6 @@ __all__ = [
     "save", "surface", "surfaces", "trace",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
-LEVELS = 14
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 100, 200, 500, 1000)  # of networks, along an axis
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
 # for single networks and ensembles, distinguishable in grey
@@ -54,7 +54,8 @@ def profile(
     for (name, runs), (colour, style) in zip(named.items(), styles, strict=True):
         t, values, label = _over_seeds(runs, data, quantity)
         of = f", mean ± SD of {len(runs)} seeds" if len(runs) > 1 else ""
-        ax.plot(t, values.mean(0), color=colour, linestyle=style, label=f"{name}{of}")
+        marker = "." if runs[0].knots else None  # points that are not equally spaced
+        ax.plot(t, values.mean(0), color=colour, linestyle=style, marker=marker, label=f"{name}{of}")
         if of:
             band = values.mean(0) + values.std(0, ddof=1) * np.array([[-1], [1]])
             ax.fill_between(t, *band, color=colour, alpha=0.2, linewidth=0)
@@ -151,8 +152,15 @@ def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: 
 def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
     """What the reader of a map must know to trust it."""
     rows, columns = measured.shape
+    if scan.measured is not None:
+        some = f"{scan.measured.sum():.0f} of {columns} x {rows} points measured"
+        return [f"{some}, the others and contours interpolated", *_darker(scan)]
     contours = [f"contours interpolated between {columns} x {rows} points"] if drawn.size > measured.size else []
-    return contours + (["the darker a point, the farther off the plane"] if scan.shares and scan.marks else [])
+    return contours + _darker(scan)
+
+
+def _darker(scan: Scan) -> list[str]:
+    return ["the darker a point, the farther off the plane"] if scan.shares and scan.marks else []
 
 
 def _along(scan: Scan, axis: int) -> str:

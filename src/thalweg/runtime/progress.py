@@ -53,7 +53,7 @@ class Progress:
             self.bar.start()
             self.bars.append(self.bar)
             self.row = self.bar.add_task(self.description, total=self.total, note=note)
-        self.bar.update(self.row, completed=self.done, note=note)
+        self.bar.update(self.row, completed=self.done, total=self.total, note=note)
 
     def _line(self, note: str) -> str:
         elapsed = self.looked - self.started

@@ -1,0 +1,256 @@
+"""Adaptive scans: as good as equal steps with fewer points, on stored profiles too; resumed; and of planes."""
+
+import os
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.interpolate import PchipInterpolator
+from torch import nn
+from zoo import ZOO
+
+import thalweg as tw
+from thalweg.errors import Stopped
+from thalweg.evaluation.sampling import MOST, AlongCurve
+from thalweg.store.runs import POINTS, Run
+
+STORED = sorted((Path(__file__).parents[2] / "docs" / "paper").glob("*/*/*.json"))
+DENSE = np.linspace(0, 1, 4001)
+
+
+class Loss(nn.Module):
+    """A network of one weight per dimension; its loss is any function of them."""
+
+    def __init__(self, *weights):
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
+
+    def forward(self, batch):
+        return self.weights.expand(len(batch), -1)
+
+
+def scanned(function, target, **how):
+    task = tw.Task(lambda outputs, targets: function(*outputs.T), lambda net, batch: (net(batch), batch), metrics={})
+    return tw.scan(Loss(*[0.0] * target.layout.size), target, task, {"x": [torch.zeros(1, 1)]}, **how)
+
+
+def line():
+    return tw.Segment(*(tw.Weights.of(Loss(t)) for t in (0.0, 1.0)))
+
+
+def narrow(t):
+    return 1 + torch.exp(-(((t - 0.37) / 0.05) ** 2))
+
+
+def test_adaptive_points_crowd_where_the_loss_bends():
+    scan = scanned(narrow, line(), points="adaptive")
+    near = np.abs(scan.t - 0.37) < 0.1
+    assert np.diff(scan.t[near]).max() < 0.5 * np.diff(scan.t[~near]).max()
+    assert len(scan.t) <= 30
+    assert (np.diff(scan.t) > 0).all()
+    found = scan.summary()["x"]["loss"]
+    assert found["max"] == pytest.approx(2, abs=0.002)
+    assert found["int"] == pytest.approx(1 + 0.05 * np.pi**0.5, abs=0.005)
+    for t, value in zip(scan.t, scan.values["x"]["loss"], strict=True):
+        assert value == pytest.approx(float(narrow(torch.tensor(t))))
+
+
+def test_a_smaller_tolerance_takes_more_points():
+    counts = [len(scanned(narrow, line(), points="adaptive", tolerance=within).t) for within in (0.05, 0.005, 0.0005)]
+    assert counts == sorted(set(counts))
+
+
+def test_a_corner_of_a_chain_is_a_point_and_no_bend():
+    a, b, c = (tw.Weights.of(Loss(x, y)) for x, y in [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)])
+    chain = tw.PolyChain.through([a, b, c])
+    scan = scanned(lambda x, y: x - y, chain, points="adaptive")
+    assert len(scan.t) == 13  # straight pieces need no second round
+    assert 0.5 in scan.t
+    assert scan.knots == [0, 0.5, 1]
+    assert scan.summary()["x"]["loss"]["int"] == pytest.approx(0.5)
+
+
+def test_the_integral_of_adaptive_points_follows_cubics():
+    scan = scanned(lambda t: t**2, line(), points="adaptive")
+    assert scan.summary()["x"]["loss"]["int"] == pytest.approx(1 / 3, abs=1e-12)
+    even = scanned(lambda t: t**2, line(), points=len(scan.t))
+    assert even.summary()["x"]["loss"]["int"] > 1 / 3 + 1e-4
+
+
+@pytest.mark.parametrize("function", [lambda t: 3 + 0 * t, lambda t: t / 0, lambda t: torch.log(t - 0.5)])
+def test_a_loss_that_is_flat_or_not_finite_takes_one_round(function):
+    with pytest.warns(UserWarning, match="not a number") if function(torch.tensor(0.0)).isnan() else nullcontext():
+        scan = scanned(function, line(), points="adaptive")
+    assert len(scan.t) == 13
+
+
+def test_a_rough_profile_stops_and_says_so():
+    with pytest.warns(UserWarning, match=r"too rough for a tolerance of 1e-06 with 121 points: .* give a larger"):
+        scan = scanned(lambda t: torch.sin(80 * t), line(), points="adaptive", tolerance=1e-6)
+    assert len(scan.t) <= MOST
+
+
+@pytest.mark.parametrize("kind", ["curve", "plane"])
+@pytest.mark.parametrize("stop", [5, 14, 20])
+def test_an_adaptive_scan_resumes_where_it_stopped(kind, stop, tmp_path):
+    animal = ZOO["mlp"]
+    a, b, c = (tw.Weights.of(animal.module(seed)) for seed in (1, 2, 3))
+    target = tw.Bezier(a, b).with_bends([3 * c.vector]) if kind == "curve" else tw.Plane(a, b, c)
+    how = {"points": "adaptive", **({"tolerance": 1e-4} if kind == "curve" else {"grid": (23, 24)})}
+    data, seen = {"x": animal.batches()}, []
+    whole = tw.scan(animal.module(1), target, animal.task, data, **how)
+    assert stop < (len(whole.t) if kind == "curve" else whole.measured.sum())
+
+    def predict(net, batch):
+        seen.extend([1] * (signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL))
+        if len(seen) == 3 * stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return animal.task.predict(net, batch)
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stopped, match=rf"after point {stop} of \d+"):
+        tw.scan(animal.module(1), target, tw.Task(animal.task.loss, predict), data, run=folder, **how)
+    assert len(Run(folder).lines(POINTS)) == stop
+    for _ in range(2):
+        found = tw.scan(animal.module(1), target, animal.task, data, run=folder, **how)
+        assert found.to_dict() == whole.to_dict()
+    other = {"grid": (23, 24)} if kind == "plane" else {"points": "adaptive", "tolerance": 1e-3}
+    with pytest.raises(tw.ThalwegError, match="answers another question"):
+        tw.scan(animal.module(1), target, animal.task, data, run=folder, **other)
+
+
+def test_lines_that_no_adaptive_scan_would_measure_are_refused(tmp_path):
+    animal = ZOO["mlp"]
+    target, data = tw.Bezier(*animal.ends()), {"x": animal.batches()}
+    tw.scan(animal.module(1), target, animal.task, data, points="adaptive", run=tmp_path / "run")
+    (tmp_path / "run" / "scan.json").unlink()
+    run = Run(tmp_path / "run")
+    lines = run.lines(POINTS)
+    run.append(POINTS, {**lines[-1], "point": len(lines) + 1})
+    with pytest.raises(tw.ThalwegError, match="where nothing more is expected"):
+        tw.scan(animal.module(1), target, animal.task, data, points="adaptive", run=tmp_path / "run")
+
+
+def bowl():
+    return tw.Plane(*(tw.Weights.of(Loss(x, y)) for x, y in [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0)]))
+
+
+def test_an_adaptive_plane_measures_where_contours_crowd():
+    def valley(x, y):
+        return 0.1 + torch.clamp(30 * (y - 0.4 * x) ** 2, max=40.0)
+
+    scan = scanned(valley, bowl(), points="adaptive", grid=(49, 49), margin=0.5)
+    x, y = np.meshgrid(scan.x - 1, scan.y - 1)  # the plane's origin is its first network
+    true = valley(torch.tensor(x), torch.tensor(y)).numpy()
+    known = scan.measured.astype(bool)
+    assert np.allclose(scan.values["x"]["loss"][known], true[known])
+    assert 100 < known.sum() < 0.7 * known.size
+    slope = np.abs(y - 0.4 * x)
+    assert known[(slope > 0.2) & (slope < 0.3)].mean() > 2 * known[slope > 1.3].mean()
+    error = np.abs(np.log(scan.values["x"]["loss"]) - np.log(true))
+    assert error[~known].max() < 0.7
+    assert "measured" in scan.to_csv().splitlines()[0]
+    assert tw.Scan.from_dict(scan.to_dict()).measured.shape == (49, 49)
+
+
+def test_an_adaptive_plane_with_one_round_is_the_whole_grid():
+    scan = scanned(lambda x, y: x**2 + y**2, bowl(), points="adaptive", grid=(7, 9))
+    plain = scanned(lambda x, y: x**2 + y**2, bowl(), grid=(7, 9))
+    assert scan.measured.all()
+    assert np.array_equal(scan.values["x"]["loss"], plain.values["x"]["loss"])
+
+
+@pytest.mark.parametrize("shape", [(21, 21), (24, 45), (61, 30)])
+def test_points_between_those_of_a_plane_are_interpolated(shape):
+    scan = scanned(lambda x, y: 5 + x + 0 * y, bowl(), points="adaptive", grid=shape)
+    x = np.tile(scan.x - 1, (shape[1], 1))
+    assert np.allclose(scan.values["x"]["loss"], 5 + x)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"points": "adaptive", "tolerance": 0.0}, "a tolerance lies between 0 and 1"),
+        ({"points": 5, "tolerance": 0.1}, 'tolerance= is for the scan of a curve with points="adaptive"'),
+        ({"points": "dense"}, "points are a whole number, or"),
+    ],
+)
+def test_bad_settings_of_adaptive_scans(how, message):
+    with pytest.raises(tw.ThalwegError, match=message):
+        scanned(narrow, line(), **how)
+
+
+def test_lists_have_no_adaptive_points():
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match="points= is for a curve, and this is a scan of a list of weights"):
+        tw.scan(animal.module(1), [animal.ends()[0]], animal.task, animal.batches(), points="adaptive")
+
+
+def stored_profiles():
+    """The measured curves in the results of the paper, each once: by name, the kind of curve, and functions of t."""
+    found = {}
+    for path in STORED:
+        scan = tw.Scan.load(path) if '"kind": "curve"' in path.read_text()[:2000] else None
+        if scan is not None and scan.length_ratio is not None and "path" not in path.stem:
+            losses = [PchipInterpolator(scan.t, entry["loss"]) for entry in scan.values.values()]
+            length = PchipInterpolator(scan.t, scan.length)
+            found.setdefault(tuple(scan.values["train"]["loss"]), (scan.name, losses, length))
+    return list(found.values())
+
+
+def adaptive_t(name, losses, length):
+    """What a scan would measure, with the stored profile in place of the network."""
+
+    class Known(tw.PolyChain if name == "PolyChain" else tw.Segment):
+        def length(self, start=0.0, stop=1.0):
+            return float(length(stop) - length(start))
+
+    ends = [tw.Weights.of(Loss(t)) for t in (0.0, 1.0)]
+    sampling, found = AlongCurve(Known(*ends), 0.002), []
+    while new := sampling.more(found):
+        found += [{str(k): {"loss": float(loss(place["t"]))} for k, loss in enumerate(losses)} for place in new]
+    where, values = sampling.arranged(found)
+    scan = tw.Scan(values=values, **where)
+    return len(found), [scan.summary()[str(k)]["loss"] for k in range(len(losses))]
+
+
+def errors(summaries, losses, length):
+    """The largest error of max and of int, as shares of how far each loss varies."""
+    worst = [0.0, 0.0]
+    for summary, loss in zip(summaries, losses, strict=True):
+        dense, along = loss(DENSE), length(DENSE)
+        true = dense.max(), np.trapezoid(dense, along) / np.ptp(along)
+        found = summary["max"], summary["int"]
+        worst = [max(w, abs(f - t) / np.ptp(dense)) for w, f, t in zip(worst, found, true, strict=True)]
+    return worst
+
+
+def even(count, losses, length):
+    t = np.linspace(0, 1, count)
+    along = length(t)
+    return [{"max": loss(t).max(), "int": np.trapezoid(loss(t), along) / np.ptp(along)} for loss in losses]
+
+
+def even_as_good(limits, losses, length):
+    """The least odd number of equal steps from which on all are as good."""
+    worse = [
+        count
+        for count in range(3, 242, 2)
+        if any(e > most for e, most in zip(errors(even(count, losses, length), losses, length), limits, strict=True))
+    ]
+    return max(worse, default=1) + 2
+
+
+def test_adaptive_points_are_at_most_half_on_the_stored_profiles():
+    counts = []
+    for name, losses, length in stored_profiles():
+        count, summaries = adaptive_t(name, losses, length)
+        found = errors(summaries, losses, length)
+        assert max(found) < 0.003, (name, count, found)
+        counts.append((count, even_as_good([max(each, 0.0005) for each in found], losses, length)))
+    adaptive, equal = map(sum, zip(*counts, strict=True))
+    assert len(counts) >= 15
+    assert adaptive <= 0.5 * equal, counts
