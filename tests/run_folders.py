@@ -52,13 +52,19 @@ def report(members=4):
     scores = [{"error": 0.05 + 0.01 * k, "nll": 0.2, "brier": 0.1, "ece": 0.02} for k in range(members)]
     growth = [{**own, "error": 0.05 - 0.005 * k, "disagreement": 0.03} for k, own in enumerate(scores)]
     pairs = [[abs(i - j) / 100 for j in range(members)] for i in range(members)]
-    return Report(growth, scores, pairs, [1.0] * (members - 1))
+    growth[-1] |= {"calibrated_error": growth[-1]["error"], "calibrated_nll": 0.19, "calibrated_ece": 0.01}
+    bins = {"reliability": [[0.5, 0.7, 0.8], [0.5, 0.9, 0.95]], "calibrated_reliability": [[1.0, 0.8, 0.81]]}
+    worth = {"temperature": 1.25, "fitted_on": "held-out data", "averaged": {"error": 0.06, "nll": 0.21}}
+    return Report(growth, scores, pairs, [1.0] * (members - 1), **bins, **worth)
 
 
 def comparison():
+    def scores(error):
+        runs = [{"error": error, "calibrated_nll": error}, {"error": error + 0.01, "calibrated_nll": error}]
+        return {"runs": runs, "pooled": {"2": {"error": error - 0.01, "calibrated_nll": error - 0.04}}}
+
     def entry(error):
-        runs = [{"error": error}, {"error": error + 0.01}]
-        return {"settings": "", "epochs": 10, "members": 1, "runs": runs, "pooled": {"2": {"error": error - 0.01}}}
+        return {"settings": "", "epochs": 10, "members": 1, **scores(error), "averaged": scores(error + 0.02)}
 
     return tw.Comparison(10, [1, 2], [0, 1], {"Ind": entry(0.1), "FGE": entry(0.08)})
 

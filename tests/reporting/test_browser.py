@@ -63,7 +63,7 @@ def table(tab, host):
 def test_it_draws_quietly_and_fits(browser, folder, width, scheme):
     tab = Tab(browser, folder / "page.html", width, scheme)
     check(tab, folder / "page.html")
-    assert tab.run("document.querySelectorAll('svg[role=img], canvas[role=img]').length") == 5
+    assert tab.run("document.querySelectorAll('svg[role=img], canvas[role=img]').length") == 6
     paper = tab.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (min(paper) > 200) if scheme == "light" else (max(paper) < 60)
     tab.screenshot(SCREENSHOTS / f"page-{width}-{scheme}.png")
@@ -153,7 +153,8 @@ def test_tables_sort_both_ways_and_by_keyboard(tab, folder):
 def test_every_figure_gives_its_data(tab, folder, tmp_path):
     tab.browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     assert tab.run("[...document.querySelectorAll('.files')].every((files) => files.children.length)")
-    tab.run("document.querySelectorAll('.files button').forEach((button) => button.click())")
+    buttons = "document.querySelectorAll('.files button')"  # one after another: ten at once is all the browser allows
+    tab.run(f"{buttons}.forEach((button, i) => setTimeout(() => button.click(), 200 * i))")
     wanted = {"Bezier.csv": "scan", "Segment.csv": "line", "plane.csv": "plane"}
     for name, run in wanted.items():
         assert arrived(tmp_path / name) == tw.Scan.load(folder / run / "scan.json").to_csv()
@@ -213,6 +214,15 @@ def test_the_surface_turns_by_keys_and_by_hand(tab):
 def image(tab):
     address = tab.run("document.querySelector('#surface canvas').toDataURL()")
     return base64.b64decode(address.split(",")[1])
+
+
+def test_reliability_is_drawn_before_and_after_scaling(tab):
+    paths = tab.run("document.querySelectorAll('#reliability svg[role=img] > path').length")
+    assert paths == 1 + (1 + 2) + (1 + 1)  # the diagonal, and two lines with their marks
+    text = "Expected calibration error 0.020 before temperature scaling, 0.010 after temperature scaling. "
+    text += "Temperature 1.250, fitted on held-out data."
+    assert tab.run("document.getElementById('reliability-text').textContent") == text
+    assert "6.00 % for the mean of all weights" in tab.run("document.getElementById('growth-text').textContent")
 
 
 def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):

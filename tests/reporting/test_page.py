@@ -52,6 +52,14 @@ def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
     assert facts["code changed"] == "no"
 
 
+def test_comparison_shows_averages_and_equivalents(tmp_path):
+    [found] = made(whole(tmp_path))["comparisons"]
+    rows = {(row["method"], row["quantity"]): (row["1B"], row["2B"]) for row in found["rows"]}
+    assert rows["FGE, averaged", "error"] == pytest.approx((0.105, 0.09))
+    assert rows["FGE", "equivalent in independent networks"] == pytest.approx((1.5, None))  # more than there are
+    assert rows["Ind", "equivalent in independent networks"] == pytest.approx((1, 2))
+
+
 def test_a_big_page_is_small_and_made_at_once(tmp_path):
     whole(tmp_path)
     start = time.process_time()

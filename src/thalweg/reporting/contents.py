@@ -2,8 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ MISSING = {
     "comparisons": "No comparison here: make one with `thalweg compare --task ... --out compare`.",
     "runs": "No run.json here, so settings and origin are not known.",
 }
+EQUIVALENT = "equivalent in independent networks"
 STEPS = 4000  # about this many points of a walk are shown, however long it is
 # what a finished command leaves
 RESULTS = {"scan": files.SCAN, "compare": files.COMPARISON, "barriers": files.BARRIERS}
@@ -215,21 +217,34 @@ def _report(item: ResultFile) -> dict[str, Any]:
 
 def _comparison(item: ResultFile) -> dict[str, Any]:
     result = Comparison.checked(item.content)
+    kinds = [
+        (method, averaged) for method, entry in result.entries.items() for averaged in (False, "averaged" in entry)
+    ]
     rows = [
         {
             "label": item.full_label,
-            "method": method,
+            "method": f"{method}, averaged" if averaged else method,
             "quantity": name,
-            "spread": result.score(method, 1, name)[1],
+            "spread": spread,
             "settings": result.described(method),
-            "epochs": entry["epochs"],
-            "members": entry["members"],
-            **{f"{k}B": result.score(method, k, name)[0] for k in result.multiples},
+            "epochs": result.entries[method]["epochs"],
+            "members": result.networks(method, 1, averaged),
+            **budgets,
         }
-        for method, entry in result.entries.items()
-        for name in entry["runs"][0]
+        for method, averaged in dict.fromkeys(kinds)
+        for name, spread, budgets in _quantities(result, method, averaged)
     ]
     return {"budget": result.budget, "multiples": result.multiples, "rows": rows}
+
+
+def _quantities(result: Comparison, method: str, averaged: bool) -> Iterator[tuple[str, float, dict[str, float]]]:
+    """Every score, its spread at one budget and its values at all; and how many independent networks it is worth."""
+    for name in [name for name in result.entries[method]["runs"][0] if name != "calibrated_error"]:  # it is the error
+        at = {f"{k}B": result.score(method, k, name, averaged)[0] for k in result.multiples}
+        yield name, result.score(method, 1, name, averaged)[1], at
+    worth = {f"{k}B": result.equivalent(method, k, averaged) for k in result.multiples}
+    if not all(map(isnan, worth.values())):
+        yield EQUIVALENT, nan, worth
 
 
 def _trace(item: ResultFile) -> dict[str, Any]:

@@ -3,7 +3,7 @@ function showEnsembles() {
   if (!PAGE.reports.length) return missing(section, PAGE.missing.reports);
   const state = { report: PAGE.reports[0], score: null };
   const show = () => {
-    const scores = Object.keys(state.report.members[0]);
+    const scores = Object.keys(state.report.members[0]).filter((name) => name !== "calibrated_error"); // it is the error
     state.score = scores.includes(state.score) ? state.score : scores[0];
     choose(
       find("#scores"),
@@ -17,6 +17,7 @@ function showEnsembles() {
     );
     showGrowth(state.report, state.score);
     showMatrix(state.report);
+    showReliability(state.report);
   };
   select(
     find("#reports"),
@@ -28,6 +29,7 @@ function showEnsembles() {
   );
   show();
   redraws.push(() => showGrowth(state.report, state.score));
+  redraws.push(() => showReliability(state.report));
 }
 
 function showGrowth(report, score) {
@@ -36,14 +38,14 @@ function showGrowth(report, score) {
     {
       name: "ensemble up to it",
       x: counts,
-      y: report.growth.map((all) => scaled(all[score], unit)),
+      y: report.growth.map((all) => scaled(all[score] ?? null, unit)),
       mark: "diamond",
       style: styleOf(0),
     },
     {
       name: "member alone",
       x: counts,
-      y: report.members.map((own) => scaled(own[score], unit)),
+      y: report.members.map((own) => scaled(own[score] ?? null, unit)),
       line: false,
       mark: "cross",
       style: styleOf(1),
@@ -59,11 +61,41 @@ function showGrowth(report, score) {
     range,
     whole: true,
   });
-  const [best, last] = [Math.min(...report.members.map((own) => own[score])), report.growth.at(-1)[score]];
+  const [best, last] = [extent(report.members.map((own) => own[score]))?.[0], report.growth.at(-1)[score]];
+  const mean = report.averaged?.[score];
   find("#growth-text").textContent =
     `${sentence(titled(score))}${on}: ${withUnit(last, unit)} for the ensemble of ${counts.length}, ` +
-    `${withUnit(best, unit)} for its best member alone.`;
+    `${withUnit(best, unit)} for its best member alone` +
+    (isNumber(mean) ? `, ${withUnit(mean, unit)} for the mean of all weights as one network.` : ".");
   offer(find("#growth .files"), [[`${report.label} growth`, () => csvOf(growthRows(report))]]);
+}
+
+/** Accuracy against confidence, before and after temperature scaling; calibrated predictions lie on the diagonal. */
+function showReliability(report) {
+  find("#reliability")?.remove();
+  const drawn = [
+    ["before temperature scaling", report.reliability, report.growth.at(-1).ece],
+    ["after temperature scaling", report.calibrated_reliability, report.growth.at(-1).calibrated_ece],
+  ].filter(([, bins]) => bins.length);
+  if (!drawn.length) return;
+  const [host, files, text] = [make("div", { class: "drawing" }), make("span", { class: "files" }), make("figcaption", { id: "reliability-text" })];
+  const title = make("div", { class: "title" }, make("h3", { id: "reliability-title" }, "Reliability diagram"), files);
+  find("#ensemble .pair").append(make("figure", { id: "reliability", "aria-labelledby": "reliability-title" }, title, host, text));
+  const percent = (bins, column) => bins.map((bin) => 100 * bin[column]);
+  const series = drawn.map(([name, bins], i) => ({
+    name,
+    x: percent(bins, 2),
+    y: percent(bins, 1),
+    mark: i ? "diamond" : "dot",
+    style: styleOf(i),
+  }));
+  const diagonal = { name: "accuracy = confidence", x: [0, 100], y: [0, 100], style: styleOf(3) };
+  chart(host, { series: [diagonal, ...series], x: "confidence (%)", y: "accuracy (%)", textId: text.id, range: [0, 102] });
+  text.textContent =
+    `Expected calibration error ${drawn.map(([name, , ece]) => `${shown(ece)} ${name}`).join(", ")}.` +
+    (isNumber(report.temperature) ? ` Temperature ${shown(report.temperature)}, fitted on ${report.fitted_on}.` : "");
+  const rows = drawn.flatMap(([name, bins]) => bins.map((bin) => [name, ...bin]));
+  offer(files, [[`${report.label} reliability`, () => csvOf([["predictions", "fraction", "accuracy", "confidence"], ...rows])]]);
 }
 
 function growthRows(report) {
