@@ -146,9 +146,31 @@ def test_a_barrier_is_a_warning_with_its_height(how):
     assert len(found.members) == (1 if how == "greedy" else 2)
 
 
-def test_networks_of_one_basin_do_not_warn():
-    soup(slopes(1.5, 1.0, 9.0))
-    soup(slopes(1.5, 1.0, 9.0), how="uniform")
+def test_a_barrier_is_that_of_the_average_so_far():
+    """The third network lies across a barrier from the average of two, a third of the way."""
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
+    with pytest.warns(UserWarning, match="averaging cannot work across a barrier") as seen:
+        found = tw.soup(one_weight(), slopes(0.92, 1.1, -0.8), task, [(x, x)])
+    assert found.members == ("0.92", "1.1")
+    between, both, third = (((slope**2 - 1) ** 2) for slope in ((0.92 + 1.1 - 0.8) / 3, (0.92 + 1.1) / 2, -0.8))
+    said = float(re.search(r"there is one of ([\d.]+)", str(seen[0].message))[1])
+    assert said == pytest.approx(between - 2 / 3 * both - 1 / 3 * third, rel=1e-2)
+
+
+LOW = {
+    "one basin": lambda slope: (slope - 2).square(),
+    "a rise of a twentieth": lambda slope: 1 + 0.05 * (slope.square() - 1).square(),
+    "not above the worse end": lambda slope: (slope + 1).abs().sqrt(),
+}
+
+
+@pytest.mark.parametrize("how", ["greedy", "uniform"])
+@pytest.mark.parametrize("shape", LOW)
+def test_what_is_no_barrier_does_not_warn(shape, how):
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: LOW[shape](outputs / x).flatten(), metrics={})
+    tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how=how)
 
 
 def overflowing():
@@ -200,12 +222,15 @@ def test_bad_input_is_a_sentence(case):
     assert message in str(error.value)
 
 
-def test_data_with_nan_are_named():
-    with (
-        pytest.warns(UserWarning, match="holds NaN"),
-        pytest.raises(tw.ThalwegError, match="item 0 of batch 1 holds NaN"),
-    ):
-        tw.soup(one_weight(), slopes(1.0, 2.0), tw.regression(), [(X * torch.nan, X)])
+@pytest.mark.parametrize("metric", ["loss", "flat"])
+def test_data_with_nan_are_named(metric):
+    task = tw.Task(
+        lambda outputs, targets: (outputs - targets).square().flatten(),
+        metrics={"flat": lambda outputs, targets: torch.zeros_like(targets).flatten()},
+    )
+    said = pytest.raises(tw.ThalwegError, match="item 0 of batch 1 holds NaN, so clean the data")
+    with pytest.warns(UserWarning, match="holds NaN"), said:
+        tw.soup(one_weight(), slopes(1.0, 2.0), task, [(X * torch.nan, X)], metric=metric)
 
 
 def test_batch_norm_needs_batches():

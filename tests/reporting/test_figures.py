@@ -369,7 +369,7 @@ def test_barriers_are_drawn_as_they_are_and_aligned_on_one_scale(tmp_path):
 
 
 def test_a_matrix_of_many_networks_has_no_numbers():
-    axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False))
+    axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False), axes=Figure().subplots())
     assert len(axes) == 1
     assert not axes[0].texts
     assert axes[0].images[0].get_array().shape == (20, 20)

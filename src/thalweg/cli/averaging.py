@@ -78,7 +78,13 @@ def soup(
             case_sensitive=False,
         ),
     ] = "greedy",
-    data: options.Data = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of the factory's data to choose by; best neither trained nor reported on. [default: the last]",
+            show_default=False,
+        ),
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(help="What to choose by. [default: the error, or the loss if there is none]", show_default=False),
@@ -93,7 +99,8 @@ def soup(
 ) -> None:
     """Average the weights of several networks into one, chosen by their score on held-out data.
 
-    Prints the score of each network and of each average, and writes `weights.safetensors`.
+    Prints the score of each network and of each average, and what the result measures on all data; writes
+    `weights.safetensors`.
     """
     own = Arguments(locals())
     from ..store.runs import Run, start_run
@@ -115,6 +122,7 @@ def soup(
     )
     Run(out).finish(lambda folder: found.save(folder / "weights.safetensors"))
     typer.echo(f"on '{name}'\n{found}")
+    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=bar(quiet)).table())
     done(out, following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
 
 

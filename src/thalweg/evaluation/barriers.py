@@ -133,8 +133,10 @@ def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str, least: 
     """Networks by name, or by number where they have none; raises unless all are finite points of one space."""
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
     check_list(given, what, least)
-    names = map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1))
+    names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))
     found = dict(zip(names, given, strict=True))
+    if len(found) < len(given):
+        raise ThalwegError(f"{what} needs a name of its own for each network; got {', '.join(names)}")
     first = next(iter(found))
     for name, each in found.items():
         check_agreement(found[first], each, f"'{first}'", f"'{name}'")

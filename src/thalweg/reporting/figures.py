@@ -182,7 +182,7 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
         axes: Axes to draw into, one or two; new ones by default.
     """
     panels = found.panels()
-    axes = several(axes, 1, len(panels), layout="compressed", height=5.0)
+    axes = several(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
     matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     colours: Any = {"cmap": "viridis_r", "vmin": 0.0, "vmax": max(finite.max(initial=0.0), 1e-12)}
