@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,23 @@ def test_alignment_agrees_with_the_cpu(name, by):
         assert aligned.after <= aligned.before
         found[device] = aligned.vector.cpu()
     assert torch.equal(found["cpu"], found["cuda"])
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn"])
+def test_barriers_and_soups_agree_with_the_cpu(name):
+    """The networks after the first are on the CPU, as members of a walk are."""
+    animal, found = ZOO[name], {}
+    for device in ("cpu", "cuda"):
+        module, batches = animal.module(1).to(device), animal.batches()
+        first, *others = (tw.Weights.of(animal.module(seed)) for seed in (1, 2, 3))
+        networks, settings = [first.to(device), *others], {"bn_batches": batches}
+        matrix = tw.barriers(module, networks, animal.task, batches, align=True, points=4, **settings)
+        with warnings.catch_warnings(action="ignore"):  # of a barrier
+            soup = tw.soup(module, networks, animal.task, batches, how="uniform", **settings)
+        assert soup.vector.device.type == device
+        found[device] = [matrix.matrix, matrix.between(aligned=True), np.array(soup.score), soup.vector.cpu().numpy()]
+    for one, two in zip(found["cpu"], found["cuda"], strict=True):
+        assert np.allclose(one, two, rtol=1e-7, atol=1e-9)
 
 
 def test_recurrent_layers_keep_cudnns_layout():

@@ -93,7 +93,7 @@ class Counted:
         self.calls, self.stop = [], stop
 
     def __call__(self, net, batch):
-        self.calls.append(float(sum(p.sum() for p in net.parameters())))
+        self.calls.append(float(sum(p.detach().sum() for p in net.parameters())))
         if len(self.calls) == self.stop:
             raise InterruptedError
         return predict_targets(net, batch)
@@ -139,6 +139,31 @@ def test_nothing_to_renumber_is_said():
     found = tw.barriers(module, [line(0.0), line(1.0)], concave(), [(X, X)], align=True, points=3)
     assert found.alignment == "no units of this network can be renumbered, so nothing has changed"
     assert np.array_equal(found.matrix, found.between(aligned=True))
+
+
+class Branching(nn.Module):
+    """Its path depends on its data, so that it cannot be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.second(hidden.relu() if bool(x.sum() > 0) else hidden.tanh())
+
+
+def test_a_network_that_cannot_be_aligned_is_refused_before_anything_is_measured():
+    module, counted = Branching().double(), Counted()
+    task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
+    points = [tw.Weights.of(Branching().double()) for _ in range(2)]
+    with pytest.raises(
+        tw.ThalwegError, match=r"cannot be traced .*; for barriers leave align=True out, or give networks"
+    ):
+        tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
+    asked = len(counted.calls)
+    tw.barriers(module, points, task, ZOO["mlp"].batches(), points=3)
+    assert asked < 5 < len(counted.calls) - asked
 
 
 def test_files_bring_back_the_barriers(tmp_path):

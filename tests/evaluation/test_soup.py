@@ -209,6 +209,7 @@ BAD = {
     ),
     "no such metric": ({"metric": "accuracy"}, "what the task measures, loss, data_loss; got 'accuracy'"),
     "no such way": ({"how": "best"}, "a soup is 'greedy' or 'uniform'; got 'best'"),
+    "several data sets": ({"held_out": {"a": [(X, X)], "b": []}}, "on one data set; got a dict of a, b: give one"),
     "an iterator": ({"held_out": iter([(X, X)])}, "the batches of 'held-out' must have a length"),
 }
 

@@ -17,7 +17,7 @@ from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace import align as alignment
 from ..weightspace.curves import Segment
-from ..weightspace.weights import Weights, check_agreement, check_list
+from ..weightspace.weights import Weights, check_agreement, check_list, check_weights
 from .question import Facts, points_question, scan_question
 from .scan import scan
 
@@ -87,7 +87,7 @@ def barriers(
         lines, matched, said = Lines(), Lines(), ""
         for i, a in enumerate(ends[:-1]):
             others = ends[i + 1 :]
-            aligned = alignment.align(module, a, others, task, next(iter(data.values()))) if align else []
+            aligned = _aligned(module, a, others, task, next(iter(data.values()))) if align else []
             for j, b in enumerate(others, start=i + 1):
                 lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", points=between)
             for j, b in enumerate(aligned, start=i + 1):
@@ -105,6 +105,17 @@ def barriers(
         )
 
     return call.resumed(run, "barriers", question, StoredResult.of(BARRIERS, Barriers), measured)
+
+
+def _aligned(
+    module: nn.Module, a: Weights, others: Sequence[Weights], task: Task, batches: Batches
+) -> list[alignment.Aligned]:
+    try:
+        return alignment.align(module, a, others, task, batches)
+    except ThalwegError as error:
+        raise ThalwegError(
+            f"{error}; for barriers leave align=True out, or give networks that align(...) has already matched"
+        ) from error
 
 
 def _share(aligned: alignment.Aligned) -> str:
@@ -130,16 +141,20 @@ def _joined(alone: Scan, lines: Lines) -> Values:
 
 
 def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str, least: int = 1) -> dict[str, Weights]:
-    """Networks by name, or by number where they have none; raises unless all are finite points of one space."""
+    """Networks by name, or by number where they have none, on the device of the first, since members of a walk are on
+    the CPU; raises unless all are finite points of one space.
+    """
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
     check_list(given, what, least)
     names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))
     found = dict(zip(names, given, strict=True))
     if len(found) < len(given):
         raise ThalwegError(f"{what} needs a name of its own for each network; got {', '.join(names)}")
-    first = next(iter(found))
+    first, *_ = names
     for name, each in found.items():
-        check_agreement(found[first], each, f"'{first}'", f"'{name}'")
+        check_weights(each, f"'{name}'")
+        found[name] = each.to(found[first].vector.device)
+        check_agreement(found[first], found[name], f"'{first}'", f"'{name}'")
         if not bool(each.vector.isfinite().all()):
             raise ThalwegError(f"{what} needs finite weights, and some of '{name}' are NaN or infinite: leave it out")
     return found
