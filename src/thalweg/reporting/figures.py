@@ -415,9 +415,11 @@ def equivalents(
     widest = max([most, *(at.max() for _, at, _ in series.values())])
     ax.set(xscale="log", yscale="log")
     for axis, end in ((ax.xaxis, widest), (ax.yaxis, most)):
-        axis.set_ticks([k for k in NUMBERS if k <= end], [str(k) for k in NUMBERS if k <= end])
+        ticks = [*(k for k in NUMBERS if 1.15 * k < end), int(end)]
+        axis.set_ticks(ticks, map(str, ticks))
         axis.set_ticks([], minor=True)
-    return finish(ax, "networks in the ensemble (forward passes)", "independent networks with that calibrated NLL")
+    y = "independent networks with that calibrated NLL"
+    return finish(ax, "networks in the ensemble (forward passes)", y, above=2)
 
 
 def _worth(
