@@ -16,9 +16,7 @@ from .page import page
 
 Networks = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="RUN...", help="Folders of `thalweg fit` or `walk`, or checkpoints: .safetensors, .pt, .ckpt."
-    ),
+    typer.Argument(metavar="RUN", help="Folders of `thalweg fit` or `walk`, or checkpoints: .safetensors, .pt, .ckpt."),
 ]
 
 

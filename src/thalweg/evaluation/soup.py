@@ -36,6 +36,7 @@ class Soup(Weights):
         alone: Name -> the score of each network by itself, best first.
         tried: Name -> the score of the average with it, in the order in which networks were tried; only what did not
             worsen the score went in.
+        units: As in `Scan`.
     """
 
     members: tuple[str, ...]
