@@ -310,6 +310,14 @@ class Comparison(Saved):
     entries: dict[str, dict[str, Any]]
     milliseconds: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the time, which no two runs have in common; `save` writes it too."""
+        return {key: value for key, value in super().to_dict().items() if key != "milliseconds"}
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file."""
+        files.save_json(files.place(path), self.saved_as, super().to_dict())
+
     def check(self) -> None:
         super().check()
         for name in {name for entry in self.entries.values() for name in entry["runs"][0]}:
