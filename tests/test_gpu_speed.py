@@ -1,6 +1,7 @@
 """On a CUDA GPU: captured, compiled and reduced-precision steps against plain ones. Run with `pytest -m gpu`."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -314,6 +315,61 @@ def test_curves_with_our_kernels_are_those_of_plain_torch(bends, clip, replays):
         found.append(torch.stack([bend.vector for bend in curve.bends]))
     assert len(replays) >= 3 * len(batches)
     assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_language_models_with_padding_are_captured(accumulate, replays):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
+
+        def forward(self, tokens):
+            return self.head(torch.tanh(self.embedding(tokens)))
+
+    torch.manual_seed(0)
+    module, tokens, found = Reader().double().cuda(), torch.randint(7, (4, 5, 6)), []
+    following = tokens.roll(-1, 2)
+    for k in range(3):
+        following[k, k, 1 + k :] = -100
+    batches = list(zip(tokens, following, strict=True))
+    for compute in (Compute(), EAGER):
+        settings = {"epochs": 6, "lr": 0.1, "accumulate": accumulate, "compute": compute}
+        found.append(tw.fit(module, tw.language_modelling(), batches, **settings).vector.cpu())
+    assert len(replays) >= 8
+    assert torch.allclose(*found, rtol=1e-6, atol=1e-8)
+    on_cpu = tw.fit(deepcopy(module).cpu(), tw.language_modelling(), batches, epochs=6, lr=0.1, accumulate=accumulate)
+    assert torch.allclose(found[0], on_cpu.vector, rtol=1e-6, atol=1e-8)
+
+
+def test_transformers_with_padding_are_captured(replays):
+    transformers = pytest.importorskip("transformers")
+    from thalweg.integrations.transformers import own_loss
+
+    tiny = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    models = {
+        tw.classification(): transformers.BertForSequenceClassification(
+            transformers.BertConfig(
+                **tiny, intermediate_size=32, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+            )
+        ),
+        None: transformers.LlamaForCausalLM(transformers.LlamaConfig(**tiny, intermediate_size=32, use_cache=False)),
+    }
+    tokens = torch.randint(1, 20, (4, 6, 8))
+    masks = (torch.arange(8) < torch.randint(3, 9, (4, 6, 1))).long()
+    for task, model in models.items():
+        labels = torch.randint(3, (4, 6)) if task else tokens.where(masks.bool(), -100)
+        batches = [
+            {"input_ids": x, "attention_mask": mask, "labels": y}
+            for x, mask, y in zip(tokens, masks, labels, strict=True)
+        ]
+        before, found = len(replays), []
+        for compute in (Compute(), EAGER):
+            settings = {"epochs": 4, "lr": 1e-3, "optimizer": partial(torch.optim.AdamW, eps=1e-3), "compute": compute}
+            found.append(tw.fit(model.cuda(), task or own_loss(model), batches, **settings).vector)
+        assert len(replays) >= before + 8
+        assert torch.allclose(*found, rtol=1e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", [None, in_groups])

@@ -86,7 +86,7 @@ class Bench:
         passes, make = source(inputs.train, self.device)
         self.batch = make(next(passes()))
         predictions = inputs.task.predictions(Probe(inputs.model).module, self.batch)
-        self.size = inputs.task.losses(*predictions, self.batch)[1]
+        self.size = int(inputs.task.losses(*predictions, self.batch)[1])
         end = tw.Weights.of(inputs.model).bare()
         self.curve = tw.Bezier(end, end)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .errors import ThalwegError, first_line, number
 
 Net = Callable[..., Any]
+Number = int | Tensor  # where it depends on values on a GPU, a tensor there, since looking at it would wait for them
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED = -100  # the label that torch's cross-entropy, and so most data, uses for padding
 MOVED = "loss takes (outputs, targets) now: move the call of the network into predict="
@@ -90,7 +91,8 @@ class Task:
         metrics: Name -> (outputs, targets) -> one value per example. By default `error`, if targets are labels.
         probabilities: Outputs -> what ensembles average. By default softmax if targets are labels, otherwise the
             outputs.
-        size: Batch -> the number of examples that a single-valued loss is the mean of.
+        size: Batch -> the number of examples that a single-valued loss is the mean of; an integer, or a tensor on the
+            network's device, which does not wait for a GPU.
         units: Metric -> its unit; "%" is for fractions, which tables and figures show in percent, as the built-in
             `error`.
     """
@@ -100,7 +102,7 @@ class Task:
     _: KW_ONLY
     metrics: Mapping[str, Callable[[Any, Any], Tensor]] | None = None
     probabilities: Callable[[Any], Tensor] | None = None
-    size: Callable[[Any], int] | None = None
+    size: Callable[[Any], Number] | None = None
     units: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -125,10 +127,14 @@ class Task:
             raise ThalwegError(f"a task's predict must return two things, outputs and targets; got {describe(made)}")
         return made[0], made[1]
 
-    def losses(self, outputs: Any, targets: Any, batch: Any) -> tuple[Tensor, int]:
-        """The checked values of the loss, and the number of examples."""
+    def losses(self, outputs: Any, targets: Any, batch: Any) -> tuple[Tensor, Number]:
+        """The checked values of the loss, zero for labels that do not count, and the number of those that do."""
+        counted = None
         try:
-            values = self.loss(outputs, targets)
+            if isinstance(self.loss, _CrossEntropy):
+                values, counted = self.loss.each(outputs, targets)
+            else:
+                values = self.loss(outputs, targets)
         except Exception as error:
             called = f"{type(outputs).__name__}' object is not callable" in str(error)
             if isinstance(error, ThalwegError | torch.OutOfMemoryError) or not (called or self._takes_network()):
@@ -146,8 +152,9 @@ class Task:
                     "a single number: use reduction='none', or give Task(size=batch -> count) if it is the mean of "
                     "that many"
                 )
-            return values, int(self.size(batch))
-        return values, values.numel()
+            size = self.size(batch)
+            return values, size if isinstance(size, Tensor) and size.device.type != "cpu" else int(size)
+        return summed(values, counted)
 
     def _takes_network(self) -> bool:
         """Whether the loss looks like one of (net, batch), which tasks were made of before version 0.2."""
@@ -228,51 +235,76 @@ def language_modelling(padding: bool = True) -> Task:
     Batches are as in `classification`; tokens labelled -100 are ignored. Perplexity is exp of `data_loss`.
 
     Args:
-        padding: Whether there are such tokens. Looking for them synchronizes with the GPU; with False, steps can be
-            captured.
+        padding: Whether there may be such tokens. With False they are not counted anew in every batch on a GPU.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = predict_targets(net, batch)
-        logits, labels = logits.flatten(0, -2), labels.flatten()
-        if not padding:
-            return logits, labels
-        counted = labels != IGNORED
-        return (logits, labels) if bool(counted.all()) else (logits[counted], labels[counted])
+        return logits.flatten(0, -2), labels.flatten()
 
-    return Task(_CrossEntropy(), predict)
+    return Task(_CrossEntropy(ignores=padding), predict)
+
+
+def looking_is_free(tensor: Tensor) -> bool:
+    """Elsewhere than on a CPU, looking at a value waits for the device."""
+    return tensor.device.type == "cpu"
 
 
 class Labels:
-    """One value per label that is not -100. A label out of range is an error where checking is free: on the CPU, unless
-    compiled, and once elsewhere. After that its value is NaN, which stops training without the device assertion that
-    would end the process; the same holds for a first -100.
+    """One value per label, and which of them count; None if all do. A label out of range is an error where checking is
+    free: on the CPU, unless compiled, and once elsewhere. After that its value is NaN, which stops training without the
+    device assertion that would end the process; the same holds for a first -100.
+
+    Args:
+        ignores: Whether a -100 may come at any time.
     """
 
-    looked = ignores = False
+    looked = False
 
-    def __call__(self, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+    def __init__(self, ignores: bool = False):
+        self.always = self.ignores = ignores
+
+    def __call__(
+        self, measure: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         labels, classes = labels.long(), outputs.shape[1]
         fits = (labels >= 0) & (labels < classes)
-        if not compiler.is_compiling() and (labels.device.type == "cpu" or not self.looked):
+        if not compiler.is_compiling() and (looking_is_free(labels) or not self.looked):
             self.looked, whole = True, bool(fits.all())
-            self.ignores = not whole and bool((labels == IGNORED).any())
-            if whole and labels.device.type == "cpu":
-                return measure(outputs, labels)
+            self.ignores = self.always or (not whole and bool((labels == IGNORED).any()))
+            if whole and looking_is_free(labels):
+                return measure(outputs, labels), None
             check_labels(labels, classes)
         values = torch.where(fits, measure(outputs, torch.where(fits, labels, 0)), torch.nan)
-        return values[labels != IGNORED] if self.ignores else values
+        return only_counted(values, labels != IGNORED) if self.ignores else (values, None)
+
+
+def only_counted(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The values that count, where choosing them is free; otherwise all, and which of them count."""
+    return (values[counted], None) if looking_is_free(values) else (values, counted)
+
+
+def summed(values: Tensor, counted: Tensor | None) -> tuple[Tensor, Number]:
+    """The values to sum up, and how many count."""
+    if counted is None:
+        return values, values.numel()
+    return torch.where(counted, values, 0.0), counted.sum()
 
 
 class _CrossEntropy:
     """One value per label that counts, or per distribution over the classes."""
 
-    def __init__(self, smoothing: float = 0.0):
-        self.smoothing, self.labels = smoothing, Labels()
+    def __init__(self, smoothing: float = 0.0, ignores: bool = False):
+        self.smoothing, self.labels = smoothing, Labels(ignores)
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        values, counted = self.each(logits, targets)
+        return values if counted is None else values[counted]
+
+    def each(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All values, and which of them count; None if all do."""
         if targets.is_floating_point() or logits.ndim < 2 or logits.shape == targets.shape:
-            return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets)
+            return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets), None
         return self.labels(self.of, logits, targets)
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:

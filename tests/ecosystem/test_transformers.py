@@ -1,11 +1,14 @@
 """The transformers callback with the real library, on a tiny network with random weights."""
 
 import doctest
+from traceback import StackSummary
 
 import pytest
 import torch
+from looks import Looks
 
 import thalweg as tw
+from thalweg.runtime.cuda_graphs import _waiting
 
 transformers = pytest.importorskip("transformers")
 from thalweg.integrations.transformers import WalkCallback, own_loss  # noqa: E402
@@ -121,10 +124,45 @@ def test_the_models_own_loss_is_the_mean_of_what_is_counted(name):
     each = (
         (outputs.logits - targets).square()
         if name == "number"
-        else torch.nn.functional.cross_entropy(outputs.logits, targets, reduction="none")
+        else torch.nn.functional.cross_entropy(outputs.logits, targets, reduction="none")[targets != -100]
     )
-    assert task.size(batch) == len(each)
+    assert int(task.size(batch)) == len(each)
     assert float(task.loss(outputs, targets)) == pytest.approx(float(each.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_looks_at_nothing_but_masks(name, cached, monkeypatch):
+    """What transformers looks at by itself, it does not look at while a step is captured."""
+    torch.manual_seed(0)
+    network = MODELS[name]()
+    network.config.use_cache = cached
+    tokens = torch.randint(1, 20, (4, 6))
+    labels = {"classes": torch.tensor([0, 1, 2, 0]), "number": torch.randn(4)}.get(name, tokens.clone())
+    if labels.ndim > 1:
+        labels[0, 2:] = -100
+    mask = (torch.arange(6) < torch.tensor([[2], [6], [5], [6]])).long()
+    task = own_loss(network)
+    for batch in (
+        {"input_ids": tokens, "labels": labels},
+        {"input_ids": tokens, "labels": labels, "attention_mask": mask},
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(transformers.utils.import_utils, "is_cuda_stream_capturing", lambda: True)
+            with Looks() as looks:
+                loss = task.loss(*task.predict(network.train(), batch))
+                loss.backward()
+        assert not looks.seen
+
+
+def test_a_look_of_transformers_is_no_reason_not_to_capture():
+    """It asks before whether a step is captured; anything else is named."""
+    masks = transformers.masking_utils.__file__
+    assert _waiting(StackSummary.from_list([(__file__, 1, "f", "x"), (masks, 2, "g", "mask.all()")])) is None
+    found = _waiting(
+        StackSummary.from_list([(masks, 2, "g", "m()"), ("mine.py", 3, "f", "x.item()"), (torch.__file__, 1, "", "")])
+    )
+    assert (found.filename, found.lineno, found.line) == ("mine.py", 3, "x.item()")
 
 
 def test_prompts_before_the_tokens_are_left_out():

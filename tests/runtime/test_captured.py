@@ -1,6 +1,7 @@
 """A captured step does what a plain one does; with a stand-in for CUDA graphs that runs the captured work again."""
 
 import sys
+import warnings
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -256,6 +257,23 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
         call(batch, 0.1)
     call(batch, 0.1)
     assert not replays
+    assert not call.replay.active
+
+
+def test_a_step_that_waits_is_not_captured_and_its_line_is_named(replays):
+    def waiting(outputs, targets):
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        return ZOO["mlp"].task.loss(outputs, targets)
+
+    moving = motion("network", ZOO["mlp"])
+    call = Captured(Step(moving, tw.Task(waiting), make_optimizer(moving.vectors, 0.9)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        call(ZOO["mlp"].batches()[0], 0.1)
+    with pytest.warns(
+        tw.SlowPathWarning, match=r"test_captured\.py, line \d+: 'warnings\.warn.*keep the value in a tens"
+    ):
+        call(ZOO["mlp"].batches()[0], 0.1)
     assert not call.replay.active
 
 

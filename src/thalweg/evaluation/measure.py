@@ -17,7 +17,7 @@ from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
-from ..tasks import Task
+from ..tasks import Number, Task, summed
 from ..weightspace.batchnorm import Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree, prove_on
@@ -26,6 +26,7 @@ from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
 
 SHARE = 8  # one in this many batches is measured again at the end of a scan
+COUNTED = "number of "  # before the name of a total
 WIDE = 8192  # batch size on a GPU to begin with
 
 
@@ -38,7 +39,7 @@ class Measurement:
         early: The sum of the loss over the first batches of the last call, and the number of examples in them.
     """
 
-    early: tuple[Tensor, int]
+    early: tuple[Tensor, Number]
 
     def __init__(
         self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None
@@ -79,14 +80,19 @@ class Measurement:
 
     def means(self) -> dict[str, float]:
         """What the last call measured."""
-        if self.counts.get("data_loss") == 0:
+        sizes = {name: int(self._number(name)) for name in self.counts}
+        if sizes.get("data_loss") == 0:
             raise ThalwegError(
                 "nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors"
             )
-        means = {name: float(self.totals[name]) / size if size else nan for name, size in self.counts.items()}
+        means = {name: float(self.totals[name]) / size if size else nan for name, size in sizes.items()}
         if self.task.metrics is None and isnan(means.get("error", 0.0)):
             del means["error"]  # the built-in one, which is not defined for all targets
         return means
+
+    def _number(self, name: str) -> Number:
+        """How many values counted, as far as that is known here, and as a GPU has counted them."""
+        return self.counts[name] + self.totals.get(COUNTED + name, 0)
 
     def _measure(self, first: bool) -> None:
         for total in self.totals.values():
@@ -103,7 +109,7 @@ class Measurement:
                 self.sizes[form] = self.seen or self.sizes[form]
                 counts.update({name: counts.get(name, 0) + size for name, size in self.sizes[form].items()})
                 if number == self.some:
-                    self.early = self.totals["data_loss"].clone(), counts["data_loss"]
+                    self.early = self.totals["data_loss"].clone(), self._number("data_loss")
                     if first:
                         break
 
@@ -112,17 +118,22 @@ class Measurement:
         with self.compute.casting(self.device):
             outputs, targets = self.task.predictions(self.module, batch)
         self.seen["data_loss"] = 0  # listed first and computed last, since a loss may write into the outputs
-        for name, metric in self.metrics(outputs, targets).items():
-            self._count(name, metric, metric.numel())
+        for name, metric in self.metrics.each(outputs, targets).items():
+            self._count(name, *summed(*metric))
         with self.compute.casting(self.device):
             values, size = self.task.losses(outputs, targets, batch)
         self._count("data_loss", values * size if values.ndim == 0 else values, size)
 
-    def _count(self, name: str, values: Tensor, size: int) -> None:
+    def _count(self, name: str, values: Tensor, size: Number) -> None:
+        self._sum(name, values)
+        if isinstance(size, Tensor):
+            self._sum(COUNTED + name, size)
+        self.seen[name] = 0 if isinstance(size, Tensor) else size
+
+    def _sum(self, name: str, values: Tensor) -> None:
         if name not in self.totals:
             self.totals[name] = torch.zeros((), dtype=torch.float64, device=values.device)
         self.totals[name] += values.double().sum()
-        self.seen[name] = size
 
 
 def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute) -> Proof:

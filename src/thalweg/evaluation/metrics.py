@@ -27,11 +27,18 @@ class Metrics:
         self.task, self.labels = task, Labels()
 
     def __call__(self, outputs: Any, targets: Any) -> dict[str, Tensor]:
+        found = self.each(outputs, targets).items()
+        return {name: values if counted is None else values[counted] for name, (values, counted) in found}
+
+    def each(self, outputs: Any, targets: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """All values, and which of them count, as `Labels` gives them."""
         if self.task.metrics is None:
             return self._errors(tensor_in(outputs), targets)
-        values, before = {}, _versions(outputs, targets)
+        values: dict[str, tuple[Tensor, Tensor | None]] = {}
+        before = _versions(outputs, targets)
         for name, metric in self.task.metrics.items():
-            values[name] = value = metric(outputs, targets)
+            value = metric(outputs, targets)
+            values[name] = value, None
             if not isinstance(value, Tensor) or value.ndim == 0:
                 raise ThalwegError(
                     f"the metric '{name}' must return one value per example; got {describe(value)}: leave out mean()"
@@ -43,14 +50,15 @@ class Metrics:
                 )
         return values
 
-    def _errors(self, outputs: Tensor | None, targets: Any) -> dict[str, Tensor]:
+    def _errors(self, outputs: Tensor | None, targets: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
         """The built-in error; NaN for a target that is no label and not one-hot, for which it is not defined."""
         if outputs is None or not isinstance(targets, Tensor):
             return {}
         if are_labels(outputs, targets):
             return {"error": self.labels(_mistakes, outputs, targets)}
         if self.task.probabilities is softmax and outputs.shape == targets.shape:
-            return {"error": torch.where(one_hot(targets), _mistakes(outputs, targets.argmax(dim=1)), torch.nan)}
+            mistakes = _mistakes(outputs, targets.argmax(dim=1))
+            return {"error": (torch.where(one_hot(targets), mistakes, torch.nan), None)}
         return {}
 
 

@@ -200,7 +200,7 @@ def _evaluated(probe: Probe, task: Task, batch: Any, predicts: bool) -> Iterator
     found = {"output": summary([*Contents(outputs).tensors.values()])}  # at once, since a loss may write into it
     found |= _tried(_predicted(task, outputs, targets)) if predicts else {}
     with suppress(Exception):
-        yield "loss", summary(task.losses(outputs, targets, batch)[:1])
+        yield "loss", summary([task.loss(outputs, targets)])
     yield from found.items()
 
 
@@ -211,7 +211,7 @@ def _predicted(task: Task, outputs: Any, targets: Any) -> Iterator[tuple[str, li
 
 def _trained(probe: Probe, task: Task, batch: Any) -> Iterator[tuple[str, list[float]]]:
     before = _untrained(probe)
-    values, _ = task.losses(*task.predictions(probe.module, batch), batch)
+    values = task.loss(*task.predictions(probe.module, batch))
     yield "loss", summary([values])
     for key, (mean, projection, size) in _untrained(probe).items():
         yield f"effect on {key}", [mean - before[key][0], projection - before[key][1], size]

@@ -23,7 +23,7 @@ from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
 from ..store.runs import POINTS, Interrupts, Run
-from ..tasks import Task, check_task
+from ..tasks import Number, Task, check_task
 from ..weightspace.curves import Curve
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
@@ -33,7 +33,7 @@ from .measure import Measurement, Points, check_alone, prove_measuring
 from .question import Facts, curve_question, points_question, scan_question
 from .sampling import Sampling, Target, sampling_of
 
-Early = dict[str, tuple[Tensor, int]]  # data set -> sum of the loss over its first batches, and their size
+Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
 NEW = "start a new run in another folder"
 BREATH = 2.0  # seconds that each rank measures before results are gathered
 

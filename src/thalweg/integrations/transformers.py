@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..tasks import IGNORED, Net, Task
+from ..tasks import IGNORED, Net, Number, Task
 from ..training.optimizers import rates
 from ..training.own_loop import collect
 from ..training.walk_methods import Method
@@ -27,7 +27,7 @@ def own_loss(model: nn.Module) -> Task:
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=8))
         >>> tokens = torch.randint(9, (4, 6))
         >>> task = own_loss(model)
-        >>> task.size({"input_ids": tokens, "labels": tokens})
+        >>> int(task.size({"input_ids": tokens, "labels": tokens}))
         20
 
     Args:
@@ -44,28 +44,26 @@ def own_loss(model: nn.Module) -> Task:
         labels = labels[:, ahead:]
         # prompts come before the tokens
         logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]
-        counted = labels != IGNORED
-        return Answer(answer.loss, logits, counted), labels[counted]
+        return Answer(answer.loss, logits), labels.flatten()
 
-    def size(batch: Any) -> int:
+    def size(batch: Any) -> Number:
         labels = batch["labels"]
-        return int((labels[:, ahead:] != IGNORED).sum()) if _per_token(labels) else len(labels)
+        return (labels[:, ahead:] != IGNORED).sum() if _per_token(labels) else len(labels)
 
     return Task(lambda answer, labels: answer.loss, predict, size=size)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The loss that a model has computed, and its logits for the labels, one for each that counts."""
+    """The loss that a model has computed, and its logits for the labels."""
 
     loss: Tensor
     each: Tensor
-    counted: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
-        """Copied only where they are asked for, which training does not."""
-        return self.each if self.counted is None else self.each[self.counted]
+        """One row for each label; copied only where they are asked for, which training does not."""
+        return self.each if self.each.ndim < 3 else self.each.flatten(0, 1)
 
 
 def _per_token(labels: Tensor) -> bool:

@@ -31,22 +31,23 @@ class Accumulated:
         step.forward = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, parts: Parts, controls: Tensor) -> Tensor:
-        step, number, mean = self.step, 0, torch.zeros(())
+        step, mean = self.step, torch.zeros(())
+        number: Any = 0
         gradients: Gradients = ()
         for part in parts:
             loss = self.one(part, controls)
             if not loss.requires_grad:
                 return loss
-            found, total = step.probe.gradients(loss), number + step.number
-            most = max(total, 1)
-            gradients = _mixed(gradients, number / most, found, step.number / most) if number else found
-            mean = mean.to(loss) * (number / most) + loss.detach() * (step.number / most)
-            number = total
+            found, own = step.probe.gradients(loss), step.number
+            most = (number + own).clamp(min=1).double() if isinstance(own, Tensor) else max(number + own, 1)
+            gradients = _mixed(gradients, number / most, found, own / most) if gradients else found
+            mean = mean.to(loss) * (number / most) + loss.detach() * (own / most)
+            number = number + own
         step.number = number
         return _Mean.apply(mean, gradients, *step.probe.moving.values())
 
 
-def _mixed(one: Gradients, share: float, two: Gradients, other: float) -> Gradients:
+def _mixed(one: Gradients, share: float | Tensor, two: Gradients, other: float | Tensor) -> Gradients:
     """The weighted sum, in the memory of both."""
     for tensors, weight in ((one, share), (two, other)):
         torch._foreach_mul_([tensor for tensor in tensors if tensor is not None], weight)

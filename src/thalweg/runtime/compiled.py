@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import first_line
+from ..tasks import Number
 from ..training.step import Step, mean_loss
 from ..weightspace.state import kept
 from .compute import say_slower
 from .cuda_graphs import form_of
 from .rng import undisturbed
 
-Loss = Callable[..., tuple[Tensor, int]]
+Loss = Callable[..., tuple[Tensor, Number]]
 
 
 class Compiled:
@@ -29,7 +30,7 @@ class Compiled:
         self.function: Loss | None = None
         step.mean_loss = self.loss
 
-    def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, int]:
+    def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, Number]:
         """Replaces the loss of the step, including autocast and whatever else surrounds a forward pass."""
         compiled = self.function if self.function is not None and form_of(drawn) == self.first_form else mean_loss
         return compiled(task, module, make, drawn)

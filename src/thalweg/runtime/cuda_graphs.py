@@ -1,11 +1,14 @@
 """Work on a CUDA GPU that is captured once and replayed from then on, where that gives the same results."""
 
 import gc
+import os
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from traceback import FrameSummary, StackSummary, extract_stack
 from typing import Any
 
 import numpy as np
@@ -104,21 +107,25 @@ class Replay:
 
     def _watched(self, batch: Any) -> Any:
         before = _host_state(self.module, self.others)
-        level = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as heard:
+        level, heard = torch.cuda.get_sync_debug_mode(), list[tuple[Any, ...]]()
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = lambda *told: heard.append((*told[:4], extract_stack()))
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 result = self.work(batch)
             finally:
                 torch.cuda.set_sync_debug_mode(level)
-        waits = [warning for warning in heard if SYNCHRONIZED in str(warning.message)]
-        for other in heard:
-            if other not in waits and "Synchronization debug mode" not in str(other.message):
-                warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+        waits = [stack for message, *_, stack in heard if SYNCHRONIZED in str(message)]
+        for *told, _ in heard:
+            if SYNCHRONIZED not in str(told[0]) and "Synchronization debug mode" not in str(told[0]):
+                warnings.warn_explicit(*told)
         changed = _difference(before, _host_state(self.module, self.others))
-        if waits:
-            self.refuse(f"something in it synchronizes with the GPU ({waits[0].filename}, line {waits[0].lineno})")
+        if place := next(filter(None, map(_waiting, waits)), None):
+            self.refuse(
+                f"something in it synchronizes with the GPU ({place.filename}, line {place.lineno}: '{place.line}'), "
+                "as item(), int(), bool() and masks in square brackets do: keep the value in a tensor, as where() does"
+            )
         elif changed is not None:
             self.refuse(changed)
         return result
@@ -215,6 +222,17 @@ def form_of(batch: Any) -> str:
         )
 
     return repr(mapped(batch, described))
+
+
+def _waiting(stack: StackSummary) -> FrameSummary | None:
+    """Where, outside of torch, something waits for the GPU; None in a library that does not while it is captured:
+    transformers, which looks at masks to leave out what masks nothing, asks before whether it is traced.
+    """
+    inside = (os.path.dirname(torch.__file__), warnings.__file__, __file__)
+    place = next((frame for frame in reversed(stack) if not frame.filename.startswith(inside)), stack[0])
+    asking = (module for name, module in [*sys.modules.items()] if name.startswith("transformers."))
+    asks = any(getattr(m, "__file__", None) == place.filename and hasattr(m, "is_tracing") for m in asking)
+    return None if asks else place
 
 
 def _host_state(module: nn.Module, others: Sequence[Any] = ()) -> dict[str, tuple[Any, Any]]:

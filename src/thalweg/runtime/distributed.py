@@ -21,6 +21,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, first_line
 from ..store.facts import differences, is_fact
 from ..store.files import digest
+from ..tasks import Number
 from ..training.step import Bends, Step
 from ..weightspace.layout import batch_norms
 from .accumulated import Parts
@@ -170,7 +171,7 @@ class DistributedStep:
         averaged = () if self.step.motion.same_t else self.step.motion.averaged
         return [self.gradient, *averaged, *statistics, self.reached]
 
-    def _exchange(self, loss: Tensor, number: int) -> Tensor:
+    def _exchange(self, loss: Tensor, number: Number) -> Tensor:
         """The mean loss of the whole batch, of which this rank has `number` examples."""
         probe, parts = self.step.probe, self._parts()
         self.reached.fill_(1)

@@ -15,6 +15,7 @@ from ..runtime.rng import undisturbed
 from ..runtime.transfer import moved
 from ..tasks import Task
 from ..weightspace.probe import Probe
+from .step import mean_of
 
 SHARE, FEWEST = 10, 100  # looked at after the tenth part of a training, and not before this many steps
 LEARNT = 1e-3  # how much lower the loss must be than that of a constant answer, relative to it
@@ -56,4 +57,4 @@ def _losses(probe: Probe, task: Task, batch: Any, compute: Compute) -> list[floa
             return None
         alike = outputs.mean(0, keepdim=True).expand_as(outputs).clone()
         values = [outputs.clone(), alike]  # a loss may write into its outputs
-        return [float(task.losses(value, targets, batch)[0].mean()) for value in values]
+        return [float(mean_of(*task.losses(value, targets, batch))) for value in values]

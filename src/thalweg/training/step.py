@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ThalwegError
-from ..tasks import Task
+from ..tasks import Number, Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK
@@ -46,7 +46,7 @@ class Step:
     ):
         self.motion, self.probe, self.task, self.optimizer, self.make = motion, motion.probe, task, optimizer, make
         self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
-        self.mean_loss: Callable[..., tuple[Tensor, int]] = mean_loss
+        self.mean_loss: Callable[..., tuple[Tensor, Number]] = mean_loss
         self.given = [float(group["lr"]) for group in optimizer.param_groups]
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
@@ -66,7 +66,7 @@ class Step:
         """
         self.motion.place(controls)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
-        if self.number == 0 and not self.partial:
+        if isinstance(self.number, int) and self.number == 0 and not self.partial:
             raise ThalwegError(
                 "a task's loss must return one value per example, or per label that counts; got an empty tensor: leave "
                 "such batches out"
@@ -94,11 +94,18 @@ class Step:
             self.optimizer.step()
 
 
-def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, int]:
+def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, Number]:
     """The mean, and the number of values it is over."""
     batch = make(drawn)
     values, number = task.losses(*task.predictions(module, batch), batch)
-    return values.mean() if number else values.sum(), number
+    return mean_of(values, number), number
+
+
+def mean_of(values: Tensor, number: Number) -> Tensor:
+    """The mean of what counts; zero if nothing does."""
+    if isinstance(number, Tensor):
+        return values.sum() / number.clamp(min=1) if values.ndim else values
+    return values.mean() if number else values.sum()
 
 
 Moved = tuple[str, Tensor, Tensor]  # the name of a parameter, or nothing; its value; its gradient
