@@ -1,9 +1,9 @@
 """What proving costs: the share of a scan of 61 points that is spent on it, and what it adds to a step of training.
 
 Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both
-belong to the same load of the machine: the passes that are watched, a second look at the last point, and what a network
-keeps besides its weights being captured and put back at every point. Steps are timed with the watch and without, in
-turns.
+belong to the same load of the machine: the pass that is watched, what watching adds to the first batch of the last
+point, a second look at that point, and what a network keeps besides its weights being captured and put back at every
+point. Steps are timed with the watch and without, in turns.
 """
 
 import time
@@ -17,6 +17,7 @@ from torch import nn
 import thalweg as tw
 from thalweg.demo import digits
 from thalweg.evaluation import scan as scanning
+from thalweg.evaluation.measure import Measurement
 from thalweg.paper.models import preresnet164
 from thalweg.runtime import accelerated
 from thalweg.weightspace.proof import Proof
@@ -56,14 +57,24 @@ def clocked(places, spent, outer=()):
 def scanned(module, data, refresh, points):
     """Seconds of a scan without proving, seconds of proving, and of keeping in a point."""
     curve = tw.Segment(tw.Weights.of(module), tw.Weights.of(module))
-    proving, keeping = [], []
+    proving, keeping, usual, observed = [], [], [], []
+
+    def add(measurement, drawn, add=Measurement._add):
+        begun, kind = time.process_time(), usual if measurement.proof is None else observed
+        add(measurement, drawn)
+        kind.append(time.process_time() - begun)
+
     begun = time.process_time()
-    with clocked(PROVING, proving) as inside, clocked(KEEPING, keeping, inside):
+    with (
+        clocked(PROVING, proving) as inside,
+        clocked(KEEPING, keeping, inside),
+        patch.object(Measurement, "_add", add),
+    ):
         tw.scan(module, curve, tw.classification(), data, points=points, bn_batches=refresh)
     first = proving.pop(0)  # the first copy of the network, which there would be anyway
     total = time.process_time() - begun
-    plain = (total - sum(proving) - first) / points
-    return plain, sum(proving), sum(keeping) / points
+    added = sum(proving) + observed[0] - median(usual)
+    return (total - added - first) / points, added, sum(keeping) / points
 
 
 def trained(module, batches, steps, watched):

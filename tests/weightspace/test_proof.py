@@ -506,6 +506,94 @@ def test_a_scan_in_a_folder_refuses_a_cache_that_nothing_clears(tmp_path):
     Doubles.kept = None
 
 
+class Keyed(nn.Linear):
+    """Keeps a product of its weights outside of it under some key, from one of its calls on."""
+
+    kept: ClassVar[dict] = {}
+    calls, begin, key = 0, 1, staticmethod(lambda net, x: Keyed)
+
+    def forward(self, x):
+        Keyed.calls += 1
+        key = Keyed.key(self, x)
+        doubled = Keyed.kept[key] if key in Keyed.kept else 2 * self.weight
+        if Keyed.calls >= Keyed.begin:
+            Keyed.kept[key] = doubled
+        return F.linear(x, doubled, self.bias)
+
+
+KEYS = {
+    "class": lambda net, x: type(net),
+    "network": lambda net, x: id(net),
+    "memory of the weight": lambda net, x: net.weight.data_ptr(),
+    "size of the batch": lambda net, x: x.shape,
+    "batch": lambda net, x: id(x),
+    "memory of the batch": lambda net, x: x.data_ptr(),
+    "content of the batch": lambda net, x: float(x.sum()),
+    "network and memory of the batch": lambda net, x: (id(net), x.data_ptr()),
+}
+
+
+@pytest.fixture
+def keyed(monkeypatch):
+    monkeypatch.setattr(Keyed, "kept", {})
+    monkeypatch.setattr(Keyed, "calls", 0)
+    return monkeypatch
+
+
+def loaded():
+    torch.manual_seed(0)
+    return torch.utils.data.DataLoader([(torch.randn(4).double(), k % 3) for k in range(24)], batch_size=8)
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("data", ["list", "loader"])
+@pytest.mark.parametrize("key", KEYS)
+def test_a_scan_refuses_a_cache_under_any_key(keyed, key, data, far):
+    keyed.setattr(Keyed, "key", staticmethod(KEYS[key]))
+    module, other = (Keyed(4, 3).double() for _ in range(2))
+    line = tw.Segment(tw.Weights.of(other), tw.Weights.of(other if far else module))
+    with pytest.raises(tw.ThalwegError, match="'weight' takes part less often"):
+        tw.scan(module, line, TASK, {"x": BATCHES if data == "list" else loaded()}, points=3)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("begin", range(2, 9))
+def test_a_scan_refuses_a_cache_that_begins_at_a_later_pass(keyed, begin, folder, tmp_path):
+    """Of the original, of the question of a run folder, at the first point, or at a later one."""
+    keyed.setattr(Keyed, "begin", begin)
+    module = Keyed(4, 3).double()
+    with pytest.raises(tw.ThalwegError, match="'weight' takes part less often"):
+        tw.scan(module, line(module), TASK, {"x": BATCHES[:2]}, points=5, run=tmp_path / "run" if folder else None)
+
+
+def test_a_scan_runs_the_first_batch_once_more_only_where_parameters_are_used_less_often():
+    calls = []
+    module = nn.Linear(4, 3).double()
+    task = tw.Task(TASK.loss, lambda net, batch: calls.append(net) or TASK.predict(net, batch))
+    tw.scan(module, line(module), task, {"x": BATCHES[:2]}, points=3)
+    assert len(calls) == 1 + 3 * 2 + 1  # watched, measured, and the first batch of the last point by itself
+
+
+class Iterates(nn.Linear):
+    """Uses its weights more often where the bias is large."""
+
+    def forward(self, x):
+        for _ in range(1 + int(self.bias.sum())):
+            y = super().forward(x)
+        return y
+
+
+@pytest.mark.parametrize(("given", "end"), [(0.0, 4.0), (4.0, 0.0)])
+def test_a_scan_takes_a_network_that_uses_weights_more_or_less_often_elsewhere(given, end):
+    modules = [Iterates(4, 3).double(), Iterates(4, 3).double()]
+    for module, bias in zip(modules, (given, end), strict=True):
+        nn.init.constant_(module.bias, bias)
+    a, b = map(tw.Weights.of, modules)
+    loss = tw.scan(modules[0], tw.Segment(a, b), TASK, {"x": BATCHES[:1]}, points=2).values["x"]["loss"]
+    plain = [F.cross_entropy(F.linear(BATCHES[0][0], m.weight, m.bias), BATCHES[0][1]).item() for m in modules]
+    assert loss == pytest.approx(plain)
+
+
 @pytest.mark.parametrize(("other", "same"), [(1.0, True), (1 + 1e-12, True), (1.5, False)])
 def test_masked_values_do_not_hide_a_difference_in_the_others(other, same):
     probe = Probe(nn.Linear(2, 2).double())

@@ -1,7 +1,7 @@
 """The loss and metrics of a network over a data set."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isnan, nan
 from typing import Any
 
@@ -37,9 +37,11 @@ class Measurement:
 
     Attributes:
         early: The sum of the loss over the first batches of the last call, and the number of examples in them.
+        proof: Observes the next batch.
     """
 
     early: tuple[Tensor, Number]
+    proof: Proof | None = None
 
     def __init__(
         self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None
@@ -114,13 +116,17 @@ class Measurement:
                         break
 
     def _add(self, drawn: Any) -> None:
-        batch = self.make(drawn)
-        with self.compute.casting(self.device):
+        batch, proof, self.proof = self.make(drawn), self.proof, None
+        with nullcontext((batch, nullcontext())) if proof is None else proof.observing(batch) as (batch, watch):
+            self._add_batch(batch, watch)
+
+    def _add_batch(self, batch: Any, watch: AbstractContextManager[Any]) -> None:
+        with watch, self.compute.casting(self.device):
             outputs, targets = self.task.predictions(self.module, batch)
         self.seen["data_loss"] = 0  # listed first and computed last, since a loss may write into the outputs
         for name, metric in self.metrics.each(outputs, targets).items():
             self._count(name, *summed(*metric))
-        with self.compute.casting(self.device):
+        with watch, self.compute.casting(self.device):
             values, size = self.task.losses(outputs, targets, batch)
         self._count("data_loss", values * size if values.ndim == 0 else values, size)
 

@@ -123,16 +123,17 @@ def scan(
             aside(probe.device, call.context.stream),
             Progress(f"scanning {sampling.where['name']}", 0, progress) as bar,
         ):
-            found = _measured(at, sampling, held, bar, call.context)
+            found = _measured(at, sampling, held, bar, call.context, proof)
             last, (where, values) = at.last, sampling.arranged(found)
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
             if last is not None:
                 proof.again()
         _look_for_nan(found, data, bn_batches)
+        layout = probe.layout
         del at, probe, proof  # before there is another
         if last is not None:
-            least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute)
+            least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute, layout)
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
@@ -178,7 +179,9 @@ def _said(label: Mapping[str, float]) -> str:
     return f"{label['point']} ({at})" if at else f"{label['point']}"
 
 
-def _measured(at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context) -> list[Any]:
+def _measured(
+    at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context, proof: Proof
+) -> list[Any]:
     """Every point; those stored in a run folder are not measured again; stops between two of them on request."""
     processes, measured = context.processes, list[Any]()
 
@@ -192,7 +195,7 @@ def _measured(at: "Measurer", sampling: Sampling, held: Run | None, bar: Progres
             measured += kept(labels)
             bar.done = len(measured)
             makers = [partial(sampling.weights, index) for index in range(len(measured), bar.total)]
-            for found in _rounds(at, makers, processes):
+            for found in _rounds(at, makers, processes, proof):
                 for point in found:
                     if held is not None:
                         held.append(POINTS, {**labels[len(measured) - before], "measured": point})
@@ -219,11 +222,16 @@ def _look_for_nan(
             )
 
 
-def _rounds(at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes) -> Iterator[list[Any]]:
-    """Points in order, a few at a time: one, or with several ranks as many as keep each busy for a while."""
+def _rounds(
+    at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes, proof: Proof
+) -> Iterator[list[Any]]:
+    """Points in order, a few at a time: one, or with several ranks as many as keep each busy for a while. The first
+    batch of the last ones is observed.
+    """
     each = 1
     while makers:
         here, makers, begun = makers[: each * processes.size], makers[each * processes.size :], time.monotonic()
+        next(iter(at.measures.values())).proof = None if makers else proof
         own = [at(make()) for make in here[processes.rank :: processes.size]]
         found, seconds = zip(*processes.gather((own, time.monotonic() - begun)), strict=True)
         yield [found[k % processes.size][k // processes.size] for k in range(len(here))]

@@ -1,6 +1,7 @@
 """The probe: a private copy of the caller's module that can be moved to any point of weight space."""
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -27,11 +28,17 @@ class Probe:
     calls: `moved()` after writing to `point`, `backward(loss)` for the gradient.
     """
 
-    def __init__(self, module: nn.Module, weights: Weights | None = None, compute: Compute | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        weights: Weights | None = None,
+        compute: Compute | None = None,
+        layout: Layout | None = None,
+    ):
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
         _refuse_cached()
-        self.original, self.layout = unwrapped(module), Layout.of(module)
+        self.original, self.layout = unwrapped(module), layout or Layout.of(module)
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
         if originals[0].is_meta:
@@ -60,9 +67,8 @@ class Probe:
         self._watchers = {name: self._watch(name, parameter) for name, parameter in self.moving.items()}
         self.state = ModuleState(self.module)
         self._drops = _has_train(self.module)
-        copied, _ = named_parameters(self.module)
         self._own: dict[str, Tensor] = {
-            **{name: copied[name] for name in self.layout.frozen},
+            **{name: tensor for name, tensor in named_parameters(self.module)[0].items() if name in self.layout.frozen},
             **dict(named_buffers(self.module)),
         }
         if not self.views:
@@ -120,10 +126,9 @@ class Probe:
 
     def stand_at_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
-        parameters, _ = named_parameters(self.original)
-        theirs: dict[str, Tensor] = {**parameters, **dict(named_buffers(self.original))}
+        theirs: dict[str, Tensor] = {**named_parameters(self.original)[0], **dict(named_buffers(self.original))}
         self._forget()
-        torch._foreach_copy_(self._places, [parameters[name].detach() for name in self.layout.names])
+        torch._foreach_copy_(self._places, [theirs[name].detach() for name in self.layout.names])
         self.moved()
         self._fill({name: theirs[name] for name in self._own})
 
@@ -363,6 +368,8 @@ def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
             memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
         elif not tensor.is_leaf:
             memo[id(tensor)] = tensor.detach().clone()
+    held = [item for part in module.modules() for item in vars(part).values() if type(item) in (OrderedDict, set)]
+    memo.update((id(item), type(item)()) for item in held if not item)  # hooks, which take long to copy one by one
 
 
 def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
 
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batches import Batches, mapped
+from ..batches import Batches, mapped, tensors_in
 from ..error_notes import explained
 from ..errors import ThalwegError, during
+from ..object_state import same
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seed_all, seeded
 from ..runtime.threads import few_threads
 from ..runtime.transfer import source
-from .layout import named_parameters, span
+from .layout import named_parameters, span, user_compiled
 from .probe import Probe, drop_caches
 from .state import Contents, ModuleState, plain
 
@@ -155,12 +156,15 @@ class Proof:
 
     Both times the copy has the weights of the caller's module and sees the same batch in the same memory with the same
     seed, so it must compute the same. If a parameter is used less often the second time, something computed from it was
-    cached outside the network, where it cannot be restored.
+    cached outside the network, where it cannot be restored. There is no second pass if the same batch was observed at
+    another point, and every parameter was used there as often as in the first.
     """
+
+    last: Watch | None = None
 
     def __init__(self, probe: Probe, forward: Callable[[Any], Any], batch: Any):
         self.probe, self.forward, self.batch = probe, forward, batch
-        self.twins: dict[int, Tensor] = {}
+        self.twins: list[Any] = []
         self.first = self._watched()
 
     def check(self) -> None:
@@ -183,12 +187,31 @@ class Proof:
         self._stand()
         try:
             with torch.enable_grad(), self._around():
-                check_leaves(self.probe, self.forward(self._drawn()))
+                check_leaves(self.probe, self.forward(self._placed(self.batch)))
         except torch.OutOfMemoryError:  # with everything kept for a gradient it needs more memory than the call itself
             return
 
+    @contextmanager
+    def observing(self, batch: Any) -> Iterator[tuple[Any, AbstractContextManager[Any]]]:
+        """Yields the first batch at some point, in the memory that it had before, and what to enter to observe its use.
+        What is written to it within the block is written to the batch, too.
+        """
+        probe = self.probe
+        if self.first is None or probe.device.type != "cpu" or any(map(user_compiled, probe.module.modules())):
+            yield batch, nullcontext()  # captured or compiled work cannot be observed
+            return
+        self.last = copy(self.first)
+        self.last.uses = Counter()
+        placed = self._placed(batch)
+        yield placed, self.last
+        for own, twin in zip(tensors_in(batch), tensors_in(placed), strict=True):
+            if plain(own) and plain(twin) and not same(own, twin):
+                own.copy_(twin)
+
     def again(self) -> None:
         """Raise, naming it, if a parameter is used less often than before."""
+        if self.first is not None and self.last is not None and self.first.uses == self.last.uses:
+            return
         with during("trying the first batch again"), seeded(0):
             last = self._watched()
         self.probe.drop_caches()
@@ -205,7 +228,8 @@ class Proof:
         self._stand()
         try:
             with torch.no_grad(), self._around():
-                watch, _ = watched(self.probe, lambda: self.forward(self._drawn()), seed=0)
+                batch = self._placed(self.batch)
+                watch, _ = watched(self.probe, lambda: self.forward(batch), seed=0)
         except torch.OutOfMemoryError:
             return None
         self.probe.check()
@@ -223,20 +247,18 @@ class Proof:
         with explained(network, self.batch), few_threads(self.probe.device, network, self.batch), plainly:
             yield
 
-    def _drawn(self) -> Any:
-        """The batch, each time in the same memory, which may be the key of a cache."""
+    def _placed(self, batch: Any) -> Any:
+        """A batch, each time in the same memory, which may be the key of a cache."""
+        before, self.twins = iter(self.twins), []
 
-        def same(item: Any) -> Any:
-            twin = self.twins.get(id(item))
-            if twin is None or twin.shape != item.shape:
-                twin = _twin(item)
-                self.twins |= {id(item): twin} if isinstance(item, Tensor) and plain(item) else {}
-            else:
-                with torch.no_grad():
-                    twin.copy_(item)
+        def place(item: Any) -> Any:
+            twin: Any = next(before, None)
+            with torch.no_grad():
+                twin = twin.copy_(item) if plain(twin) and plain(item) and _form(twin) == _form(item) else _twin(item)
+            self.twins.append(twin)
             return twin
 
-        return mapped(self.batch, same)
+        return mapped(batch, place)
 
 
 def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> Proof:
@@ -383,6 +405,10 @@ def _storage(tensor: Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _twin(item: Any) -> Any:
