@@ -574,6 +574,33 @@ def test_a_scan_runs_the_first_batch_once_more_only_where_parameters_are_used_le
     assert len(calls) == 1 + 3 * 2 + 1  # watched, measured, and the first batch of the last point by itself
 
 
+class Drawn(list):
+    """Batches that come with noise no seed reaches."""
+
+    passes = 0
+
+    def __iter__(self):
+        rng = torch.Generator()
+        rng.seed()
+        for x, y in super().__iter__():
+            self.passes += 1
+            yield x + torch.randn(x.shape, generator=rng).double(), y
+
+
+def test_a_scan_refuses_statistics_that_differ_from_pass_to_pass():
+    module = Normed().double()
+    with pytest.raises(tw.ThalwegError, match="other batch-norm statistics after the others than by itself"):
+        tw.scan(module, line(module), TASK, {"x": BATCHES}, points=2, bn_batches=Drawn(BATCHES))
+
+
+def test_a_scan_reads_an_eighth_of_the_batches_for_statistics_again():
+    calls = []
+    module = Normed().double()
+    task = tw.Task(TASK.loss, lambda net, batch: calls.append(net.norm.training) or TASK.predict(net, batch))
+    tw.scan(module, line(module), task, {"x": BATCHES[:1]}, points=3, bn_batches=[BATCHES[0]] * 17)
+    assert sum(calls) == 3 * 17 + 2
+
+
 class Iterates(nn.Linear):
     """Uses its weights more often where the bias is large."""
 

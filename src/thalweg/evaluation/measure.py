@@ -18,14 +18,13 @@ from ..runtime.rng import seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
 from ..tasks import Number, Task, summed
-from ..weightspace.batchnorm import Statistics
+from ..weightspace.batchnorm import SHARE, Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree, prove_on
 from ..weightspace.state import ModuleState, kept
 from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
 
-SHARE = 8  # one in this many batches is measured again at the end of a scan
 COUNTED = "number of "  # before the name of a total
 WIDE = 8192  # batch size on a GPU to begin with
 
@@ -288,15 +287,26 @@ class Points:
             None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute or Compute(), pool)
         )
 
+    @property
+    def pools(self) -> tuple[Tensor, Tensor] | None:
+        """What the statistics were last made of: of the first batches, and of all."""
+        return None if self.statistics is None else (self.statistics.early, self.statistics.pooled)
+
     @contextmanager
-    def at(self, weights: Weights, recomputed: bool = True) -> Iterator[Tensor]:
-        """Be at a point within a block; yields the norm of its weights, since `eval()` may merge weights."""
+    def at(self, weights: Weights, recomputed: bool = True, whole: Tensor | None = None) -> Iterator[Tensor]:
+        """Be at a point within a block; yields the norm of its weights, since `eval()` may merge weights.
+
+        Args:
+            weights: The point.
+            recomputed: Whether to recompute the statistics.
+            whole: The pool for these, if it is known; see `Statistics`.
+        """
         self.probe.load(weights)
         norm = torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
             with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
-                self.statistics()
+                self.statistics(whole)
         yield norm
         self.probe.check()
         self.probe.drop_caches()

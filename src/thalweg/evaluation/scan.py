@@ -24,6 +24,7 @@ from ..store.content import digest_of
 from ..store.files import SCAN
 from ..store.runs import POINTS, Interrupts, Run
 from ..tasks import Number, Task, check_task
+from ..weightspace.batchnorm import moments
 from ..weightspace.curves import Curve
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe
@@ -34,6 +35,7 @@ from .question import Facts, curve_question, points_question, scan_question
 from .sampling import Sampling, Target, sampling_of
 
 Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
+Pools = tuple[Tensor, Tensor] | None  # of batch norm, over the first batches and over all of them
 NEW = "start a new run in another folder"
 BREATH = 2.0  # seconds that each rank measures before results are gathered
 
@@ -241,7 +243,7 @@ def _rounds(
 class Measurer:
     """Measures everything at one point after another; keeps the last one, with its losses on the first batches."""
 
-    last: tuple[Weights, Early] | None = None
+    last: tuple[Weights, Early, Pools] | None = None
 
     def __init__(
         self,
@@ -259,14 +261,16 @@ class Measurer:
             name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()
         }
 
-    def __call__(self, weights: Weights, recomputed: bool = True, first: bool = False) -> dict[str, dict[str, float]]:
-        with self.points.at(weights, recomputed) as norm:
+    def __call__(
+        self, weights: Weights, recomputed: bool = True, first: bool = False, whole: Tensor | None = None
+    ) -> dict[str, dict[str, float]]:
+        with self.points.at(weights, recomputed, whole) as norm:
             for name, measure in self.measures.items():
                 with undisturbed(self.data[name], seed=0):
                     measure(first)
             found = {name: measure.means() for name, measure in self.measures.items()}  # waits for a GPU once
             decay = 0.5 * self.weight_decay * float(norm) ** 2
-        self.last = (weights, {name: measure.early for name, measure in self.measures.items()})
+        self.last = (weights, {name: measure.early for name, measure in self.measures.items()}, self.points.pools)
         return {name: {"loss": means["data_loss"] + decay, **means} for name, means in found.items()}
 
     def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:
@@ -277,10 +281,13 @@ class Measurer:
         return {name: {key: [end[name][key] for end in pair] for key in entry} for name, entry in pair[0].items()}
 
 
-def _look_again(at: Measurer, weights: Weights, early: Early) -> None:
+def _look_again(at: Measurer, weights: Weights, early: Early, pools: Pools) -> None:
     """Measure the first batches of the last point again with a new copy of the network; a difference is an error."""
     with during("measuring the last point again"), aside(at.probe.device):
-        at(weights, first=True)
+        at(weights, first=True, whole=pools and pools[1])
+    for by_itself, with_others in zip(*(moments(pool[0]) for pool in (at.points.pools, pools) if pool), strict=False):
+        what = "the last point measured has other batch-norm statistics after the others than by itself"
+        check_alone(at.probe, by_itself, with_others, what)
     for name, measure in at.measures.items():
         (alone, size), (after, as_many) = measure.early, early[name]
         if size == as_many:  # otherwise less fits into GPU memory than before

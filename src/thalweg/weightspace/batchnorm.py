@@ -26,6 +26,7 @@ from .state import ModuleState, kept
 from .weights import Weights
 
 Forward = Callable[[nn.Module, Any], object]
+SHARE = 8  # one in this many batches is read again at the end of a scan
 
 
 def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task | None = None) -> Weights:
@@ -68,20 +69,24 @@ class Statistics:
 
     A batch-norm layer with momentum 1 leaves the mean and variance of the last batch in its buffers. Here these are
     slices of one tensor, so that each batch is added to the pool for all layers in one operation, in float64.
+
+    Attributes:
+        pooled: The pool over all batches of the last call.
+        early: That over the first of them.
     """
 
     def __init__(self, probe: Probe, forward: Forward, batches: Batches, compute: Compute, pool: Any = None):
         self.probe, self.forward, self.batches, self.compute = probe, forward, batches, compute
         found = {id(layer): (name, layer) for name, layer in reversed([*batch_norms(probe.module)])}
         self.names, self.layers = [name for name, _ in found.values()], [layer for _, layer in found.values()]
+        sizes = [layer.num_features for layer in self.layers]
+        self.pooled = self.early = torch.zeros(4, sum(sizes), dtype=torch.float64, device=probe.device)
         if not self.layers:
             return
         count(batches, "bn_batches")
-        sizes = [layer.num_features for layer in self.layers]
         self.starts = [0, *accumulate(sizes)][:-1]
         kind = self.layers[0].get_buffer("running_mean").dtype
         self.last = torch.zeros(2, sum(sizes), dtype=kind, device=probe.device)  # mean and variance of the last batch
-        self.pooled = torch.zeros(4, sum(sizes), dtype=torch.float64, device=probe.device)
         self.pieces = [self.last[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
         self.counts: dict[tuple[int, ...], Tensor] = {}
@@ -92,13 +97,18 @@ class Statistics:
         self.passes, self.make = source(batches, probe.device)
         self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool)
 
-    def __call__(self) -> None:
+    def __call__(self, whole: Tensor | None = None) -> None:
+        """Recompute them.
+
+        Args:
+            whole: The pool over all batches, if it is known: then only the first are read.
+        """
         if not self.layers:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # even with momentum 1, a NaN of another point would remain
         with kept(self.probe.module, self.state) as self.state, self._listening(), torch.no_grad():
-            for drawn in self.passes():
+            for number, drawn in enumerate(self.passes(), start=1):
                 try:
                     with explained(self.probe.module, drawn):
                         self.replay(drawn)
@@ -107,6 +117,12 @@ class Statistics:
                         raise
                     rule = "batch norm cannot take statistics of a batch of one example"
                     raise ThalwegError(f"{rule}: use another size for bn_batches") from error
+                if number == max(1, len(self.batches) // SHARE):
+                    self.early = self.pooled.clone()
+                    if whole is not None:
+                        break
+        if whole is not None:
+            self.pooled.copy_(whole)
         self._write()
 
     def _see(self, drawn: Any) -> None:
@@ -129,17 +145,15 @@ class Statistics:
 
     def _write(self) -> None:
         """Into the layers' own buffers; a layer that was not called keeps what it had."""
-        shift, first, second, total = self.pooled
-        values = torch.stack([shift + first / total, (second - first.square() / total) / (total - 1)])
         widths = [layer.num_features for layer in self.layers]
-        seen = [count > 1 for count in total[self.starts].tolist()]
+        seen = [count > 1 for count in self.pooled[3, self.starts].tolist()]
         for k in (k for k, passed in enumerate(seen) if not passed):
             if bool(self.pieces[k][0].any()):
                 raise ThalwegError(
                     f"the batch-norm layer '{self.names[k]}' is not called but has its buffers used, so its inputs "
                     "cannot be seen: call the layer itself in forward, instead of F.batch_norm with its parts"
                 )
-        for name, found in zip(STATISTICS, values, strict=False):
+        for name, found in zip(STATISTICS, moments(self.pooled), strict=False):
             pairs = zip(self.layers, found.to(self.last.dtype).split(widths), seen, strict=True)
             own = [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]
             if own:
@@ -195,6 +209,12 @@ class Statistics:
                 "keeps something else than the mean and variance of each batch, so its statistics cannot be "
                 "recomputed: write them with its momentum, as torch does, or use torch's own layer"
             )
+
+
+def moments(pooled: Tensor) -> Tensor:
+    """The mean and variance of everything in a pool."""
+    shift, first, second, total = pooled
+    return torch.stack([shift + first / total, (second - first.square() / total) / (total - 1)])
 
 
 def _pool(pooled: Tensor, last: Tensor, count: Tensor | int) -> None:
