@@ -269,6 +269,16 @@ def test_averages_are_scored_as_one_network(judged):
     assert result.score("Snapshot", 2, averaged=True)[0] == pytest.approx(expected)
 
 
+def test_time_is_kept_beside_a_result_that_is_the_same_in_every_run(tmp_path):
+    found = [run(methods=METHODS[:1], seeds=(1,), multiples=(1,), run=tmp_path / name) for name in "ab"]
+    one, two = ((tmp_path / name / "comparison.json").read_bytes() for name in "ab")
+    assert one == two
+    again = run(methods=METHODS[:1], seeds=(1,), multiples=(1,), run=tmp_path / "a")
+    assert again.milliseconds == found[0].milliseconds > 0
+    (tmp_path / "a" / "timing.json").unlink()
+    assert run(methods=METHODS[:1], seeds=(1,), multiples=(1,), run=tmp_path / "a").milliseconds is None
+
+
 def test_costs_of_a_comparison(judged):
     result = judged[0]
     assert result.entries["Snapshot"]["megabytes"] == {"1": 2 * 42 * 8 / 1e6, "2": 4 * 42 * 8 / 1e6}

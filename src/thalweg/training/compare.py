@@ -1,7 +1,7 @@
 """Ensembles at equal cost: several methods, each within one, two, three training budgets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +16,7 @@ from ..results import Comparison
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
-from ..store import facts
-from ..store.files import COMPARISON
+from ..store import facts, files
 from ..store.runs import Run
 from ..tasks import Task
 from ..weightspace.batchnorm import update_bn
@@ -39,6 +38,7 @@ class Independent:
 
 
 Contender = Independent | Method
+TIMING = "timing.json"
 OTHER_ORDER = 500_009  # a walk should not see the data in the order of the run it branches off
 
 
@@ -122,7 +122,21 @@ def compare(
             }
         return Comparison(settings.epochs, multiples, seeds, entries, judge.milliseconds(pools[0][0][0]))
 
-    return call.resumed(run, "compare", question, StoredResult.of(COMPARISON, Comparison), compared)
+    return call.resumed(run, "compare", question, StoredResult(files.COMPARISON, _load, _save), compared)
+
+
+def _save(found: Comparison, folder: Path) -> None:
+    """The time in a file of its own: everything else is the same in every run."""
+    files.save_json(folder / TIMING, "timing", {"milliseconds": found.milliseconds})
+    replace(found, milliseconds=None).save(folder / files.COMPARISON)
+
+
+def _load(folder: Path) -> Comparison:
+    found, timing = Comparison.load(folder / files.COMPARISON), folder / TIMING
+    if not timing.is_file():  # as before there was one
+        return found
+    with files.reading(timing):
+        return replace(found, milliseconds=float(files.load_json(timing, "timing")["milliseconds"]))
 
 
 def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Sequence[int]) -> None:
