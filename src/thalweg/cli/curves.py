@@ -24,10 +24,14 @@ def fit(
     task: options.Task,
     out: options.Out,
     epochs: options.Epochs = 30,
-    lr: options.Rate = 0.05,
+    lr: options.OwnRate = None,
+    optimizer: options.Optimizer = None,
+    schedule: options.Schedule = None,
+    warmup: options.Warmup = 0.0,
     momentum: options.Momentum = 0.9,
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
+    accumulate: options.Accumulate = 1,
     keep: Annotated[
         list[int] | None,
         typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
@@ -65,7 +69,8 @@ def fit(
     ]
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
     for number, made, weights in zip(folders, inputs, trained, strict=True):
-        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=weight_decay, progress=bar(quiet))
+        decay = each[0].penalty
+        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=decay, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     done(out, _after_fit(given, list(folders.values())))
 
@@ -159,10 +164,14 @@ def connect(
         bool, typer.Option("--same-t", help="Under torchrun: the same t on all ranks in a step, instead of one each.")
     ] = False,
     epochs: options.Epochs = 60,
-    lr: options.Rate = 0.05,
+    lr: options.OwnRate = None,
+    optimizer: options.Optimizer = None,
+    schedule: options.Schedule = None,
+    warmup: options.Warmup = 0.0,
     momentum: options.Momentum = 0.9,
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
+    accumulate: options.Accumulate = 1,
     key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -202,9 +211,10 @@ def connect(
     if aligned is not None:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
+    measured = {**own.given, "weight_decay": own.penalty}
     if points is None:
-        return done(out, following(scan, own.given, out, out="scan"))
-    shared = {name: value for name, value in own.given.items() if name in signature(scan).parameters}
+        return done(out, following(scan, measured, out, out="scan"))
+    shared = {name: value for name, value in measured.items() if name in signature(scan).parameters}
     scan(**{**shared, "what": [out], "out": out / "scan", "points": str(points)})
 
 

@@ -37,9 +37,11 @@ def walk(
     lr_min: Annotated[
         float, typer.Option(help="FGE: the lowest learning rate, at which networks are collected.")
     ] = 0.0005,
+    optimizer: options.Optimizer = None,
     momentum: options.Momentum = 0.9,
     weight_decay: options.Decay = 0.0,
     clip: options.Clip = None,
+    accumulate: options.Accumulate = 1,
     key: options.Key = None,
     seed: options.Seed = 0,
     device: options.Device = None,

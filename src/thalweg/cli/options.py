@@ -17,13 +17,17 @@ import typer
 
 import thalweg as tw
 
+from ..errors import ThalwegError
+
 if TYPE_CHECKING:
     from ..loading import Inputs
     from ..store.runs import Run
 
+RATE, SMALL_RATE = 0.05, 0.001  # default learning rates, of SGD and of Adam
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
-    "task", "key", "epochs", "lr", "momentum", "weight_decay", "clip", "keep", "seed", "device", "precision",
+    "task", "key", "epochs", "lr", "optimizer", "schedule", "warmup", "momentum", "weight_decay", "clip",
+    "accumulate", "keep", "seed", "device", "precision",
     "compile", "graph", "stop_if_stalled",
 )  # fmt: skip
 WITHOUT_EFFECT = (  # options that change no result
@@ -35,7 +39,8 @@ Task = Annotated[
         "--task",
         metavar="FILE.py:FACTORY",
         help="Your network and data: `factory(seed)` returns a dict: `model`, `task`, `train`, maybe `bn_batches` "
-        "(training data without augmentation, for batch norm) and `data` (name -> batches to measure on). "
+        "(training data without augmentation, for batch norm), `data` (name -> batches to measure on), `optimizer` and "
+        "`schedule`. "
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),
 ]
@@ -44,6 +49,30 @@ Out = Annotated[
 ]
 Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
+OwnRate = Annotated[
+    float | None,
+    typer.Option("--lr", help="Learning rate. [default: 0.05, or 0.001 with adam and adamw]", show_default=False),
+]
+Optimizer = Annotated[
+    Literal["sgd", "adam", "adamw"] | None,
+    typer.Option(
+        help="The optimizer. The weight decay of adamw is decoupled, and leaves out what is no matrix, such as biases "
+        "and norms. [default: the factory's `optimizer`, or sgd]",
+        case_sensitive=False,
+        show_default=False,
+    ),
+]
+Schedule = Annotated[
+    Literal["decay", "cosine", "constant"] | None,
+    typer.Option(
+        help="The learning rate over the run: constant for half the epochs, then down to 1 % (decay), a cosine, or "
+        "constant. [default: the factory's `schedule`, or decay]",
+        case_sensitive=False,
+        show_default=False,
+    ),
+]
+Warmup = Annotated[float, typer.Option(help="Epochs of linear warm-up before the cosine.")]
+Accumulate = Annotated[int, typer.Option(help="Batches per update, whose gradients are averaged.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
 Decay = Annotated[
     float,
@@ -153,7 +182,45 @@ class Arguments:
     @property
     def training(self) -> dict[str, Any]:
         """Arguments of every call that trains."""
-        return {**self.running, **self._chosen("epochs", "lr", "momentum", "weight_decay", "clip", "seed")}
+        plain = self._chosen("epochs", "lr", "momentum", "weight_decay", "clip", "accumulate", "seed")
+        return {**self.running, **plain, **self._optimizer(), **self._rates()}
+
+    @property
+    def penalty(self) -> float:
+        """The weight decay that is part of the loss, which that of AdamW is not."""
+        return 0.0 if self.given.get("optimizer") == "adamw" else self.given["weight_decay"]
+
+    def _optimizer(self) -> dict[str, Any]:
+        """The one chosen, or the factory's."""
+        if "optimizer" not in self.given:
+            return {}
+        from ..training.own_optimizer import named_optimizer
+
+        chosen, decay = self.given["optimizer"], self.given["weight_decay"]
+        made = named_optimizer(chosen, decay) if chosen else self.inputs.optimizer
+        return {"optimizer": made, "weight_decay": self.penalty}
+
+    def _rates(self) -> dict[str, Any]:
+        """The learning rate and the schedule chosen, or the factory's."""
+        if "schedule" not in self.given:
+            return {}
+        lr, schedule, warmup = (self.given[name] for name in ("lr", "schedule", "warmup"))
+        if warmup and schedule != "cosine":
+            raise ThalwegError(f"a warm-up comes before a cosine; got --warmup {warmup:g} without --schedule cosine")
+        if schedule is None and self.inputs.schedule is not None:
+            return {"schedule": self.inputs.schedule}
+        rate = self._default_rate() if lr is None else lr
+        if schedule == "cosine":
+            return {"schedule": tw.WarmupCosine(rate, warmup), "lr": None}
+        return {"schedule": lambda i: rate, "lr": None} if schedule == "constant" else {"lr": rate}
+
+    def _default_rate(self) -> float:
+        """That of a factory's own optimizer is its own."""
+        if self.given["optimizer"] is None and self.inputs.optimizer is not None:
+            from ..training.own_optimizer import own_rate
+
+            return own_rate(self.inputs.model, self.inputs.optimizer, RATE)
+        return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
 
     def _chosen(self, *names: str) -> dict[str, Any]:
         return {name: self.given[name] for name in names if name in self.given}

@@ -5,12 +5,13 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..errors import ThalwegError, during
+from ..weightspace.layout import named_parameters
 from .loop import Settings
-from .optimizers import rates
+from .optimizers import OptimizerFactory, rates
 from .step import Motion
 
 
@@ -48,6 +49,27 @@ def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Op
         )
     rates(1.0, [group["lr"] for group in groups])
     return optimizer
+
+
+def named_optimizer(name: str, weight_decay: float) -> OptimizerFactory | None:
+    """What the command line calls sgd, adam and adamw; the last decays matrices alone."""
+    if name == "adamw":
+        return partial(_decaying_matrices, weight_decay)
+    return Adam if name == "adam" else None
+
+
+def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]]) -> Optimizer:
+    matrices, rest = ([tensor for _, tensor in named if (tensor.ndim > 1) == wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return AdamW([group for group in groups if group["params"]])
+
+
+def own_rate(module: nn.Module, factory: OptimizerFactory, default: float) -> float:
+    """The learning rate that a user's optimizer has for its first group."""
+    parameters, _ = named_parameters(module)
+    named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+    made = own_optimizer(named, Settings(1, default, 0.0, 0.0, None, factory, None, 0))
+    return float(made.param_groups[0]["lr"])
 
 
 def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
