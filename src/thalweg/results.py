@@ -173,6 +173,11 @@ class Scan(Saved):
         known = self.kind in ("curve", "points") if along else self.kind == "plane"
         if not known or len(arrays) == len(along) or any(values.shape != shape for values in arrays):
             raise ValueError("its values are not one per point")
+        if self.measured is not None and self.measured.shape != shape:
+            raise ValueError("it does not say of each point whether it was measured")
+        apart = any(len(self.away.get(name, ())) != len(points) for name, points in self.marks.items())
+        if self.shares and (apart or len(self.shares) != 2):
+            raise ValueError("its networks do not have a distance each")
         if not all({*entry} <= {*self.values[name]} for name, entry in self.stored.items()):
             raise ValueError("its ends have other values than its points")
 

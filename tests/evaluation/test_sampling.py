@@ -1,6 +1,7 @@
 """Adaptive scans: as good as equal steps with fewer points, on stored profiles too; resumed; and of planes."""
 
 import os
+import runpy
 import signal
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.interpolate import PchipInterpolator
 from torch import nn
 from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
-from thalweg.evaluation.sampling import MOST, AlongCurve
+from thalweg.evaluation.sampling import MOST
 from thalweg.store.runs import POINTS, Run
 
-STORED = sorted((Path(__file__).parents[2] / "docs" / "paper").glob("*/*/*.json"))
-DENSE = np.linspace(0, 1, 4001)
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "adaptive.py"
 
 
 class Loss(nn.Module):
@@ -189,68 +188,9 @@ def test_lists_have_no_adaptive_points():
         tw.scan(animal.module(1), [animal.ends()[0]], animal.task, animal.batches(), points="adaptive")
 
 
-def stored_profiles():
-    """The measured curves in the results of the paper, each once: by name, the kind of curve, and functions of t."""
-    found = {}
-    for path in STORED:
-        scan = tw.Scan.load(path) if '"kind": "curve"' in path.read_text()[:2000] else None
-        if scan is not None and scan.length_ratio is not None and "path" not in path.stem:
-            losses = [PchipInterpolator(scan.t, entry["loss"]) for entry in scan.values.values()]
-            length = PchipInterpolator(scan.t, scan.length)
-            found.setdefault(tuple(scan.values["train"]["loss"]), (scan.name, losses, length))
-    return list(found.values())
-
-
-def adaptive_t(name, losses, length):
-    """What a scan would measure, with the stored profile in place of the network."""
-
-    class Known(tw.PolyChain if name == "PolyChain" else tw.Segment):
-        def length(self, start=0.0, stop=1.0):
-            return float(length(stop) - length(start))
-
-    ends = [tw.Weights.of(Loss(t)) for t in (0.0, 1.0)]
-    sampling, found = AlongCurve(Known(*ends), 0.002), []
-    while new := sampling.more(found):
-        found += [{str(k): {"loss": float(loss(place["t"]))} for k, loss in enumerate(losses)} for place in new]
-    where, values = sampling.arranged(found)
-    scan = tw.Scan(values=values, **where)
-    return len(found), [scan.summary()[str(k)]["loss"] for k in range(len(losses))]
-
-
-def errors(summaries, losses, length):
-    """The largest error of max and of int, as shares of how far each loss varies."""
-    worst = [0.0, 0.0]
-    for summary, loss in zip(summaries, losses, strict=True):
-        dense, along = loss(DENSE), length(DENSE)
-        true = dense.max(), np.trapezoid(dense, along) / np.ptp(along)
-        found = summary["max"], summary["int"]
-        worst = [max(w, abs(f - t) / np.ptp(dense)) for w, f, t in zip(worst, found, true, strict=True)]
-    return worst
-
-
-def even(count, losses, length):
-    t = np.linspace(0, 1, count)
-    along = length(t)
-    return [{"max": loss(t).max(), "int": np.trapezoid(loss(t), along) / np.ptp(along)} for loss in losses]
-
-
-def even_as_good(limits, losses, length):
-    """The least odd number of equal steps from which on all are as good."""
-    worse = [
-        count
-        for count in range(3, 242, 2)
-        if any(e > most for e, most in zip(errors(even(count, losses, length), losses, length), limits, strict=True))
-    ]
-    return max(worse, default=1) + 2
-
-
 def test_adaptive_points_are_at_most_half_on_the_stored_profiles():
-    counts = []
-    for name, losses, length in stored_profiles():
-        count, summaries = adaptive_t(name, losses, length)
-        found = errors(summaries, losses, length)
-        assert max(found) < 0.003, (name, count, found)
-        counts.append((count, even_as_good([max(each, 0.0005) for each in found], losses, length)))
-    adaptive, equal = map(sum, zip(*counts, strict=True))
-    assert len(counts) >= 15
-    assert adaptive <= 0.5 * equal, counts
+    rows = runpy.run_path(str(BENCHMARK))["measured"]()
+    assert len(rows) >= 15
+    for name, count, top, mean, *_ in rows:
+        assert max(top, mean) < 0.003, (name, count, top, mean)
+    assert sum(row[1] for row in rows) <= 0.5 * sum(row[4] for row in rows), rows

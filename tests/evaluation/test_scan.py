@@ -515,6 +515,11 @@ def test_networks_of_a_fitted_plane_that_are_drawn_by_name_are_not_drawn_twice()
     assert list(scanned(tw.Plane.fit(points)).marks) == ["networks"]
     scan = named(tw.Plane.fit(points))
     assert (list(scan.marks), len(scan.marks["networks"]), list(scan.paths)) == (["first", "networks"], 1, ["line"])
+    for damage in ({"shares": [0.5]}, {"away": {}}, {"measured": [[1.0]]}):
+        with pytest.raises(ValueError, match=r"its networks do not have a distance each|whether it was measured"):
+            tw.Scan.checked({**scan.to_dict(), **damage})
+    _, alone = quadratic([0, 0, 0, 0], grid=(2, 2), overlay={"one": points[0]})
+    assert len(alone(tw.Plane(*points[:3])).marks["one"]) == 1
 
 
 def test_a_scan_around_a_network_has_it_in_the_middle():

@@ -373,3 +373,29 @@ def test_a_matrix_of_many_networks_has_no_numbers():
     assert len(axes) == 1
     assert not axes[0].texts
     assert axes[0].images[0].get_array().shape == (20, 20)
+
+
+def test_a_flat_fitted_plane_is_stretched_and_says_so():
+    flat = tw.Scan(
+        "Plane", "plane", {"x": {"loss": np.arange(9.0).reshape(3, 3)}}, x=np.array([0, 5.0, 10]),
+        y=np.array([0, 0.5, 1]), corners=[(0.0, 0.0)],
+    )  # fmt: skip
+    for scan, aspect in ((flat, 1.0), (replace(flat, shares=[0.9, 0.1]), 7.0)):
+        ax = tw.figures.surface(scan, ax=Figure().subplots())
+        assert ax.get_aspect() == pytest.approx(aspect)
+        assert ("the axes have different scales" in ax.get_xlabel()) == (aspect > 1)
+
+
+def test_an_adaptive_plane_says_how_many_points_were_measured():
+    known = np.ones((3, 3))
+    known[1, 1] = 0
+    scan = replace(plane_of(np.arange(9.0).reshape(3, 3), [(0.0, 0.0)]), measured=known)
+    ax = tw.figures.surface(scan, ax=Figure().subplots())
+    assert ax.get_xlabel().endswith("\ninterpolated between 8 of 3 x 3 points")
+
+
+def test_points_that_are_not_equally_spaced_are_marked():
+    t = np.array([0, 0.1, 1])
+    scan = tw.Scan("Bezier", "curve", {"x": {"loss": t}}, t=t, length=t, knots=[0.0, 1.0])
+    for each, marker in ((scan, "."), (replace(scan, knots=[]), "None")):
+        assert tw.figures.profile(each, ax=Figure().subplots()).lines[0].get_marker() == marker

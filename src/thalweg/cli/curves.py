@@ -389,6 +389,7 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     """
     from matplotlib.figure import Figure
 
+    from ..reporting.axes import drawn_height
     from ..store.files import write
 
     *_, (last, result) = results.items()
@@ -396,8 +397,7 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     draw: Any = partial(tw.figures.profile, {each.name: each for each in results.values()})
     if result.x is not None and result.y is not None:
         name, draw = "surface", partial(tw.figures.surface, result)
-        flat = float((result.y[-1] - result.y[0]) / (result.x[-1] - result.x[0]))
-        height = min(8.0, max(3.0, 1.0 + 4.0 * flat))
+        height = min(8.0, max(3.0, 1.0 + 4.0 * drawn_height(result)))
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
     figure = Figure(figsize=(5.5 * len(columns), height * len(result.values)), layout="constrained")
     panels = figure.subplots(len(result.values), len(columns), squeeze=False)

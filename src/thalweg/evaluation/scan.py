@@ -52,7 +52,7 @@ def scan(
     margin: float | None = None,
     weight_decay: float = 0.0,
     bn_batches: Batches | None = None,
-    overlay: Mapping[str, Curve | Sequence[Weights]] | None = None,
+    overlay: Mapping[str, Curve | Weights | Sequence[Weights]] | None = None,
     compute: Compute | None = None,
     run: Run | str | Path | None = None,
     progress: bool | None = None,
@@ -83,8 +83,8 @@ def scan(
             one network.
         weight_decay: The one used in training; it is part of `loss`.
         bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
-        overlay: For a plane: curves and lists of weights by name, whose coordinates in the plane are kept for the
-            figure.
+        overlay: For a plane: curves, weights and lists of weights by name, whose coordinates in the plane are kept for
+            the figure.
         compute: How to compute; see `Compute`.
         run: A folder that stores every measured point. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
@@ -321,9 +321,10 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
         )
 
 
-def _places(plane: Plane, overlay: Mapping[str, Curve | Sequence[Weights]]) -> dict[str, Any]:
+def _places(plane: Plane, given: Mapping[str, Curve | Weights | Sequence[Weights]]) -> dict[str, Any]:
     """Where curves and weights lie in the plane, and how far from it; in a fitted plane also those it was fitted to."""
     drawn: dict[str, dict[str, Any]] = {"paths": {}, "marks": {}, "away": {}}
+    overlay = {name: [item] if isinstance(item, Weights) else item for name, item in given.items()}
     named = {id(point) for item in overlay.values() for point in (item.points if isinstance(item, Curve) else item)}
     others = [point for point in plane.points if plane.shares is not None and id(point) not in named]
     for name, item in {**overlay, **({"networks": others} if others else {})}.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..results import SHARES
+from ..results import SHARES, Scan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ KNOWN = {
     "FGE": 2,
     "SWA": 3,
 }
+FLATTEST = 0.7  # height of a fitted plane in its widths, at least
 FINE = 61  # points along each side from which on contours are drawn without interpolation
 
 
@@ -79,6 +80,23 @@ def finish(
 def factor(name: str, units: Mapping[str, str] = SHARES) -> int:
     """Fractions are drawn in percent."""
     return 100 if units.get(name) == "%" else 1
+
+
+def drawn_height(scan: Scan) -> float:
+    """The height of a plane's map in its widths: distances have one scale, but along both axes of a fitted plane, which
+    is often much longer than high.
+    """
+    return max(_height(scan), FLATTEST) if scan.shares else _height(scan)
+
+
+def stretched(scan: Scan) -> bool:
+    return drawn_height(scan) > _height(scan)
+
+
+def _height(scan: Scan) -> float:
+    assert scan.x is not None
+    assert scan.y is not None
+    return float(np.ptp(scan.y) / np.ptp(scan.x))
 
 
 def smooth(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

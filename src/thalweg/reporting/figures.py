@@ -13,7 +13,7 @@ from ..errors import ThalwegError
 from ..levels import LEVELS, Scale
 from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
 from ..store.files import write
-from .axes import STYLES, factor, finish, one, places, several, smooth, styled
+from .axes import STYLES, drawn_height, factor, finish, one, places, several, smooth, stretched, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,8 @@ def profile(
         if of:
             band = values.mean(0) + values.std(0, ddof=1) * np.array([[-1], [1]])
             ax.fill_between(t, *band, color=colour, alpha=0.2, linewidth=0)
-    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1 or len(runs) > 1)
+    banded = any(len(runs) > 1 for runs in named.values())
+    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1, above=1 if banded else 0)
 
 
 def _over_seeds(runs: Sequence[Scan], data: str | None, quantity: str) -> tuple[np.ndarray, np.ndarray, str]:
@@ -81,8 +82,8 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
         ax: Axes to draw into; new ones by default.
     """
     [[scan]] = _runs(scan).values()
-    flat = np.ptp(_need(scan.y, "a surface")) / np.ptp(_need(scan.x, "a surface"))
-    ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * flat, 2, 8) + 0.9)[0]
+    _need(scan.x, "a surface")
+    ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * drawn_height(scan), 2, 8) + 0.9)[0]
     values, label = _pick(scan, data, quantity)
     scale = Scale.of([(scan, values)])
     filled = _contours(scan, values, ax, scale)
@@ -135,9 +136,11 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
         ax.plot(*zip(*points, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
     if not scan.shares:
         ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
-    ax.set(aspect="equal", xlabel="\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
+    ax.set(aspect=drawn_height(scan) * np.ptp(x) / np.ptp(y))
+    ax.set_xlabel("\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:
-        ax.legend(loc="best")
+        above: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "borderaxespad": 0.2}
+        ax.legend(**(above if scan.shares else {"loc": "best"}))
     return filled
 
 
@@ -146,21 +149,20 @@ def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: 
     x, y = zip(*points, strict=True)
     ax.plot(x, y, color="black", linewidth=1, alpha=FADED["alpha"])
     how: Any = {"cmap": "gray", "vmin": 0, "vmax": 1, "edgecolors": "black", "zorder": 3}
-    ax.scatter(x, y, 36, 1 - away, marker=marker, label=label, **how)
+    ax.scatter(x, y, 24, 1 - away, marker=marker, label=label, **how)
 
 
 def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
     """What the reader of a map must know to trust it."""
-    rows, columns = measured.shape
-    if scan.measured is not None:
-        some = f"{scan.measured.sum():.0f} of {columns} x {rows} points measured"
-        return [f"{some}, the others and contours interpolated", *_darker(scan)]
-    contours = [f"contours interpolated between {columns} x {rows} points"] if drawn.size > measured.size else []
-    return contours + _darker(scan)
-
-
-def _darker(scan: Scan) -> list[str]:
-    return ["the darker a point, the farther off the plane"] if scan.shares and scan.marks else []
+    size = f"{measured.shape[1]} x {measured.shape[0]} points"
+    lines = [f"contours interpolated between {size}"] if drawn.size > measured.size else []
+    if scan.measured is not None and not scan.measured.all():
+        lines = [f"interpolated between {scan.measured.sum():.0f} of {size}"]
+    if scan.shares and scan.marks:
+        lines.append("the darker a point, the farther off the plane")
+    if stretched(scan):
+        lines.append("the axes have different scales")
+    return lines
 
 
 def _along(scan: Scan, axis: int) -> str:

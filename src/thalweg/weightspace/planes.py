@@ -89,15 +89,18 @@ class Plane:
             (True, True)
 
         Args:
-            points: At least three networks that do not lie on one line.
+            points: At least three networks that do not lie on one line; they are gathered on the first one's device.
         """
         check_list(points, "a fitted plane", least=3)
         for place, point in enumerate(points, start=1):
-            check_agreement(points[0], point, "point 1", f"point {place}")
-        total, variances, directions = _main_directions(points)
-        here = torch.full_like(directions[0], 1 / len(points))
+            check_weights(point, f"point {place}")
+        here = [point.to(points[0].vector.device) for point in points]
+        for place, point in enumerate(here, start=1):
+            check_agreement(here[0], point, "point 1", f"point {place}")
+        total, variances, directions = _main_directions(here)
+        mean = torch.full_like(directions[0], 1 / len(points))
         wide = torch.promote_types(points[0].layout.dtype, torch.float32)  # small directions, not rounded to bfloat16
-        sums = (combine(points, (here + own).tolist(), wide) for own in (torch.zeros_like(here), *directions))
+        sums = (combine(here, (mean + own).tolist(), wide) for own in (torch.zeros_like(mean), *directions))
         plane = cls(*sums)
         plane.points, plane.shares = tuple(points), (variances[0] / total, variances[1] / total)
         lengths = torch.tensor(variances, dtype=torch.float64).sqrt()
