@@ -41,6 +41,11 @@ class Judge:
     bn_batches: Batches | None
     progress: bool | None
 
+    def check(self) -> None:
+        """Raise before anything is trained if temperatures cannot be fitted to the held-out data."""
+        if self.held_out is not None:
+            Ensemble(self.module, [Weights.of(self.module)]).score(self.task, self.held_out, held_out=self.held_out)
+
     def alone(self, runs: Runs) -> list[Examples]:
         """The scores of each example by the first network of each run, to compare others with."""
         return [self._score(run[:1])[1] for run in runs]

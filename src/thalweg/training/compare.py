@@ -106,6 +106,7 @@ def compare(
         return {**runner.question(module, seeds), "multiples": list(multiples), **tested}
 
     def compared(_: Run | None) -> Comparison:
+        judge.check()
         jobs = [partial(runner.run, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
         pools = [*zip(*at_once(jobs, next(module.parameters()).device), strict=True)]
         independent = next((k for k, each in enumerate(contenders) if isinstance(each, Independent)), None)
