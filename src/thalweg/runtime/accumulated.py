@@ -31,7 +31,8 @@ class Accumulated:
         step.forward = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, parts: Parts, controls: Tensor) -> Tensor:
-        step, mean = self.step, torch.zeros(())
+        step = self.step
+        mean: Any = None
         number: Any = 0
         gradients: Gradients = ()
         for part in parts:
@@ -41,10 +42,10 @@ class Accumulated:
             found, own = step.probe.gradients(loss), step.number
             most = (number + own).clamp(min=1).double() if isinstance(own, Tensor) else max(number + own, 1)
             gradients = _mixed(gradients, number / most, found, own / most) if gradients else found
-            mean = mean.to(loss) * (number / most) + loss.detach() * (own / most)
+            mean = mean * (number / most) + loss.detach() * (own / most) if mean is not None else loss.detach()
             number = number + own
         step.number = number
-        return _Mean.apply(mean, gradients, *step.probe.moving.values())
+        return _Mean.apply(mean.to(loss.dtype), gradients, *step.probe.moving.values())
 
 
 def _mixed(one: Gradients, share: float | Tensor, two: Gradients, other: float | Tensor) -> Gradients:

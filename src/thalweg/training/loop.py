@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .walk_methods import Method
 
 
+OPTIMIZER = "a function: an optimizer class, a partial of one, or one of named parameters (see help(thalweg.fit))"
 OnEpoch = Callable[[dict[str, float]], object]
 
 
@@ -78,7 +79,7 @@ class Settings:
                 given is None or (callable(getattr(given, "plan", given)) and not isinstance(given, type)),
                 "a function (see help(thalweg.fit))",
             ),
-            ("optimizer", self.optimizer is None or callable(self.optimizer), "a function (see help(thalweg.fit))"),
+            ("optimizer", self.optimizer is None or callable(self.optimizer), OPTIMIZER),
             ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("lr", self.schedule is not None or (self.lr or 0) > 0, "above 0, or a schedule given"),
