@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.evaluation import calibration
 from thalweg.evaluation.calibration import fit_scale, fit_temperature
 
 
@@ -41,3 +42,13 @@ def test_temperatures_in_proportion():
 def test_logits_that_are_not_finite():
     with pytest.raises(tw.ThalwegError, match="finite logits"):
         fit_temperature(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))
+
+
+def test_of_very_many_probabilities_a_part_is_fitted(monkeypatch):
+    logits, labels = drawn(2.0)
+    whole = calibration.existing_temperature(logits.softmax(1), labels)
+    assert whole == pytest.approx(fit_temperature(logits, labels), rel=1e-6)
+    monkeypatch.setattr(calibration, "MANY", logits.numel() // 3)
+    part = calibration.existing_temperature(logits.softmax(1), labels)
+    assert part == pytest.approx(fit_temperature(logits[::4], labels[::4]), rel=1e-6)
+    assert part != whole
