@@ -165,6 +165,40 @@ def test_a_look_of_transformers_is_no_reason_not_to_capture():
     assert (found.filename, found.lineno, found.line) == ("mine.py", 3, "x.item()")
 
 
+def test_fine_tuning_a_padded_language_model_is_a_plain_loop():
+    """AdamW without decay of what is no matrix, two batches per update weighted by their tokens, warm-up, clipping."""
+    torch.manual_seed(0)
+    network = MODELS["causal"]().double()
+    tokens = torch.randint(1, 20, (4, 3, 6))
+    masks = (torch.arange(6) < torch.randint(3, 7, (4, 3, 1))).long()
+    labels = tokens.where(masks.bool(), -100)
+    batches = [
+        {"input_ids": x, "attention_mask": m, "labels": y} for x, m, y in zip(tokens, masks, labels, strict=True)
+    ]
+
+    def grouped(named):
+        matrices, rest = ([p for _, p in named if (p.ndim > 1) == wide] for wide in (True, False))
+        return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}])
+
+    schedule = tw.WarmupCosine(0.01, warmup=tw.Iterations(2))
+    settings = {"epochs": 3, "schedule": schedule, "optimizer": grouped, "accumulate": 2, "clip": 0.5}
+    ours = tw.fit(network, own_loss(network), batches, **settings)
+    optimizer, rate, i = grouped(list(network.named_parameters())), schedule.plan(2, 3).rate, 0
+    for _ in range(3):
+        for group in (batches[:2], batches[2:]):
+            i += 1
+            number = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in group)
+            for batch in group:
+                own = int((batch["labels"][:, 1:] != -100).sum())
+                (network.train()(**batch).loss * own / number).backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = rate(i)
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(ours.vector, tw.Weights.of(network).vector, rtol=0, atol=1e-6)  # its loss is in float32
+
+
 def test_prompts_before_the_tokens_are_left_out():
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)

@@ -31,8 +31,9 @@ def fused_update(step: Step, numbers: Tensor) -> Any:
     """One kernel for the whole update, if the optimizer is plain SGD, Adam or AdamW in float32."""
     kind, groups = type(step.optimizer), step.optimizer.param_groups
     usual = kind in (SGD, Adam, AdamW) and not any(group.get(name) for group in groups for name in ODD)
+    hooked = step.optimizer._optimizer_step_pre_hooks or step.optimizer._optimizer_step_post_hooks
     linear = step.motion.linear and step.motion.block.dtype == torch.float32 and step.clip is None
-    if not usual or not linear or not kernels():
+    if not usual or hooked or not linear or not kernels():
         return None
     return _sgd(step, numbers) if kind is SGD else _adam(step, numbers)
 
