@@ -141,3 +141,45 @@ def test_half_precision_networks_give_float32_probabilities():
     net = nn.Linear(2, 3).to(torch.bfloat16)
     found = tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2, dtype=torch.bfloat16))
     assert found.probabilities.dtype == torch.float32
+
+
+class Counting(nn.Module):
+    """Carries a state from one call to the next, as some recurrent networks do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = nn.Linear(2, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+
+def test_network_with_a_state_of_its_own_is_refused():
+    net = Counting()
+    with pytest.raises(tw.ThalwegError, match=r"predicts something else for the same inputs again.*keep something"):
+        tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2))
+    assert net.calls == 0
+
+
+def test_as_module_starts_from_the_state_of_the_callers_network():
+    net = Counting()
+    ensemble = tw.Ensemble(net, [tw.Weights.of(net)])
+    expected = net.linear(torch.ones(1, 2)).softmax(1)
+    assert torch.allclose(ensemble.as_module()(torch.ones(1, 2)), expected)
+    ensemble.as_module()(torch.ones(1, 2))
+    assert torch.allclose(ensemble.as_module()(torch.ones(1, 2)), expected)
+
+
+def test_dropout_that_stays_on_is_served():
+    class Always(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.linear(nn.functional.dropout(x, 0.5, training=True))
+
+    net, x = Always(), torch.ones(1, 2)
+    ensemble = tw.Ensemble(net, [tw.Weights.of(net)] * 3)
+    assert len({tuple(ensemble.probabilities(x).probabilities[0].tolist()) for _ in range(8)}) > 1

@@ -119,7 +119,7 @@ class Ensemble:
         with torch.no_grad():
             if self._served is None or self._served[0] != self.members:
                 prove_on(self._probe, partial(called, self._probe.module), [inputs]).again()
-                self._served = list(self.members), self.as_module()
+                self._served = list(self.members), self._steady(self.as_module(task), inputs)
             served = self._served[1]
             served.probabilities = own
             found = called(served.each, inputs)
@@ -127,6 +127,17 @@ class Ensemble:
             for k, values in enumerate(found):
                 check_finite(values, f"member {k + 1}", self.members[k], [inputs])
         return Prediction(scale(found.mean(0), self.temperature), found)
+
+    def _steady(self, module: EnsembleModule, inputs: Any) -> EnsembleModule:
+        """The same module; an error if its members keep something from one call to the next."""
+        answers = list[Tensor]()
+        for _ in range(2):
+            with seeded(0):
+                answers.append(called(module.each, inputs))
+        if bool(answers[0].isfinite().all()):
+            what = "the ensemble predicts something else for the same inputs again"
+            check_alone(self._probe, answers[0], answers[1], what)
+        return module
 
     def as_module(self, task: Task | None = None) -> EnsembleModule:
         """All members as one module that returns the probabilities of the ensemble, for `torch.export` and serving.
@@ -139,6 +150,7 @@ class Ensemble:
             A module with the inputs of the network, on its device, with copies of all members, in evaluation mode; it
             includes the ensemble's temperature.
         """
+        self._probe.load(self.members[0])  # without what earlier passes left in the network
         networks = [network_at(self._probe.module, member) for member in self.members]
         return EnsembleModule(networks, _own_probabilities(task), self.temperature)
 
