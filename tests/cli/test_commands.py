@@ -575,6 +575,20 @@ def test_help_answers_at_once():
     assert min(times) < 0.5
 
 
+def circle():
+    return nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def test_ensemble_command_keeps_a_temperature(here):
+    output = ok("ensemble", "a", "b", "--task", "mine:circle", "--held-out", "train", "--out", "calibrated")
+    heat = tw.Ensemble.load("calibrated/members", circle()).temperature
+    assert f"temperature of the ensemble: {heat:.3f}, fitted on held-out data" in output
+    assert {"averaged", "forward"} <= {line.split()[0] for line in output.splitlines() if line.strip()}
+    assert (here / "calibrated" / "reliability.png").is_file()
+    refused = invoke("ensemble", "a", "--task", "mine:circle", "--held-out", "x", "--out", "other")
+    assert "the task's data are train; got 'x'" in refused.output
+
+
 def test_walk_ensemble_and_compare(here):
     flags = ("--task", "mine:circle", "--epochs", "6", "--lr-max", "0.1", "--lr-min", "0.01")
     output = ok("walk", *flags, "--cycle", "2", "--start", "a", "--start", "b", "--out", "walk")
