@@ -529,3 +529,28 @@ def test_units_of_the_users_own_metrics_are_shown(browser, tmp_path):
     assert row[heads.index("train error (kN)") - 1] == f"{values['error'][60]:.3f}"
     assert row[heads.index("train share (%)") - 1] == f"{100 * values['share'][60]:.2f}"
     assert "same ends" in tab.run("document.querySelector('#summary').textContent")
+
+
+def test_a_fitted_plane_shows_its_networks_and_what_it_holds(browser, tmp_path):
+    known = np.zeros_like(plane().values["train"]["loss"])
+    known[0] = 1
+    networks = [(0.5, 0.5), (1.0, 1.5), (2.0, 1.0), (2.5, 0.5)]
+    fitted = {"corners": networks, "shares": [0.7, 0.2], "marks": {"training": networks}, "paths": {}}
+    found = replace(plane(), measured=known, away={"training": [0.0, 1.0, 1.0, 0.5]}, **fitted)
+    found.save(tmp_path / "scan.json")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path)
+    check(tab, path)
+    text = tab.run("document.getElementById('plane-text').textContent")
+    assert "The plane holds 90 % of the variance of 4 networks." in text
+    assert f"Interpolated between {known.shape[1]} of them." in text
+    assert tab.run("document.querySelectorAll('#plane circle[fill=\"#fff\"]').length") == 0
+
+
+def test_a_plane_around_a_network_has_one_spot(browser, tmp_path):
+    replace(plane(), corners=[(0.0, 0.0)], paths={}, marks={}, away={}).save(tmp_path / "scan.json")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path)
+    check(tab, path)
+    assert "White spot: the network around" in tab.run("document.getElementById('plane-text').textContent")
+    assert tab.run("document.querySelectorAll('#plane circle[fill=\"#fff\"]').length") == 1

@@ -168,9 +168,20 @@ function tellPlane(values, unit, label) {
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
   const spots = Object.keys(state.plane.paths).length ? "The filled spot is the curve at t." : "No curve is drawn in this plane.";
   const off = Object.keys(state.plane.off).length ? ` Faded: what does not lie in the plane, so that the ${untitled(label)} below it is not its own.` : "";
-  find("#plane-text").textContent = `${words}. White spots: the three points that span the plane. ${spots}${off}${holes}`;
+  find("#plane-text").textContent = `${words}. ${spanning(state.plane)} ${spots}${off}${holes}`;
   find("#surface-text").textContent = `${words}, seen as a surface over distances; height and colour are on the scale of the map.${holes}`;
   return true;
+}
+
+/** What a plane was made of, and how much of it was measured. */
+function spanning({ corners, shares, measured }) {
+  const known = measured?.flat().filter((one) => one).length;
+  const part = known ? `Interpolated between ${known} of them. ` : "";
+  if (shares?.length) {
+    const held = Math.round(100 * (shares[0] + shares[1]));
+    return `${part}The plane holds ${held} % of the variance of ${corners.length} networks.`;
+  }
+  return part + (corners.length === 1 ? "White spot: the network around which it lies." : "White spots: the three points that span the plane.");
 }
 
 /** Everything that depends on t and nothing else. */

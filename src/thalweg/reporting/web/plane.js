@@ -175,6 +175,7 @@ const offText = (plane, name) => (plane?.off[name] ? `, up to ${Number(plane.off
 
 function drawn(plane, across, up) {
   const parts = [];
+  const fitted = plane.shares?.length > 0; // to many networks, which are drawn as marks, in their order
   Object.entries(plane.paths).forEach(([name, path], i) => {
     const d = trail(path, across, up);
     const style = plane.off[name] ? FADED : { "stroke-dasharray": MAP_DASHES[i % 4] };
@@ -183,10 +184,11 @@ function drawn(plane, across, up) {
   });
   Object.entries(plane.marks).forEach(([name, places], i) => {
     const group = draw("g", plane.off[name] ? { opacity: FADED.opacity } : {});
+    if (fitted) group.append(draw("path", { d: trail(places, across, up), fill: "none", stroke: "#000" }));
     group.append(...places.map(([x, y]) => mark(MAP_MARKS[i % 3], across(x), up(y), "#000")));
     parts.push(group);
   });
-  for (const [x, y] of plane.corners) {
+  for (const [x, y] of fitted ? [] : plane.corners) {
     parts.push(draw("circle", { cx: across(x), cy: up(y), r: 6, fill: "#fff", stroke: "#000", "stroke-width": 1.5 }));
   }
   return parts;
