@@ -384,13 +384,13 @@ def test_captured_steps_accumulate_as_eager_ones(optimizer, clip, replays):
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, in_groups])
-@pytest.mark.parametrize("bends", [1, 3])
-def test_curves_by_adam_with_our_kernel_are_those_of_plain_torch(bends, optimizer, replays):
+@pytest.mark.parametrize(("bends", "decay_at"), [(1, "bends"), (3, "bends"), (2, "phi")])
+def test_curves_by_adam_with_our_kernel_are_those_of_plain_torch(bends, decay_at, optimizer, replays):
     animal, found = ZOO["mlp"], []
     batches = [(x.float(), y) for x, y in animal.batches()]
     a, b = (tw.Weights.of(animal.module(seed).float().cuda()) for seed in (1, 2))
     for compute in (Compute(), EAGER):
-        settings = {"epochs": 6, "lr": 0.01, "optimizer": optimizer, "compute": compute}
+        settings = {"epochs": 6, "lr": 0.01, "optimizer": optimizer, "decay_at": decay_at, "compute": compute}
         curve = tw.connect(animal.module(1).float().cuda(), tw.Bezier(a, b, bends), animal.task, batches, **settings)
         found.append(torch.stack([bend.vector for bend in curve.bends]))
     assert len(replays) >= 3 * len(batches)

@@ -10,6 +10,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.training.loop import Settings
+from thalweg.training.own_optimizer import moving_parameters
+from thalweg.training.step import UniformBends
+from thalweg.weightspace.probe import Probe
 
 
 def in_groups(kind, **settings):
@@ -156,6 +160,63 @@ def test_accumulating_on_a_curve_is_a_naive_loop_over_larger_batches(name, optim
     larger = [tuple(torch.cat(pair) for pair in zip(first, second, strict=True)), third]
     theirs = naive_curve(animal, curve, ts[2:8], chosen, batches=larger)
     torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [AdamW, partial(SGD, momentum=0.9), partial(Adam, amsgrad=True)])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen"])
+def test_the_optimizers_decay_may_act_at_phi(name, streamed, kind):
+    """Decoupled, bend i moves by lr * decay * c_i * phi besides; otherwise the penalty of each group is in its loss."""
+    animal, ts = ZOO[name], []
+    curve = tw.Bezier(*animal.ends(), 2)
+    recorded, plain = tw.Bezier(*animal.ends(), 2), curve.coefficients
+    recorded.coefficients = lambda t: ts.append(t) or plain(t)
+    settings = {"epochs": 3, "schedule": rate, "optimizer": in_groups(kind, weight_decay=0.4), "decay_at": "phi"}
+    settings["compute"] = tw.Compute(stream=streamed)
+    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
+    module, layout = animal.module(1).train(), curve.layout
+    bends = [[nn.Parameter(p.clone()) for p in layout.split(bend.vector).values()] for bend in curve.bends]
+    made = in_groups(kind, weight_decay=0.0)([pair for bend in bends for pair in zip(layout.names, bend, strict=True)])
+    ends = [list(layout.split(end.vector).values()) for end in (curve.start, curve.end)]
+    for i, (t, batch) in enumerate(zip(ts[2:11], animal.batches() * 3, strict=True), start=1):
+        made.param_groups[0]["lr"], made.param_groups[1]["lr"] = rate(i), rate(i) * 0.2
+        made.zero_grad()
+        c = plain(t).tolist()
+        phi = [
+            sum(a * p for a, p in zip(c, points, strict=True)) for points in zip(ends[0], *bends, ends[1], strict=True)
+        ]
+        inside = dict(zip(layout.names, phi, strict=True))
+        loss = animal.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
+        penalty = 0.4 / 2 * sum(p.square().sum() for p in phi if p.ndim > 1)
+        (loss if kind is AdamW else loss + penalty).backward()
+        with torch.no_grad():
+            for k, bend in enumerate(bends if kind is AdamW else (), start=1):
+                for p, place in zip(bend, phi, strict=True):
+                    p -= rate(i) * 0.4 * c[k] * place if p.ndim > 1 else 0.0
+        made.step()
+    theirs = torch.stack([torch.cat([p.detach().flatten() for p in bend]) for bend in bends])
+    torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-8, atol=1e-11)
+
+
+def test_decay_at_phi_needs_a_known_optimizer_and_one_t():
+    animal = ZOO["mlp"]
+
+    class Own(SGD):
+        pass
+
+    def go(**settings):
+        settings = {"epochs": 1, "lr": 0.1, "decay_at": "phi", **settings}
+        tw.connect(animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), **settings)
+
+    with pytest.raises(tw.ThalwegError, match="how Own decays weights is not known"):
+        go(optimizer=partial(Own, weight_decay=0.1))
+    with pytest.raises(tw.ThalwegError, match="decay_at must be 'bends' or 'phi'; got 'middle'"):
+        go(decay_at="middle")
+    motion = UniformBends(Probe(animal.module(1), animal.ends()[0]), tw.Bezier(*animal.ends()))
+    motion.same_t = False
+    settings = Settings(1, 0.1, 0.9, 0.0, None, AdamW, None, 0, decay_at="phi")
+    with pytest.raises(tw.ThalwegError, match="ranks at different t would decay differently"):
+        moving_parameters(motion, settings, processes=2)
 
 
 def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():

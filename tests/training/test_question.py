@@ -400,6 +400,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         "the curve's lean was 1.0 and is 1.5",
     ),
     "connect: data": (connect, A, {"data": batches({3})}, "a batch in the middle"),
+    "connect: where the optimizer decays": (
+        connect,
+        {"optimizer": torch.optim.AdamW},
+        {"optimizer": torch.optim.AdamW, "decay_at": "phi"},
+        "decay_at was None and is 'phi'",
+    ),
     "connect: optimizer group": (
         connect,
         {"curve": tw.Bezier(*ends(), 2), "optimizer": grouped(0.9)},

@@ -47,7 +47,16 @@ def calls(animal, task, batches):
             module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.1, run=run, **common
         ),
         "adamw": lambda run: tw.connect(
-            module, tw.Bezier(a, b, 2), task, batches, epochs=4, lr=0.01, optimizer=in_groups, accumulate=2, run=run
+            module,
+            tw.Bezier(a, b, 2),
+            task,
+            batches,
+            epochs=4,
+            lr=0.01,
+            optimizer=in_groups,
+            accumulate=2,
+            decay_at="phi",
+            run=run,
         ),
         "arclength": lambda run: tw.connect(
             module, tw.PolyChain(a, b), task, batches, epochs=4, lr=0.1, loss="arclength", run=run, **common

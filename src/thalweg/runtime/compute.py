@@ -200,7 +200,7 @@ class Call:
         """The optimizer that a user gave, for the parameters of what is trained."""
         from ..training.own_optimizer import moving_parameters
 
-        return moving_parameters(motion, settings)
+        return moving_parameters(motion, settings, self.processes.size)
 
     def warn_if_stalled(self, step: "Step", batches: Batches, epoch: int, epochs: int) -> None:
         """Warn after a tenth of plain training if the network has not begun to learn."""

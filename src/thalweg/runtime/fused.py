@@ -33,7 +33,7 @@ def fused_update(step: Step, numbers: Tensor) -> Any:
     usual = kind in (SGD, Adam, AdamW) and not any(group.get(name) for group in groups for name in ODD)
     hooked = step.optimizer._optimizer_step_pre_hooks or step.optimizer._optimizer_step_post_hooks
     linear = step.motion.linear and step.motion.block.dtype == torch.float32 and step.clip is None
-    if not usual or hooked or not linear or not kernels():
+    if not usual or hooked or step.motion.own_decay or not linear or not kernels():
         return None
     return _sgd(step, numbers) if kind is SGD else _adam(step, numbers)
 

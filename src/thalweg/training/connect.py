@@ -36,6 +36,7 @@ def connect(
     optimizer: OptimizerFactory | None = None,
     clip: float | None = None,
     accumulate: int = 1,
+    decay_at: Literal["bends", "phi"] = "bends",
     seed: int = 0,
     loss: Literal["uniform", "arclength"] = "uniform",
     same_t: bool = False,
@@ -71,10 +72,12 @@ def connect(
         optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
             returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
             the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own
-            instead of `weight_decay`, which then acts on the bends.
+            instead of `weight_decay`; see `decay_at`.
         clip: Clip the gradient of the data loss with respect to the bends to this norm.
         accumulate: Batches per update, whose gradients are averaged over all their examples or tokens before they are
             clipped; all see the same t. Iterations, which schedules and cycles count, are updates.
+        decay_at: Where the optimizer's own weight decay acts: on the bends, as torch would have it, or at phi(t), from
+            where each bend gets it times its coefficient; decoupled or not as the optimizer's.
         seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
         loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
             the curve, equation (1).
@@ -101,7 +104,9 @@ def connect(
         raise ThalwegError("a Segment has nothing to train: scan it, or connect a Bezier or a PolyChain instead")
     for t in (0.0, 1.0):
         curve.checked_coefficients(t)
-    settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
+    settings = Settings(
+        epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate, decay_at
+    )
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:

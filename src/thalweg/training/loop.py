@@ -59,6 +59,7 @@ class Settings:
     seed: int
     on_epoch: OnEpoch | None = None
     accumulate: int = 1
+    decay_at: str = "bends"
 
     def __post_init__(self) -> None:
         checked = {
@@ -84,6 +85,7 @@ class Settings:
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
             ("lr", self.schedule is not None or (self.lr or 0) > 0, "above 0, or a schedule given"),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("decay_at", self.decay_at in ("bends", "phi"), "'bends' or 'phi'"),
             ("clip", self.clip is None or self.clip > 0, "above 0, the largest norm of the gradient"),
         ):
             if not fits:

@@ -5,6 +5,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -15,14 +16,55 @@ from .optimizers import OptimizerFactory, rates
 from .step import Motion
 
 
-def moving_parameters(motion: Motion, settings: Settings) -> Optimizer:
+def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) -> Optimizer:
     """The user's optimizer for the parameters of a network, or of all bends of a curve."""
     probe = motion.probe
     motion.moved = [
         list(zip(probe.layout.names, probe.parameters(vector), probe.slots(gradient), strict=True))
         for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
     ]
-    return own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
+    optimizer = own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
+    if settings.decay_at == "phi":
+        if processes > 1 and not motion.same_t:
+            raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")
+        motion.own_decay = _DecayAtPhi(motion, optimizer)
+    return optimizer
+
+
+class _DecayAtPhi:
+    """Takes over the weight decay of an optimizer's groups: that of phi(t) instead of the bends, to each as far as its
+    coefficient moves phi(t); decoupled from the gradient, or part of it, as the optimizer would.
+    """
+
+    def __init__(self, motion: Motion, optimizer: Optimizer):
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            raise ThalwegError(
+                f"how {type(optimizer).__name__} decays weights is not known, so it cannot be moved to phi(t): use "
+                "one of torch.optim, or weight_decay= of the call and none in the optimizer"
+            )
+        self.motion, phi = motion, motion.probe.slots(motion.probe.point)
+        groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
+        rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
+        self.places = [
+            (i, tensor, gradient, place, groups[id(tensor)], rates[id(groups[id(tensor)])])
+            for i, row in enumerate(motion.moved, start=1)
+            for (_, tensor, gradient), place in zip(row, phi, strict=True)
+            if rates[id(groups[id(tensor)])]
+        ]
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        coefficients = self.motion.coefficients  # type: ignore[attr-defined]
+        for i, tensor, gradient, place, group, rate in self.places:
+            if tensor.grad is None:
+                continue
+            pull = place.to(tensor) * (coefficients[i].to(tensor) * rate)
+            if group.get("decoupled_weight_decay"):
+                tensor.sub_(pull * group["lr"])
+            else:
+                gradient.add_(pull)
 
 
 def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:

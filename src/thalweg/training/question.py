@@ -48,6 +48,7 @@ def training_question(
     return {
         **{name: getattr(settings, name) for name in PLAIN},
         **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none
+        **({"decay_at": settings.decay_at} if settings.decay_at != "bends" else {}),
         "precision": compute.precision,
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),

@@ -90,6 +90,8 @@ class Step:
             tensor.grad = None if name in self.probe.unreached else gradient
         for group, rate in zip(self.optimizer.param_groups, rates(lr, self.given), strict=True):
             group["lr"] = rate
+        if self.motion.own_decay is not None:
+            self.motion.own_decay()
         with torch.no_grad():  # which a user's own may have left out
             self.optimizer.step()
 
@@ -129,6 +131,7 @@ class Motion(ABC):
     same_t = True  # whether all processes of a run are at the same point
     averaged: Sequence[Tensor] = ()  # further state that processes at different points must share
     t: float | Tensor | None = None
+    own_decay: Callable[[], None] | None = None  # that of the optimizer, if it acts at phi(t)
 
     def hold(self, block: Tensor, gradient: Tensor) -> None:
         self.block, self.gradient, self.vectors, self.gradients = block, gradient, list(block), list(gradient)
