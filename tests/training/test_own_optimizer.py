@@ -129,14 +129,17 @@ def naive_curve(animal, curve, ts, optimizer, penalty=0.0, batches=None):
     return torch.stack([torch.cat([p.detach().flatten() for p in bend]) for bend in bends])
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.3])
-@pytest.mark.parametrize("optimizer", ["adamw", "nesterov", "rmsprop", "adamw in groups", "a group for each name"])
+@pytest.mark.parametrize(
+    ("chosen", "penalty"),
+    [
+        *((OPTIMIZERS[name], 0.0) for name in ("adamw", "nesterov", "adamw in groups", "a group for each name")),
+        *((kind, 0.3) for kind in (Adam, partial(SGD, momentum=0.9), RMSprop)),
+    ],
+)
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen", "tied_lstm"])
-def test_connect_is_a_naive_loop(name, optimizer, penalty):
+def test_connect_is_a_naive_loop(name, chosen, penalty):
     """The optimizer's own decay acts on the bends, and that of the call at phi(t)."""
-    animal, chosen, ts = ZOO[name], OPTIMIZERS[optimizer], []
-    if penalty:
-        chosen = {"adamw": Adam, "nesterov": partial(SGD, momentum=0.9), "rmsprop": RMSprop}.get(optimizer, Adam)
+    animal, ts = ZOO[name], []
     curve = tw.Bezier(*animal.ends(), 2)
     recorded, plain = tw.Bezier(*animal.ends(), 2), curve.coefficients
     recorded.coefficients = lambda t: ts.append(t) or plain(t)
