@@ -240,7 +240,7 @@ def contents(folder):
 
 
 def content(path):
-    if path.name in ("run.json", "result.json", "timing.json"):
+    if path.name in ("run.json", "result.json", "timing.json", "budget.json", "comparison.json"):
         found = json.loads(path.read_text())["content"]
         return without_times({**found, "about": without_times(found.get("about", {}))})
     if path.name == "log.jsonl":

@@ -204,7 +204,7 @@ def test_crafted_state_is_a_sentence(tmp_path):
         fit(tw.Task(stop, tw.classification().predict))
     path = tmp_path / "run" / "state.safetensors"
     tensors, about = files.load_tensors(path, "state")
-    for key in about:
+    for key in about.keys() - {"t"}:  # which those of 0.1.0 do not have
         files.save_tensors(path, "state", tensors, {name: value for name, value in about.items() if name != key})
         with pytest.raises(tw.ThalwegError, match=r"state\.safetensors is not a file that thalweg wrote whole"):
             fit(tw.Task(tw.classification().loss, tw.classification().predict))

@@ -93,7 +93,7 @@ def wrn16_4(classes: int = 10) -> nn.Sequential:
 
     Examples:
         >>> sum(p.numel() for p in wrn16_4(classes=10).parameters())
-        2752506
+        2751146
 
     Args:
         classes: The number of classes.
@@ -157,7 +157,7 @@ def preresnet20(classes: int = 10) -> nn.Sequential:
 
     Examples:
         >>> sum(p.numel() for p in preresnet20(classes=10).parameters())
-        272282
+        272538
 
     Args:
         classes: The number of classes.
