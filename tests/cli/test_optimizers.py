@@ -36,7 +36,7 @@ SHORT = ["--epochs", "4", "--device", "cpu", "--quiet"]
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(TASK)
+    (tmp_path / "own_optimizer.py").write_text(TASK)
 
     def go(*words):
         return CliRunner().invoke(app, [*words, *SHORT], catch_exceptions=True)
@@ -88,7 +88,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_fit_trains_as_the_call_in_python(case, run, tmp_path):
     (task, *words), settings = CASES[case]
-    done = run("fit", "--task", f"mine:{task}", "--out", "run", *words)
+    done = run("fit", "--task", f"own_optimizer:{task}", "--out", "run", *words)
     assert done.exit_code == 0, done.output
     made = inputs()
     expected = tw.fit(made["model"], made["task"], made["train"], epochs=4, progress=False, **settings)
@@ -97,12 +97,12 @@ def test_fit_trains_as_the_call_in_python(case, run, tmp_path):
 
 def test_connect_and_walk_take_them_and_what_follows_keeps_them(run):
     words = ["--optimizer", "adamw", "--weight-decay", "0.2", "--accumulate", "2"]
-    done = run("fit", "--task", "mine:plain", "--out", "ends", "--runs", "2", *words)
+    done = run("fit", "--task", "own_optimizer:plain", "--out", "ends", "--runs", "2", *words)
     assert "--optimizer adamw --weight-decay 0.2 --accumulate 2" in done.output
-    done = run("connect", "ends/seed-0", "ends/seed-1", "--task", "mine:plain", "--out", "curve", *words)
+    done = run("connect", "ends/seed-0", "ends/seed-1", "--task", "own_optimizer:plain", "--out", "curve", *words)
     assert done.exit_code == 0, done.output
     assert "weight-decay" not in done.output.partition("next: ")[2]  # which in a scan would be the penalty of a loss
-    done = run("walk", "--task", "mine:scheduled", "--start", "ends/seed-0", "--cycle", "2", "--out", "walk")
+    done = run("walk", "--task", "own_optimizer:scheduled", "--start", "ends/seed-0", "--cycle", "2", "--out", "walk")
     assert done.exit_code == 0, done.output
 
 
@@ -116,6 +116,6 @@ def test_connect_and_walk_take_them_and_what_follows_keeps_them(run):
     ],
 )
 def test_what_does_not_go_together_is_named(words, told, run):
-    done = run("fit", "--task", f"mine:{words[0]}", "--out", "run", *words[1:])
+    done = run("fit", "--task", f"own_optimizer:{words[0]}", "--out", "run", *words[1:])
     assert done.exit_code != 0
     assert told in " ".join(f"{done.output} {done.exception}".split())

@@ -56,12 +56,6 @@ def test_ties_go_in_in_the_order_given():
     assert soup(slopes(3.0, 1.0, 2.0), task).members == ("3.0", "1.0", "2.0")
 
 
-def test_a_single_network_is_itself():
-    networks = slopes(1.0)
-    found = soup(networks)
-    assert (found.members, float(found.vector)) == (("1.0",), 1.0)
-
-
 def plain_greedy(points, batches):
     """The algorithm of the paper in plain torch: errors of every network, then of every average."""
 
@@ -114,7 +108,7 @@ def test_statistics_are_those_of_the_average():
         losses = cross_entropy(net.eval()(batch[0]), batch[1])
     for name, value in ((name, value) for name, value in net.state_dict().items() if "num_batches" not in name):
         assert torch.allclose(found.state_dict()[name].double(), value.double(), atol=1e-12), name
-    scored = tw.soup(animal.module(9), [found], animal.task, [batch], metric="loss", bn_batches=[batch])
+    scored = tw.soup(animal.module(9), [found, found], animal.task, [batch], metric="loss", bn_batches=[batch])
     assert scored.score == pytest.approx(float(losses))
 
 
@@ -198,7 +192,8 @@ BAD = {
         {"weights": slopes(9.0, 8.0), "task": overflowing(), "metric": "odd"},
         "the score of '9.0', '8.0' on the held-out data is not a number",
     ),
-    "no networks": ({"weights": []}, "a soup needs a list of at least 1 Weights"),
+    "no networks": ({"weights": []}, "a soup needs a list of at least 2 Weights"),
+    "one network": ({"weights": slopes(1.0)}, "a soup needs a list of at least 2 Weights"),
     "another network": (
         {"weights": {**slopes(1.0), "b": tw.Weights.of(nn.Linear(2, 1).double())}},
         "'1.0' and 'b' do not describe the same network",

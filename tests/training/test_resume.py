@@ -410,12 +410,12 @@ def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
 
 @pytest.mark.parametrize("call", ["fit", "connect", "walk", "scan", "compare"])
 def test_ctrl_c_in_python_says_to_make_the_same_call_again(call, tmp_path):
-    """And not to give an option of the command line; the same call then goes on."""
-    animal, stopping = ZOO["mlp"], [True]
+    """And not to give an option of the command line; the same call then resumes."""
+    animal, stopping, usual = ZOO["mlp"], [True], signal.getsignal(signal.SIGINT)
     (a, b), batches = animal.ends(), animal.batches()
 
     def loss(outputs, targets):
-        if stopping and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # in a step or at a point
+        if stopping and signal.getsignal(signal.SIGINT) is not usual:  # in a step or at a point
             stopping.clear()
             signal.raise_signal(signal.SIGINT)
         return animal.task.loss(outputs, targets)

@@ -68,7 +68,7 @@ def barriers(
         ThalwegError: If these are not at least two networks of the same kind, or as in `scan` and `align`.
     """
     check_task(task)
-    networks = named(weights, "a matrix of barriers", least=2)
+    networks = named(weights, "a matrix of barriers")
     points, ends = whole(points, "points", least=3), list(networks.values())
     data = data if isinstance(data, Mapping) else {"data": data}
     call = Call(compute or Compute(), progress)
@@ -140,12 +140,12 @@ def _joined(alone: Scan, lines: Lines) -> Values:
     return {name: {q: matrix(name, q, own) for q, own in entry.items()} for name, entry in alone.values.items()}
 
 
-def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str, least: int = 1) -> dict[str, Weights]:
+def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str) -> dict[str, Weights]:
     """Networks by name, or by number where they have none, on the device of the first, since members of a walk are on
     the CPU; raises unless all are finite points of one space.
     """
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
-    check_list(given, what, least)
+    check_list(given, what, 2)
     names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))
     found = dict(zip(names, given, strict=True))
     if len(found) < len(given):

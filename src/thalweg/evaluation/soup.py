@@ -94,7 +94,7 @@ def soup(
 
     Args:
         module: A network of the same architecture; it is not changed. Measuring runs on its device.
-        weights: The networks, in a list or by name.
+        weights: Two networks or more, in a list or by name.
         task: The loss and metrics to measure.
         held_out: Data that were neither trained on nor are tested on, to choose by.
         how: "greedy" starts with the best network and takes the others in, from the second best on, unless the score of

@@ -332,8 +332,9 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     share memory with a parameter follow it, and weak references refer to parts of the copy.
     """
     network = unwrapped(module)
+    contents = Contents(network)
     try:
-        _follow(network, memo)
+        _follow(network, contents, memo)
         for part in filter(user_compiled, [*network.modules()][:0:-1]):  # inner ones first
             memo[id(part)] = recompiled(part, deepcopy(unwrapped(part), memo))
         copy = deepcopy(network, memo)
@@ -344,20 +345,21 @@ def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not "
             f"({first_line(error)}): take what cannot be copied out of it, or give it a __deepcopy__"
         ) from error
-    for container, _ in Contents(copy).held:
+    held = [item for _, found in contents.held for item in (found.values() if isinstance(found, dict) else found)]
+    for container, _ in Contents(copy).held if any(isinstance(item, weakref.ref) for item in held) else ():
         _turn(container, memo)
     wrapper = next(filter(user_compiled, wrappers(module)), None)
     return copy if wrapper is None else recompiled(wrapper, copy, part=False)
 
 
-def _follow(module: nn.Module, memo: dict[int, Any]) -> None:
+def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None:
     """What happens in the copy to tensors that are not parameters but results, or share memory with a parameter."""
     parameters, _ = named_parameters(module)
     homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters.items():
         if plain(parameter):
             homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
-    for path, tensor in Contents(module).tensors.items():
+    for path, tensor in contents.tensors.items():
         near = homes.get(tensor.untyped_storage().data_ptr(), []) if plain(tensor) and tensor.numel() else []
         near = [
             (name, parameter)
