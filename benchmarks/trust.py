@@ -23,7 +23,7 @@ from thalweg.runtime import accelerated
 from thalweg.weightspace.proof import Proof
 from thalweg.weightspace.state import ModuleState
 
-ROUNDS, POINTS = 5, 61
+ROUNDS, POINTS = 15, 61
 PROVING = ((scanning, "prove_measuring"), (Proof, "again"), (scanning, "_look_again"), (scanning, "Probe"))
 KEEPING = ((ModuleState, "__init__"), (ModuleState, "renewed"), (ModuleState, "restore"))
 
@@ -157,7 +157,7 @@ def show_steps():
         ("two convolutions with batch norm, batch 64", convolutions(), batches(8, 64, 3, 16, 16), 48),
     ):
         times = {True: [], False: []}
-        for _ in range(2 * ROUNDS):
+        for _ in range(ROUNDS):
             for watched, found in times.items():
                 found += trained(module, data, steps, watched)
         with_it, without = (median(times[watched]) for watched in (True, False))
