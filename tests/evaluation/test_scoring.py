@@ -161,6 +161,25 @@ def test_temperature_that_does_not_exist(labels, message):
     assert "calibrated_nll" not in ensemble.score(TASK, labelled(0, 1, 0, 1), held_out=labelled(*labels))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            (0, 0, 0, 1, 0, 0),
+            "all 3 predictions in one half of the data are right, so that a lower one is always better",
+        ),
+        ((0, 0, 1, 0, 1, 0), "1 of 3 predictions in one half of the data are right, and on average the truth is"),
+    ],
+)
+def test_half_of_the_data_without_a_temperature_is_the_reason(labels, message):
+    net, points = constant([2.0, 0.0])
+    ensemble = tw.Ensemble(net, points)
+    assert ensemble.calibrate(TASK, labelled(*labels)) > 0
+    report = tw.Ensemble(net, points).report(TASK, labelled(*labels))
+    assert message in report.table()
+    assert "calibrated_nll" not in report.scores
+
+
 def test_temperature_of_one_example_does_not_exist():
     net, points = constant([2.0, 0.0])
     assert "calibrated_nll" not in tw.Ensemble(net, points).score(TASK, labelled(0))

@@ -1,7 +1,7 @@
 """Predictions against the truth, before and after temperature scaling."""
 
 from functools import cached_property
-from math import nan
+from math import isnan, nan
 
 import torch
 from torch import Tensor
@@ -54,12 +54,18 @@ class Scored:
         assert self.known is not None
         probabilities, truth = self.known
         labels = truth.argmax(1) if truth.ndim == 2 else truth
-        right = int((probabilities.argmax(1) == labels).sum())
-        if right == len(labels):
-            return f"all {right} predictions are right, so that a lower one is always better; use more or harder data"
+        right, part = probabilities.argmax(1) == labels, ""
+        if not isnan(self.best):  # that of all data exists, so one half has none
+            halves = [(existing_temperature(probabilities[k::2], truth[k::2]), right[k::2]) for k in (0, 1)]
+            right, part = next(half for temperature, half in halves if isnan(temperature)), " in one half of the data"
+        if bool(right.all()):
+            return (
+                f"all {len(right)} predictions{part} are right, so that a lower one is always better; use more or "
+                "harder data"
+            )
         return (
-            f"{right} of {len(labels)} predictions are right, and on average the truth is predicted no better than "
-            "other classes, so that a higher one is always better; check the labels, or train the network"
+            f"{int(right.sum())} of {len(right)} predictions{part} are right, and on average the truth is predicted no "
+            "better than other classes, so that a higher one is always better; check the labels, or train the network"
         )
 
     @cached_property
