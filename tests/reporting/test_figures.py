@@ -368,6 +368,17 @@ def test_barriers_are_drawn_as_they_are_and_aligned_on_one_scale(tmp_path):
     assert axes[0].figure.axes[-1].get_ylabel() == "barrier of test error (%)"
 
 
+@pytest.mark.parametrize("count", [3, 6, 10, 12])
+def test_cells_of_a_matrix_hold_their_numbers(count):
+    axes = tw.figures.barriers(barriers([str(k) for k in range(count)]), quantity="error")
+    canvas = FigureCanvasAgg(axes[0].figure)
+    canvas.draw()
+    for ax in axes:
+        assert len(ax.texts) == count**2
+        widest = max(text.get_window_extent(canvas.get_renderer()).width for text in ax.texts)
+        assert widest < ax.bbox.width / count
+
+
 def test_a_matrix_of_many_networks_has_no_numbers():
     axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False), axes=Figure().subplots())
     assert len(axes) == 1

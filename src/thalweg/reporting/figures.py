@@ -208,7 +208,8 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
 def _write_cells(ax: "Axes", cells: np.ndarray, norm: Any, quantity: str, units: Mapping[str, str]) -> None:
     for i, j in np.ndindex(*cells.shape) if len(cells) <= LEGIBLE else ():
         colour = "grey" if i == j else "white" if norm(cells[i, j]) > 0.5 else "black"
-        ax.text(j, i, shown(quantity, float(cells[i, j]), units), ha="center", va="center", color=colour)
+        text, size = shown(quantity, float(cells[i, j]), units), min(10.0, 60 / len(cells))  # so that cells hold it
+        ax.text(j, i, text, ha="center", va="center", color=colour, fontsize=size)
 
 
 def lines(
