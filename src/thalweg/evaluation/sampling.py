@@ -193,7 +193,7 @@ class OverPlane(Sampling):
         return {**self.where, "measured": array(known)}, _values(found, lambda column: self._filled(column, known))
 
     def _lines(self, stride: int) -> list[np.ndarray]:
-        """The rows and the columns of every so many, the last one included."""
+        """Every n-th row and column, the last one included."""
         return [np.unique([*range(0, size, stride), size - 1]) for size in self.shape]
 
     def _added(self, wanted: np.ndarray) -> list[Place]:

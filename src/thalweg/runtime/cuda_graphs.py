@@ -110,16 +110,16 @@ class Replay:
         level, heard = torch.cuda.get_sync_debug_mode(), list[tuple[Any, ...]]()
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = lambda *told: heard.append((*told[:4], extract_stack()))
+            warnings.showwarning = lambda *warning: heard.append((*warning[:4], extract_stack()))
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 result = self.work(batch)
             finally:
                 torch.cuda.set_sync_debug_mode(level)
         waits = [stack for message, *_, stack in heard if SYNCHRONIZED in str(message)]
-        for *told, _ in heard:
-            if SYNCHRONIZED not in str(told[0]) and "Synchronization debug mode" not in str(told[0]):
-                warnings.warn_explicit(*told)
+        for *warning, _ in heard:
+            if SYNCHRONIZED not in str(warning[0]) and "Synchronization debug mode" not in str(warning[0]):
+                warnings.warn_explicit(*warning)
         changed = _difference(before, _host_state(self.module, self.others))
         if place := next(filter(None, map(_waiting, waits)), None):
             self.refuse(

@@ -53,7 +53,7 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
 
 
 def in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Callable[[], Iterator[Parts]]:
-    """So many batches at a time; at the end of an epoch what is left."""
+    """Groups of this many batches; at the end of an epoch what is left."""
 
     def grouped() -> Iterator[Parts]:
         batches = passes()

@@ -36,8 +36,8 @@ class SWAG:
 
     Args:
         members: Networks to begin with, such as `walk(...).members`.
-        rank: How many of the last networks the part of low rank is made from, at least 2; 0 leaves it out. So many
-            vectors of the network's size are held, and two more.
+        rank: How many of the last networks the part of low rank is made from, at least 2; 0 leaves it out. This
+            many vectors of the network's size are held, and two more.
 
     Attributes:
         count: The number of networks collected.
