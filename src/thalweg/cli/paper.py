@@ -33,6 +33,14 @@ def run(
     out: Folder = Path("thalweg-paper"),
     model: Chosen = None,
     data_set: Chosen = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change a setting of the recipe, as weight_decay=1e-4; stored in a folder of its own. Repeatable.",
+        ),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="How many runs, where an entry has several; or which, as 0,1,3 for networks too.")
     ] = "3",
@@ -50,10 +58,6 @@ def run(
         ),
     ] = None,
     device: Device = None,
-    precision: Annotated[
-        Literal["fp32", "bf16"] | None,
-        typer.Option(help="[default: bf16 on a GPU]", case_sensitive=False, show_default=False),
-    ] = None,
     compile: Compile = None,
     graph: Graph = None,
     quiet: Quiet = False,
@@ -78,9 +82,9 @@ def run(
     opened = {}
     for pair in {pair for _, pair in chosen}:
         recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
-        usual: Any = "bf16" if where.startswith("cuda") and not recurrent else "fp32"
-        compute = tw.Compute(precision or usual, False if recurrent and compile is None else compile, graph)
-        opened[pair] = entries.open_experiment(out, *pair, scale, compute=compute, **common)
+        precision = entries.find_recipe(*pair, changes or ()).precision if where.startswith("cuda") else "fp32"
+        compute = tw.Compute(precision, False if recurrent and compile is None else compile, graph)
+        opened[pair] = entries.open_experiment(out, *pair, scale, changes or (), compute=compute, **common)
     runs = [(entry, opened[pair]) for entry, pair in chosen]
     typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {pricing.price(runs, number)}")
     if shard is not None:

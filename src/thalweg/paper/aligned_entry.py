@@ -24,12 +24,6 @@ Key = tuple[str, int, int]  # alignment, epochs (0: the line), and times the rec
 Measured = dict[Key, list[tw.Scan]]  # a scan for each pair
 
 
-def pairs_of(experiment: Experiment, seeds: int) -> list[Experiment]:
-    """Networks 0 and 1, 2 and 3, and so on, or those listed, two at a time; each pair with its own curves."""
-    listed = experiment.seeds or range(2 * seeds)
-    return [experiment.between(*pair) for pair in zip(listed[::2], listed[1::2], strict=False)]
-
-
 def curves_of(experiment: Experiment) -> Iterator[Need]:
     """Alignment and epochs of the curves between two networks; the paper's own where it has one."""
     in_paper = experiment.recipe.in_curves is not None and experiment.scale.name == "full"
@@ -42,13 +36,12 @@ def curves_of(experiment: Experiment) -> Iterator[Need]:
 
 
 def of_all_pairs(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
-    pairs = pairs_of(experiment, seeds)
-    return [(pair, need) for pair in pairs for need in (*NETWORKS, *curves_of(pair))]
+    return [(pair, need) for pair in experiment.pairs(seeds) for need in (*NETWORKS, *curves_of(pair))]
 
 
 def aligned(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     """Means over pairs; a row for each alignment and number of epochs."""
-    pairs, paper = pairs_of(experiment, seeds), experiment.recipe.curve_epochs
+    pairs, paper = experiment.pairs(seeds), experiment.recipe.curve_epochs
     found: Measured = {(by, 0, 1): [_line(pair, by) for pair in pairs] for by in WAYS}
     found |= {
         (need.by, need.epochs or paper, need.times): [_measured(pair, pair.place(need).name, need) for pair in pairs]

@@ -1,7 +1,7 @@
 """The list of entries: what each shows, what it needs, and how it is run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
 from .ensemble_entries import CHAIN
 from .experiment import Experiment, Need, missing, prepare
-from .recipes import RECIPES, SCALES, Preset
+from .recipes import RECIPES, SCALES, Recipe, changed
 
 Pair = tuple[str, str]
 VGG: tuple[Pair, ...] = (("cifar100", "vgg16"), ("cifar10", "vgg16"))
@@ -49,7 +49,7 @@ class Entry:
         needs: What has to be trained first.
         each: What has to be trained for every seed.
         parts: Needs in other experiments, for a number of seeds.
-        points: The number of measured points at a scale.
+        points: The number of measured points.
         more: Further costs.
     """
 
@@ -59,7 +59,7 @@ class Entry:
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
     parts: Callable[[Experiment, int], list[tuple[Experiment, Need]]] = lambda experiment, seeds: []
-    points: Callable[[Preset], int] = lambda scale: 0
+    points: Callable[[Experiment, int], int] = lambda experiment, seeds: 0
     more: str = ""
 
     def wanted(self, experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
@@ -117,58 +117,75 @@ FROM_PRETRAINED = "five epochs of ResNet-50 on ImageNet, and four passes over it
 ENTRIES = {
     entry.name: entry
     for entry in [
-        Entry("curves", curve_entries.curves, OF_CURVES, CURVES, points=lambda scale: 3 * scale.points + 2),
+        Entry("curves", curve_entries.curves, OF_CURVES, CURVES, points=lambda own, seeds: 3 * own.scale.points + 2),
         Entry(
             "planes",
             curve_entries.planes,
             (*RESNET, *VGG[1:]),
             [*CURVES, THIRD],
-            points=lambda scale: 3 * scale.grid**2,
+            points=lambda own, seeds: 3 * own.recipe.grid**2,
         ),
-        Entry("profile", curve_entries.profile, RESNET, CURVES, points=lambda scale: 3 * scale.points + 2),
-        Entry("pair-ensemble", ensemble_entries.pair_ensemble, RESNET, CHAIN, points=lambda scale: 2 * scale.members),
+        Entry("profile", curve_entries.profile, RESNET, CURVES, points=lambda own, seeds: 3 * own.scale.points + 2),
+        Entry(
+            "pair-ensemble",
+            ensemble_entries.pair_ensemble,
+            RESNET,
+            CHAIN,
+            points=lambda own, seeds: 2 * own.scale.members,
+        ),
         Entry(
             "two-bends",
             curve_entries.two_bends,
             VGG[1:],
             [*CHAIN, Need("polychain", 1)],
-            points=lambda scale: 2 * scale.points,
+            points=lambda own, seeds: 2 * own.scale.points,
         ),
         Entry(
             "curve-ensemble",
             ensemble_entries.curve_ensemble,
             RESNET,
             WITH_THIRD,
-            points=lambda scale: 2 * scale.points + scale.members,
+            points=lambda own, seeds: 2 * own.scale.points + own.scale.members,
         ),
         Entry(
             "width",
             curve_entries.width,
             (("cifar10", "conv3fc3"),),
             parts=curve_entries.of_all_widths,
-            points=lambda scale: len(scale.widths) * scale.points,
+            points=lambda own, seeds: len(own.pairs(seeds)) * len(own.scale.widths) * (own.scale.points + 2),
         ),
-        Entry("trivial", curve_entries.trivial, (("mnist", "fc"),), NETWORKS, points=lambda scale: scale.points),
+        Entry(
+            "trivial", curve_entries.trivial, (("mnist", "fc"),), NETWORKS, points=lambda own, seeds: own.scale.points
+        ),
         Entry("aligned", aligned_entry.aligned, OF_ALIGNED, parts=aligned_entry.of_all_pairs),
         Entry("ensembles", ensemble_entries.ensembles, OF_ENSEMBLES, each=RUNS),
         Entry("fge-trace", ensemble_entries.fge_trace, PRERESNET, each=RUNS),
         Entry("diversity", ensemble_entries.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
-        Entry("fge-path", ensemble_entries.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda scale: 81),
-        Entry("ptb", penn_treebank.perplexity, (("ptb", "lstm-large"),), penn_treebank.NEEDS, points=lambda scale: 64),
+        Entry("fge-path", ensemble_entries.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda own, seeds: 81),
+        Entry(
+            "ptb", penn_treebank.perplexity, (("ptb", "lstm-large"),), penn_treebank.NEEDS, points=lambda own, seeds: 64
+        ),
         Entry("imagenet", imagenet.fge_from_pretrained, (("imagenet", "resnet50"),), more=FROM_PRETRAINED),
         Entry("cost", curve_entries.cost, VGG[:1], more="half a minute of steps"),
     ]
 }
 
 
-def open_experiment(folder: Path, data: str, model: str, scale: str, **settings: Any) -> Experiment:
-    """The experiment for a network on a data set."""
+def find_recipe(data: str, model: str, changes: Sequence[str] = ()) -> Recipe:
+    """How a network on a data set is trained, with changes such as "weight_decay=1e-4"."""
     recipes = RECIPES | penn_treebank.RECIPES | imagenet.RECIPES
     if (data, model) not in recipes:
         known = ", ".join(f"{model} on {data}" for data, model in recipes)
         raise ThalwegError(f"there are recipes for {known}; got {model} on {data}")
+    return changed(recipes[data, model], changes)
+
+
+def open_experiment(
+    folder: Path, data: str, model: str, scale: str, changes: Sequence[str] = (), **settings: Any
+) -> Experiment:
+    """The experiment for a network on a data set."""
     kinds: Any = {"ptb": penn_treebank.TextExperiment, "imagenet": imagenet.ImageExperiment}
-    return kinds.get(data, Experiment)(folder, recipes[data, model], SCALES[scale], **settings)
+    return kinds.get(data, Experiment)(folder, find_recipe(data, model, changes), SCALES[scale], **settings)
 
 
 def listed_seeds(text: str) -> tuple[int, list[int]]:
@@ -208,7 +225,7 @@ def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
         "date": time.strftime("%Y-%m-%d"),
         "precision": experiment.compute.precision,
     }
-    result = Result(entry.name, f"{experiment.recipe.title} on {experiment.recipe.dataset}", rows, claims, about)
+    result = Result(entry.name, experiment.recipe.label, rows, claims, about)
     result.save(out / FILE)
     draw(out)
     return result

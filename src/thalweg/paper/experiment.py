@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
 from ..weightspace.layout import batch_norms
-from .recipes import Preset, Recipe
+from .recipes import Preset, Recipe, changed
 
 DONE = "finished"  # an empty file in the folder of a finished run
 KINDS: dict[str, Callable[[tw.Weights, tw.Weights], tw.Curve]] = {"bezier": tw.Bezier, "polychain": tw.PolyChain}
@@ -35,6 +35,7 @@ class Need:
         by: Of a curve: by what the second network is aligned to the first; "" if it is not.
         epochs: Of a curve: 0 for those of the recipe.
         times: Of a curve: its learning rate, relative to that of the recipe.
+        loss: Of a curve: what it minimises; see `connect`.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Need:
     by: str = ""
     epochs: int = 0
     times: int = 1
+    loss: Literal["uniform", "arclength"] = "uniform"
 
     @property
     def stage(self) -> int:
@@ -72,9 +74,9 @@ class Experiment:
         seeds: Sequence[int] = (),
     ):
         self.recipe, self.scale, self.given, self.download = scale.shrunk(recipe), scale, given, download
-        self.folder = folder / scale.name / recipe.name
+        self.folder = folder / scale.name / recipe.folder
         self.device, self.compute, self.progress = torch.device(device), compute or tw.Compute(), progress
-        self.make, self.seeds = make or self._network, tuple(seeds)
+        self.make, self.seeds = make, tuple(seeds)
         self._made: dict[Need, Any] = {}
         self._pairs: dict[tuple[int, ...], Experiment] = {}
 
@@ -87,8 +89,8 @@ class Experiment:
         """Where something is trained."""
         if need.kind in KINDS:
             way = f"-{need.by or 'plain'}-{need.epochs}" if need.epochs else ""
-            faster = f"-x{need.times}" if need.times > 1 else ""
-            return self.results / f"{need.kind}-{need.seed}{way}{faster}"
+            other = (f"-x{need.times}" if need.times > 1 else "") + ("-arclength" if need.loss == "arclength" else "")
+            return self.results / f"{need.kind}-{need.seed}{way}{other}"
         return self.folder / f"{need.kind}-{self._seed(need)}"
 
     def _seed(self, need: Need) -> int:
@@ -107,7 +109,8 @@ class Experiment:
         """The paper's, or a small one that runs the same code quickly: with batch norm if the paper's has it."""
         model, classes = self.recipe.model, self.recipe.classes
         if self.scale.name == "full" or model in ("fc", "conv3fc3"):
-            return getattr(tw.models, model)(classes=classes)
+            width = {} if self.recipe.width is None else {"width": self.recipe.width}
+            return getattr(tw.models, model)(classes=classes, **width)
         return tw.models.conv3fc3(0.05, classes) if model == "vgg16" else tw.models.preresnet(11, classes)
 
     @cached_property
@@ -149,7 +152,7 @@ class Experiment:
 
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
-            return self.make().to(self.device)
+            return (self.make or self._network)().to(self.device)
 
     @cached_property
     def form(self) -> nn.Module:
@@ -171,8 +174,8 @@ class Experiment:
                 self._made[need] = self._trained(need)
             except tw.Stalled as error:
                 raise ThalwegError(
-                    f"the {need.kind} of seed {self._seed(need)} ({self.recipe.title} on {self.recipe.dataset}) cannot "
-                    f"be used: {error}; list other seeds, as in --seeds 0,1,3"
+                    f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {error}; list "
+                    "other seeds, as in --seeds 0,1,3"
                 ) from error
             (self.place(need) / DONE).touch()
         return self._made[need]
@@ -196,7 +199,8 @@ class Experiment:
                 return tw.walk(self.form, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
                 epochs = need.epochs or recipe.curve_epochs
-                common |= {"epochs": epochs, "seed": seed, **self.rates(need.times * recipe.curve_lr)}
+                common |= {"epochs": epochs, "seed": seed, "loss": need.loss}
+                common |= self.rates(need.times * recipe.curve_lr)
                 return tw.connect(self.form, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
 
     def network(self, seed: int) -> tw.Weights:
@@ -271,14 +275,17 @@ class Experiment:
         return trained, 4 * vectors * sum(p.numel() for p in self.form.parameters())
 
     def wide(self, factor: float) -> "Experiment":
-        """The same with conv3fc3 of another width."""
-        if factor == 1 and self.recipe.model == "conv3fc3":
-            return self
+        """The same with another width."""
         other = self._twin()
         other.__dict__.pop("form", None)
-        other.folder = self.folder.with_name(f"{self.folder.name}-width-{factor:g}")
-        other.make = partial(tw.models.conv3fc3, width=factor, classes=self.recipe.classes)
+        other.recipe = changed(self.recipe, [f"width={factor}"])
+        other.folder = self.folder.with_name(other.recipe.folder)
         return other
+
+    def pairs(self, seeds: int) -> "list[Experiment]":
+        """Networks 0 and 1, 2 and 3, and so on, or those listed, two at a time; each pair with its own curves."""
+        listed = self.seeds or range(2 * seeds)
+        return [self.between(*pair) for pair in zip(listed[::2], listed[1::2], strict=False)]
 
     def between(self, *seeds: int) -> "Experiment":
         """The same with the networks of these seeds; made once."""
@@ -290,7 +297,7 @@ class Experiment:
     def _twin(self) -> "Experiment":
         assert self.train is not None  # so that copies share it
         other = copy(self)
-        other._made = {}
+        other._made, other._pairs = {}, {}
         return other
 
 

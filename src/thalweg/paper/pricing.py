@@ -18,7 +18,7 @@ def price(runs: Runs, seeds: int) -> str:
     costs = [experiment.cost(need) for experiment, need in left]
     epochs, disk = (sum(cost[k] for cost in costs) for k in (0, 1))
     steps = [(experiment, cost[0] * len(experiment.train)) for (experiment, _), cost in zip(left, costs, strict=True)]
-    points = [(experiment, entry.points(experiment.scale)) for entry, experiment in runs]
+    points = [(experiment, entry.points(experiment, seeds)) for entry, experiment in runs]
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
     before = len({experiment.place(need) for experiment, need in wanted}) - len(left)
     parts = [

@@ -1,7 +1,11 @@
 """How each network of the paper is trained: with the paper's settings, or else those of its reference code."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from math import inf
+from typing import Any, Literal
+
+from ..errors import ThalwegError
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -36,6 +40,10 @@ class Recipe:
         colours: Mean and standard deviation for normalisation.
         crop: Pixels of padding for random crops.
         flip: Whether to flip half of the images.
+        width: Of the hidden linear layers, relative to the paper's; None if the network has no such argument.
+        precision: Of training and scans on a GPU; on a CPU it is fp32.
+        grid: Points along each side of a plane.
+        changes: What differs from the recipe as it is listed here, such as "lr=0.1"; see `changed`.
     """
 
     data: str
@@ -56,6 +64,10 @@ class Recipe:
     flip: bool = True
     in_curves: str | None = None
     in_ensembles: str | None = None
+    width: float | None = None
+    precision: Literal["bf16", "fp32"] = "bf16"
+    grid: int = 21
+    changes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -64,6 +76,17 @@ class Recipe:
     @property
     def name(self) -> str:
         return f"{self.data}-{self.model}"
+
+    @property
+    def folder(self) -> str:
+        """The name of a folder of its own for what is trained by it."""
+        return "-".join([self.name, *(change.replace("=", "-") for change in self.changes)])
+
+    @property
+    def label(self) -> str:
+        """The network, the data set and what was changed, in words."""
+        changes = (change.replace("=", " ").replace("_", " ").replace("walk.", "FGE ") for change in self.changes)
+        return ", ".join([f"{self.title} on {self.dataset}", *changes])
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,6 @@ class Preset:
         images: The number of training images, None for all.
         tests: The number of test images, None for all.
         points: Points along a curve.
-        grid: Points along each side of a plane.
         members: Points of a curve that are ensembled.
         widths: Of the experiment on width.
     """
@@ -83,21 +105,73 @@ class Preset:
     images: int | None
     tests: int | None
     points: int
-    grid: int
     members: int
-    widths: tuple[float, ...] = (0.3, 0.5, 0.8, 1.0)
+    widths: tuple[float, ...] = (0.03, 0.1, 0.3, 0.5, 0.8, 1.0)  # the paper's are the last four
 
     def shrunk(self, recipe: Recipe) -> Recipe:
         if self.name == "full":
             return recipe
         walk = recipe.walk and replace(recipe.walk, starts=(2, 3)[: len(recipe.walk.starts)], epochs=2, cycle=1)
-        return replace(recipe, epochs=4, curve_epochs=2, walk=walk, cycles=2, batch=16)
+        return replace(recipe, epochs=4, curve_epochs=2, walk=walk, cycles=2, batch=16, grid=3)
 
 
 SCALES = {
-    "full": Preset("full", None, None, 121, 21, 50),
-    "smoke": Preset("smoke", 64, 32, 5, 3, 4, (0.3, 1.0)),
+    "full": Preset("full", None, None, 121, 50),
+    "smoke": Preset("smoke", 64, 32, 5, 4, (0.3, 1.0)),
 }
+SETTINGS = (  # what `changed` changes
+    *("batch", "curve_epochs", "curve_lr", "cycles", "epochs", "lr", "precision", "sse_lr", "weight_decay"),
+    *("width", "walk.cycle", "walk.epochs", "walk.lr_max", "walk.lr_min", "walk.starts"),
+)
+
+
+def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """A variant of a recipe; what is trained by it lies in a folder of its own, and its title says what differs.
+
+    >>> variant = changed(RECIPES["cifar10", "vgg16"], ["walk.epochs=40", "walk.starts=160", "lr=0.05"])
+    >>> variant.walk.starts, variant.folder  # the rate is that of the recipe anyway
+    ((160,), 'cifar10-vgg16-walk.epochs-40-walk.starts-160')
+    >>> variant.label
+    'VGG-16 on CIFAR-10, FGE epochs 40, FGE starts 160'
+    """
+    for change in changes:
+        recipe = _with(recipe, *change.partition("=")[::2])
+    return recipe
+
+
+def _with(recipe: Recipe, name: str, text: str) -> Recipe:
+    part, _, key = name.rpartition(".")
+    owner: Any = (recipe.walk if part else recipe) if name in SETTINGS else None
+    before = getattr(owner, key, None)
+    if before is None:
+        raise ThalwegError(f"--set changes one of {', '.join(SETTINGS)}, if {recipe.label} has it; got '{name}'")
+    value = _read(name, text, before)
+    if value == before:
+        return recipe
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    others = [change for change in recipe.changes if not change.startswith(f"{name}=")]
+    new: Any = {"walk": replace(owner, **{key: value})} if part else {key: value}
+    return replace(recipe, **new, changes=tuple(sorted([*others, f"{name}={shown}"])))
+
+
+def _read(name: str, text: str, before: Any) -> Any:
+    """A value of the same type as that of the recipe."""
+    kind: Any = type(before[0] if isinstance(before, tuple) else before)
+    try:
+        values = [kind(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if kind is str:
+        wanted, fits = "bf16 or fp32", text in ("bf16", "fp32")
+    else:
+        wanted = f"a {'whole ' if kind is int else ''}number {'of 0 or more' if name == 'weight_decay' else 'above 0'}"
+        fits = all(0 < value < inf or (name, value) == ("weight_decay", 0) for value in values)
+    if not (values and fits) or (len(values) > 1 and not isinstance(before, tuple)):
+        shown = before[0] if isinstance(before, tuple) else before
+        raise ThalwegError(f"{name} takes {wanted}, as in --set {name}={shown}; got '{text}'")
+    return tuple(values) if isinstance(before, tuple) else values[0]
+
+
 # title; mean and standard deviation of its pixels
 CIFARS = {
     "cifar10": ("CIFAR-10", ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
@@ -115,6 +189,7 @@ def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe
     ]
 
 
+FINE: dict[str, Any] = {"grid": 61}  # where a point of a plane takes less than a fifth of a second on a GPU
 PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
 LIKE_VGG: dict[str, Any] = {**PLAIN, "curve_epochs": 600, "walk": FgeSettings((120, 156), 22, 2, 1e-2, 5e-4)}
 WIDE = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": FgeSettings((120, 156), 22, 4, 5e-2, 5e-4), "sse_lr": 0.1}
@@ -128,9 +203,9 @@ GREY: dict[str, Any] = {"colours": ((0.1307,), (0.3081,)), "crop": 0, "flip": Fa
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
-        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, **GREY, in_curves="FC"),
-        *_both("conv3fc3", "3conv3fc", False, **PLAIN, in_curves="3conv3fc"),
-        *_both("vgg16", "VGG-16", False, **LIKE_VGG, in_curves="VGG-16", in_ensembles="VGG-16"),
+        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, **GREY, **FINE, in_curves="FC", width=1.0),
+        *_both("conv3fc3", "3conv3fc", False, **PLAIN, **FINE, in_curves="3conv3fc", width=1.0),
+        *_both("vgg16", "VGG-16", False, **LIKE_VGG, **FINE, in_curves="VGG-16", in_ensembles="VGG-16"),
         *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG),
         *_both("resnet158", "ResNet-158", True, **TENSORFLOW, in_curves="ResNet-158"),
         *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **TENSORFLOW, in_curves="ResNet-164"),

@@ -7,21 +7,25 @@ from .initialise import he_by_outputs
 WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # of VGG-16, between which it pools
 
 
-def fc(classes: int = 10) -> nn.Sequential:
+def fc(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """A fully connected network for 28 x 28 images: 784, 1000, 500, classes, with ReLU and torch's default
     initialisation.
 
     Examples:
         >>> sum(p.numel() for p in fc(classes=10).parameters())
         1290510
+        >>> fc(width=0.3)[-1]
+        Linear(in_features=150, out_features=10, bias=True)
 
     The paper does not say which one it used; this one is our choice.
 
     Args:
         classes: The number of classes.
+        width: The hidden layers have 1000 * width and 500 * width units.
     """
-    hidden = [nn.Linear(784, 1000), nn.ReLU(inplace=True), nn.Linear(1000, 500), nn.ReLU(inplace=True)]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(500, classes))
+    one, two = _units(1000, width), _units(500, width)
+    hidden = [nn.Linear(784, one), nn.ReLU(inplace=True), nn.Linear(one, two), nn.ReLU(inplace=True)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(two, classes))
 
 
 def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
@@ -37,14 +41,21 @@ def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
         width: The two hidden linear layers have 1000 * width units.
         classes: The number of classes.
     """
-    units = round(1000 * width)
-    if units < 1:
-        raise ValueError(f"the width must leave at least one of 1000 hidden units; got {width}: give 0.001 or more")
+    units = _units(1000, width)
     convolutions: list[nn.Module] = []
     for before, after in ((3, 32), (32, 64), (64, 128)):
         convolutions += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)]
     hidden = [nn.Linear(1152, units), nn.ReLU(inplace=True), nn.Linear(units, units), nn.ReLU(inplace=True)]
     return he_by_outputs(nn.Sequential(*convolutions, nn.Flatten(), *hidden, nn.Linear(units, classes)))
+
+
+def _units(usual: int, width: float) -> int:
+    units = round(usual * width)
+    if units < 1:
+        raise ValueError(
+            f"the width must leave at least one of {usual} hidden units; got {width}: give {1 / usual:g} or more"
+        )
+    return units
 
 
 def vgg16(classes: int = 10) -> nn.Sequential:
