@@ -127,7 +127,8 @@ def _duration(seconds: float) -> str:
 
 def _command(result: Result) -> str:
     recipe, seeds = result.about["recipe"], result.about["seeds"]
-    chosen = f"--data-set {recipe['data']} --model {recipe['model']} --seeds {seeds}"
+    changes = "".join(f" --set {change}" for change in recipe.get("changes", ()))
+    chosen = f"--data-set {recipe['data']} --model {recipe['model']}{changes} --seeds {seeds}"
     return f"thalweg paper run {result.entry} {chosen} --data ~/data --out paper"
 
 

@@ -1,10 +1,9 @@
-"""The entries on curves: curves, profile, planes, two-bends, width, trivial, cost."""
+"""The entries on curves: curves, profile, planes, two-bends, trivial, cost."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def _measured(scan: tw.Scan, key: str) -> float | None:
 
 def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> list[Claim]:
     losses, errors = (
-        {name: _highest(scan, *of) for name, scan in scans.items()} for of in (("train", "loss"), ("test", "error"))
+        {name: highest(scan, *of) for name, scan in scans.items()} for of in (("train", "loss"), ("test", "error"))
     )
     ends, middle = losses["single"], 100 * np.median(scans["segment"].values["test"]["error"])
     claims = [
@@ -138,7 +137,7 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> list
     return claims
 
 
-def _highest(scan: tw.Scan, data: str = "train", quantity: str = "loss") -> float:
+def highest(scan: tw.Scan, data: str = "train", quantity: str = "loss") -> float:
     return float(scan.values[data][quantity].max())
 
 
@@ -186,13 +185,13 @@ def planes(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         {"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())}
         for name, loss in ((name, scan.values["train"]["loss"]) for name, scan in scans.items())
     ]
-    highest = max(map(_highest, experiment.scan_curves(*KINDS).values()))
+    worst = max(map(highest, experiment.scan_curves(*KINDS).values()))
     between = min(_halfway(scans["three optima"]))
     return rows, [
         Claim(
             "the three optima are apart, each in a hollow of its own, and the curves lead around what is between",
-            highest < 0.5 * between,
-            f"highest train loss {highest:.3g} on the curves, at least {between:.3g} halfway between two of the three",
+            worst < 0.5 * between,
+            f"highest train loss {worst:.3g} on the curves, at least {between:.3g} halfway between two of the three",
         )
     ]
 
@@ -217,8 +216,8 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         "ratio": apart / ends,
     }
     share = (1 - TWENTIETH) * figure(of_bends) / figure(of_ends)
-    worst = [_highest(experiment.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
-    alone = _highest(experiment.scan_ends())
+    worst = [highest(experiment.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
+    alone = highest(experiment.scan_ends())
     return [row], [
         Claim(
             "curves between the same networks are not unique: their bends lie at least "
@@ -236,54 +235,6 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
             if times < inf
         ),
     ]
-
-
-def of_all_widths(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
-    return [
-        (pair, need)
-        for breadth in experiment.scale.widths
-        for pair in experiment.wide(breadth).pairs(seeds)
-        for need in (*NETWORKS, Need("bezier", 0))
-    ]
-
-
-def width(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    """Means over pairs of networks; a row for each width."""
-    rows: list[dict[str, Any]] = []
-    for breadth in experiment.scale.widths:
-        pairs = experiment.wide(breadth).pairs(seeds)
-        bent = [pair.scan("bezier", pair.curve("bezier")) for pair in pairs]
-        ends = [pair.scan_ends() for pair in pairs]
-        ratios = [scan.length_ratio for scan in bent if scan.length_ratio]
-        rows.append(
-            {
-                "K": breadth,
-                "pairs": len(pairs),
-                "worst train loss on the curve": statistics.mean(map(_highest, bent)),
-                "train loss of the ends": statistics.mean(map(_highest, ends)),
-                "length ratio": statistics.mean(ratios),
-                "its spread": statistics.stdev(ratios) if len(ratios) > 1 else None,
-            }
-        )
-        for name, scans in (("curve", bent), ("ends", ends)):
-            keep({f"{name}-{breadth:g}-{k}": scan for k, scan in enumerate(scans)}, out)
-    found = [
-        Claim(
-            "wider networks are joined by straighter curves",
-            all(after["length ratio"] < before["length ratio"] for before, after in pairwise(rows)),
-            "length ratio " + ", ".join(f"{row['length ratio']:.3f} at K = {row['K']:g}" for row in rows),
-        )
-    ]
-    rises = [max(0.0, row["worst train loss on the curve"] - row["train loss of the ends"]) for row in rows]
-    if any(rises):  # where it rises at no width there is nothing to compare
-        found.append(
-            Claim(
-                "on which the train loss rises less above the worse end",
-                rises[-1] < rises[0],
-                f"by {rises[0]:.3g} at K = {rows[0]['K']:g} and {rises[-1]:.3g} at K = {rows[-1]['K']:g}",
-            )
-        )
-    return rows, found
 
 
 def trivial(experiment: Experiment, out: Path, seeds: int) -> Outcome:

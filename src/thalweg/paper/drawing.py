@@ -13,7 +13,10 @@ from ..reporting import figures
 from ..reporting.result import FILE, Result
 from ..results import CurveEnsemble, Report, Scan, Trace
 
-CURVES = {"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"}  # their names in files and figures
+CURVES = {  # their names in files and figures
+    **{"segment": "Segment", "bezier": "Bezier", "polychain": "PolyChain"},
+    "bezier-with-dropout": "Bezier, with dropout",
+}
 PANELS = (("train", "loss"), ("test", "error"), ("train", "error"), ("test", "loss"))
 METHODS = ("Ind", "SSE", "FGE")
 
@@ -45,6 +48,13 @@ def _profile(folder: Path, result: Result, axes: Any) -> None:
     _whole_and_close(scans_in(folder), PANELS[: len(axes)], axes)
 
 
+def _chains(folder: Path, result: Result, axes: Any) -> None:
+    files = {"trained with loss (2), over t": "polychain", "trained with loss (1), over length": "polychain-arclength"}
+    scans = {name: Scan.load(folder / f"{stem}.json") for name, stem in files.items()}
+    for ax, panel in zip(axes, PANELS, strict=False):
+        figures.profile(scans, *panel, ax)
+
+
 def _perplexity(folder: Path, result: Result, axes: Any) -> None:
     scans = {
         name: replace(scan, values={part: {"perplexity": np.exp(of["data_loss"])} for part, of in scan.values.items()})
@@ -58,8 +68,10 @@ def _whole_and_close(scans: Mapping[str, Scan], panels: Sequence[tuple[str, str]
     curves = {name: scan for name, scan in scans.items() if name != "Segment"}
     for (whole, close), (data, quantity) in zip(axes, panels, strict=True):
         for ax, shown in ((whole, scans), (close, curves)):
-            figures.profile(shown, data, quantity, ax).legend().remove()
-    whole.figure.legend(handles=whole.lines, loc="outside upper center", ncols=len(scans), frameon=False)
+            measured = {name: scan for name, scan in shown.items() if data in scan.values}
+            figures.profile(measured, data, quantity, ax).legend().remove()
+    first = axes[0][0]
+    first.figure.legend(handles=first.lines, loc="outside upper center", ncols=len(scans), frameon=False)
 
 
 def _planes(data: str, quantity: str, folder: Path, result: Result, axes: Any) -> None:
@@ -163,6 +175,7 @@ FIGURES: dict[str, dict[str, Drawing]] = {
         "curve-ensemble": Drawing(_curve_ensemble, (10, 7.5), 2, 2),
         "reliability": Drawing(_reliability, (5, 5)),
     },
+    "chain-losses": {"chain-losses": Drawing(_chains, (10, 4.2), 1, 2)},
     "width": {"width": Drawing(_width, (10, 4.2), 1, 2)},
     "trivial": {"trivial": Drawing(_trivial, (10, 4.2), 1, 2)},
     "aligned": {"aligned": Drawing(_aligned, (10, 8), 2, 2)},

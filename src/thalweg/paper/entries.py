@@ -12,7 +12,7 @@ from ..errors import Stopped, ThalwegError
 from ..reporting.result import FILE, Result
 from ..store import files
 from ..store.runs import versions
-from . import aligned_entry, curve_entries, ensemble_entries, imagenet, penn_treebank
+from . import aligned_entry, curve_entries, ensemble_entries, imagenet, loss_entry, penn_treebank, width_entry
 from .curve_entries import CURVES, NETWORKS, Outcome
 from .drawing import draw
 from .ensemble_entries import CHAIN
@@ -96,6 +96,7 @@ SHOWS = {  # and where in the paper
     "profile": ("loss and error against t", "figure 2 and supplement"),
     "pair-ensemble": ("error of the ensemble of phi(0) and phi(t)", "figure 2, right"),
     "two-bends": ("two chains between the same networks", "section on curve finding"),
+    "chain-losses": ("a chain trained with loss (1), over its length, and with loss (2), over t", "text"),
     "curve-ensemble": ("points of a chain ensembled, before and after temperature scaling", "supplement"),
     "width": ("worst loss on a curve and its length against the width of the network", "supplement"),
     "trivial": ("the path through the origin that keeps accuracy and raises the loss", "supplement"),
@@ -141,6 +142,13 @@ ENTRIES = {
             points=lambda own, seeds: 2 * own.scale.points,
         ),
         Entry(
+            "chain-losses",
+            loss_entry.chain_losses,
+            VGG[1:],
+            loss_entry.NEEDS,
+            points=lambda own, seeds: 2 * own.scale.points,
+        ),
+        Entry(
             "curve-ensemble",
             ensemble_entries.curve_ensemble,
             RESNET,
@@ -149,9 +157,9 @@ ENTRIES = {
         ),
         Entry(
             "width",
-            curve_entries.width,
+            width_entry.width,
             (("cifar10", "conv3fc3"),),
-            parts=curve_entries.of_all_widths,
+            parts=width_entry.of_all_widths,
             points=lambda own, seeds: len(own.pairs(seeds)) * len(own.scale.widths) * (own.scale.points + 2),
         ),
         Entry(
@@ -163,7 +171,7 @@ ENTRIES = {
         Entry("diversity", ensemble_entries.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
         Entry("fge-path", ensemble_entries.fge_path, PRERESNET, [NETWORKS[0], WALK], points=lambda own, seeds: 81),
         Entry(
-            "ptb", penn_treebank.perplexity, (("ptb", "lstm-large"),), penn_treebank.NEEDS, points=lambda own, seeds: 64
+            "ptb", penn_treebank.perplexity, (("ptb", "lstm-large"),), penn_treebank.NEEDS, points=lambda own, seeds: 97
         ),
         Entry("imagenet", imagenet.fge_from_pretrained, (("imagenet", "resnet50"),), more=FROM_PRETRAINED),
         Entry("cost", curve_entries.cost, VGG[:1], more="half a minute of steps"),

@@ -117,7 +117,7 @@ class Preset:
 
 SCALES = {
     "full": Preset("full", None, None, 121, 50),
-    "smoke": Preset("smoke", 64, 32, 5, 4, (0.3, 1.0)),
+    "smoke": Preset("smoke", 64, 32, 5, 4, (0.03, 0.1)),
 }
 SETTINGS = (  # what `changed` changes
     *("batch", "curve_epochs", "curve_lr", "cycles", "epochs", "lr", "precision", "sse_lr", "weight_decay"),

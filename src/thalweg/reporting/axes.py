@@ -19,6 +19,7 @@ KNOWN = {
     "Segment": 0,
     "Bezier": 1,
     "PolyChain": 2,
+    "Bezier, with dropout": 3,
     "Ind": 0,
     "Independent": 0,
     "SSE": 1,
