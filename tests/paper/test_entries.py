@@ -459,11 +459,14 @@ def test_a_chain_marks_the_networks_it_goes_through(tmp_path):
 def test_width_shows_the_worst_loss_and_the_length(tmp_path):
     keys = ("K", "worst train loss on the curve", "train loss of the ends", "length ratio")
     rows = [dict(zip(keys, values, strict=True)) for values in ((0.5, 0.9, 0.2, 1.7), (1.0, 0.3, 0.1, 1.2))]
+    rows[0]["its spread"] = 0.1
     [canvas] = drawing.drawings(tmp_path, Result("width", "made", rows, [])).values()
     left, right = canvas.axes
     assert np.allclose(np.column_stack(left.lines[0].get_data()), [[0.5, 0.9], [1.0, 0.3]])
     assert np.allclose(left.lines[1].get_ydata(), [0.2, 0.1])
     assert np.allclose(right.lines[0].get_ydata(), [1.7, 1.2])
+    [bars] = right.containers[0].lines[2]
+    assert np.allclose([bar[:, 1] for bar in bars.get_segments()], [[1.6, 1.8], [1.2, 1.2]])
 
 
 def test_seeds_can_be_listed_and_networks_are_shared_between_lists(tmp_path):

@@ -92,6 +92,11 @@ def test_settings_that_are_none_are_refused(change, message):
         find_recipe("cifar10", "vgg16", [change])
 
 
+def test_a_pretrained_network_has_no_recipe_to_change():
+    with pytest.raises(tw.ThalwegError, match="networks trained from scratch; got resnet50 on imagenet"):
+        find_recipe("imagenet", "resnet50", ["lr=0.1"])
+
+
 def test_recipes_without_fge_have_none_of_its_settings_to_change():
     with pytest.raises(tw.ThalwegError, match="if FC on MNIST has it; got 'walk"):
         find_recipe("mnist", "fc", ["walk.epochs=4"])

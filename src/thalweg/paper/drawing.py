@@ -103,7 +103,13 @@ def _width(folder: Path, result: Result, axes: Any) -> None:
     )
     figures.lines({"worst on the curve": (at, bent), "worse end": (at, ends)}, "width K", "train loss", axes[0])
     figures.lines({"Bezier": (at, ratios)}, "width K", "length ratio", axes[1])
+    if any(spreads := [row.get("its spread") or 0.0 for row in result.rows]):
+        axes[1].errorbar(at, ratios, spreads, color=axes[1].lines[0].get_color(), capsize=3)
     axes[1].set_ylim(bottom=1, top=max(1.5, axes[1].get_ylim()[1]))  # a hundredth is no difference
+    for ax in axes:
+        ax.set(xscale="log")
+        ax.set_xticks(at, [f"{breadth:g}" for breadth in at])
+        ax.minorticks_off()
 
 
 def _trivial(folder: Path, result: Result, axes: Any) -> None:

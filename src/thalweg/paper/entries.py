@@ -185,6 +185,8 @@ def find_recipe(data: str, model: str, changes: Sequence[str] = ()) -> Recipe:
     if (data, model) not in recipes:
         known = ", ".join(f"{model} on {data}" for data, model in recipes)
         raise ThalwegError(f"there are recipes for {known}; got {model} on {data}")
+    if changes and data == "imagenet":
+        raise ThalwegError(f"--set changes recipes for networks trained from scratch; got {model} on {data}")
     return changed(recipes[data, model], changes)
 
 
