@@ -2,7 +2,9 @@
 load.
 """
 
+import gc
 import random
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -19,3 +21,18 @@ def pytest_runtest_setup():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def peak_bytes():
+    """The most bytes of tensors that a call needs at once beyond what was there before, as torch's profiler sees it."""
+
+    def peak(call):
+        gc.collect()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            call()
+        found = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        found.sort(key=lambda event: event.start_ns())
+        return max(accumulate(event.nbytes() for event in found))
+
+    return peak

@@ -1,6 +1,8 @@
 """Curves whose points lie elsewhere than the network, or in half precision, and what memory they need."""
 
+import functools
 import gc
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.store.runs import Run
+from thalweg.weightspace.probe import Probe
 
 STREAM = tw.Compute(stream=True)
 SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01, "seed": 4}
@@ -158,14 +161,67 @@ def needed(bends, optimizer, compute=None, dtype=torch.float32):
 @pytest.mark.parametrize("bends", [1, 3])
 @pytest.mark.parametrize(("optimizer", "kept"), [(None, 1), (torch.optim.Adam, 2)])
 def test_memory_is_what_the_formula_says(bends, optimizer, kept):
-    """phi and its gradient; the control points; per bend its gradient, optimizer state, and the last good one."""
-    assert needed(bends, optimizer) == pytest.approx(2 + (bends + 2) + bends * (1 + kept + 1), abs=0.1)
-    assert needed(bends, optimizer, STREAM) == pytest.approx(2 + bends + bends * (1 + kept + 1), abs=0.1)
+    """phi and its gradient; the control points; per bend its gradient, unless it is the only one, optimizer state, and
+    the last good one.
+    """
+    own = bends * ((bends > 1) + kept + 1)
+    assert needed(bends, optimizer) == pytest.approx(2 + (bends + 2) + own, abs=0.1)
+    assert needed(bends, optimizer, STREAM) == pytest.approx(2 + bends + own, abs=0.1)
 
 
 def test_memory_in_half_precision():
     """The bends, their gradients and momenta take twice the bytes; the ends are not held again."""
     assert needed(1, None, dtype=torch.bfloat16) == pytest.approx(2 + 2 * 3 + 1, abs=0.1)
+
+
+FUSED = functools.partial(torch.optim.AdamW, fused=True)  # which takes no memory for what it computes
+
+
+def by_hand(batches):
+    module = wide()
+    optimizer = FUSED(module.parameters())
+    for batch in batches:
+        module(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("large", "stream", "held"), [(False, False, 5), (True, False, 3), (False, True, 3)])
+def test_peak_of_one_bend_beyond_plain_training(peak_bytes, monkeypatch, large, stream, held):
+    """Plain training has weights, their gradient and both moments. So has connect, whose weights are phi. In addition
+    it has a bend, its last good value, and phi while the copy of the network is proven; both of these are on the CPU if
+    they are large. The ends are copied into one block with the bend, unless they are large or streamed.
+    """
+    monkeypatch.setattr("thalweg.training.step.BLOCK", 10_000)
+    if large:
+        for place in ("training.connect", "training.loop", "weightspace.probe"):
+            monkeypatch.setattr(f"thalweg.{place}.LARGE", 1000)
+    batches, vector = [torch.randn(4, SIDE)] * 3, MILLION * 4
+    task = tw.Task(lambda outputs, targets: outputs.square().mean(1), lambda net, batch: (net(batch), None))
+    module, curve = wide(), tw.Bezier(*(tw.Weights.of(wide()) for _ in range(2)))
+    settings = {"epochs": 1, "lr": 1e-3, "optimizer": FUSED, "compute": tw.Compute(stream=stream)}
+    plain = peak_bytes(lambda: by_hand(batches))
+    connected = peak_bytes(lambda: tw.connect(module, curve, task, batches, **settings))
+    assert plain / vector == pytest.approx(4, abs=0.1)
+    assert (connected - plain) / vector == pytest.approx(held, abs=0.1)
+
+
+def test_memory_is_free_after_a_call_without_garbage_collection():
+    batches, task = [torch.randn(4, SIDE)] * 4, tw.Task(lambda o, t: o.mean(1), lambda net, batch: (net(batch), None))
+    module, curve = wide(), tw.Bezier(*(tw.Weights.of(wide()) for _ in range(2)))
+    settings = {"epochs": 1, "lr": 1e-6, "optimizer": torch.optim.AdamW, "accumulate": 2}
+    tw.connect(module, curve, task, batches, **settings)  # torch's first optimizer leaves garbage
+    probes = weakref.WeakSet()
+    original = Probe.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Probe, "__init__", lambda self, *a, **k: (probes.add(self), original(self, *a, **k))[1])
+        gc.collect()
+        gc.disable()
+        try:
+            tw.connect(module, curve, task, batches, **settings)
+            assert not probes
+        finally:
+            gc.enable()
 
 
 def test_memory_of_the_other_verbs():

@@ -171,3 +171,77 @@ def test_saving_an_ensemble_again_leaves_the_files_of_others(tmp_path):
     other.save(tmp_path / "both" / "extra.safetensors", apart=True)
     ensemble.save(tmp_path / "both")
     assert tw.Weights.load(tmp_path / "both" / "extra.safetensors").distance(other) == 0
+
+
+class MovingTarget(Adapted):
+    """Writes to its frozen layer in every training pass from the given one on, as momentum encoders do."""
+
+    def __init__(self, seed=0, since=1):
+        super().__init__(seed)
+        self.since, self.passes = since, 0
+
+    def forward(self, x):
+        self.passes += self.training
+        if self.training and self.passes >= self.since:
+            with torch.no_grad():
+                self.layer.weight.data[:, :2].mul_(0.9).add_(self.up.weight, alpha=0.1)  # a view of its values
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Adapted, MovingTarget])
+def test_training_is_plain_training_and_leaves_the_callers_base(kind):
+    module = kind().double()
+    batches = [(x.double(), y) for x, y in BATCHES]
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    settings = {"epochs": 2, "schedule": lambda i: 0.1, "momentum": 0.0}
+    trained = tw.fit(module, tw.classification(), batches, **settings).state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    reference = kind().double()
+    optimizer = torch.optim.SGD([reference.down.weight, reference.up.weight], lr=0.1)
+    for x, y in batches * 2:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(reference(x), y).backward()
+        optimizer.step()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-12, atol=1e-12)
+    assert torch.equal(trained["layer.weight"], before["layer.weight"]) == (kind is Adapted)
+
+
+def test_training_holds_no_second_base(peak_bytes, monkeypatch):
+    """Of the module, its ends and the trained copy together: one base in the module, one in the points."""
+    monkeypatch.setattr("thalweg.weightspace.weights.BLOCK", 10_000)
+    curve, module = tw.Bezier(*points(2)), Adapted()
+    settings = {"epochs": 2, "lr": 1e-2, "optimizer": torch.optim.AdamW}
+    assert peak_bytes(lambda: tw.connect(module, curve, tw.classification(), BATCHES, **settings)) < 0.5 * BASE
+    assert peak_bytes(lambda: tw.scan(module, curve, tw.classification(), {"x": BATCHES}, points=3)) > BASE
+
+
+def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored():
+    curve, other = tw.Bezier(*points(2)), Adapted(base=8)
+    before = other.layer.weight.detach().clone()
+    settings = {"epochs": 2, "lr": 1e-2}
+    one, two = (tw.connect(m, curve, tw.classification(), BATCHES, **settings) for m in (other, Adapted()))
+    assert torch.equal(other.layer.weight, before)
+    assert torch.equal(one.bends[0].vector, two.bends[0].vector)
+
+
+def test_a_base_written_to_after_the_first_pass_is_named():
+    with pytest.raises(tw.ThalwegError, match=r"the frozen parameter 'layer.weight' was written to after the first"):
+        tw.fit(MovingTarget(since=3), tw.classification(), BATCHES, epochs=1, lr=0.1)
+
+
+def test_a_tensor_beside_a_frozen_parameter_follows_it():
+    """With the base of the curve, not that of the module that was given."""
+
+    class Beside(Adapted):
+        def forward(self, x):
+            return super().forward(x) + x @ self.alias[:, :3]
+
+    def beside(seed, base=7):
+        module = Beside(seed, base)
+        module.alias = module.layer.weight.data
+        return module
+
+    curve = tw.Bezier(*(tw.Weights.of(beside(seed)) for seed in range(2)))
+    one, two = (tw.connect(beside(0, base), curve, tw.classification(), BATCHES, epochs=1, lr=1e-2) for base in (7, 8))
+    assert torch.equal(one.bends[0].vector, two.bends[0].vector)

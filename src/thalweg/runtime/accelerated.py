@@ -105,5 +105,10 @@ class Accelerated:
         restore(self.plain, start, self.optimizer)
 
     def close(self) -> None:
+        """Free what captures hold, and cut references in a circle, which would hold the memory of the run until garbage
+        is collected.
+        """
         if self.captured is not None:
             self.captured.replay.close()
+            vars(self.captured).clear()
+        vars(self.plain).clear()

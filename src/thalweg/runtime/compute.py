@@ -91,11 +91,13 @@ class Compute:
             say_slower("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
 
 
-def recompiled(original: nn.Module, copy: nn.Module, part: bool = True) -> nn.Module:
-    """A copy of a network that the user has compiled, or of a part of one, compiled in the same way."""
-    from .recompiled import recompiled
+def private_copy(
+    module: nn.Module, memo: dict[int, Any], frozen: Mapping[str, nn.Parameter]
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A deep copy of a network, compiled as the original is; see `private_copy.py`."""
+    from .private_copy import private_copy
 
-    return recompiled(original, copy, part)
+    return private_copy(module, memo, frozen)
 
 
 def say_slower(what: str, reason: str) -> None:

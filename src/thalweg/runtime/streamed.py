@@ -28,7 +28,7 @@ class StreamedBends(Bends):
         bends = torch.empty(len(self.curve.bends), self.probe.layout.size, dtype=wide, device=self.where)
         for row, bend in zip(bends, self.curve.bends, strict=True):
             row.copy_(self._in_order(bend.vector))
-        self.hold(bends, torch.zeros_like(bends))
+        self.hold(bends)
 
     def place(self, controls: Tensor) -> None:
         self.coefficients = controls.to(self.block)
@@ -41,7 +41,9 @@ class StreamedBends(Bends):
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         for piece in pieces(slice(0, self.probe.layout.size)):
-            torch.outer(self.coefficients[1:-1], self.probe.grad[piece].to(self.block), out=self.gradient[:, piece])
+            torch.mul(
+                self.probe.grad[None, piece].to(self.block), self.coefficients[1:-1, None], out=self.gradient[:, piece]
+            )
 
     def _in_order(self, vector: Tensor) -> Tensor:
         return vector if self.probe.in_order else self.probe.native(vector)

@@ -17,6 +17,7 @@ from ..store.files import reading
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
+from ..weightspace.weights import LARGE
 from .loop import Observer, OnEpoch
 from .side_state import Extra, OptimizerExtra
 from .step import Bends, Moved, Step
@@ -179,7 +180,7 @@ def state_of(step: Step) -> dict[str, Any]:
     """Everything that a step changes: vectors, optimizer state, buffers, and what the motion adds."""
     return {
         "motion": step.motion.state(),
-        "vectors": [step.probe.canonical(vector) for vector in step.motion.vectors],
+        "vectors": [step.probe.canonical(vector.to(_where(step))) for vector in step.motion.vectors],
         "optimizer": [_memory(step, row) for row in step.motion.moved],
         "buffers": dict(step.probe.module.named_buffers()),
         "unreached": sorted(step.probe.unreached),
@@ -231,7 +232,8 @@ def _memory(step: Step, row: Sequence[Moved]) -> dict[str, Tensor]:
     for key in dict.fromkeys(key for _, state in held for key in state):
         values = [state.get(key) for _, state in held]
         if all(isinstance(v, Tensor) and v.shape == tensor.shape for v, (tensor, _) in zip(values, held, strict=True)):
-            known[key] = step.probe.canonical(values[0]) if _is_whole(row) else torch.cat([v.flatten() for v in values])
+            parts = [value.to(_where(step)) for value in values]
+            known[key] = step.probe.canonical(parts[0]) if _is_whole(row) else torch.cat([v.flatten() for v in parts])
             continue
         named = {f"{key}{PART}{k}": value for k, value in enumerate(values)}
         known |= {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
@@ -257,6 +259,11 @@ def _remember(step: Step, row: Sequence[Moved], memory: Mapping[str, Tensor]) ->
                 known[key].copy_(new)
             else:
                 known[key] = new.to(tensor.device if on_device or new.shape == tensor.shape else new.device, copy=True)
+
+
+def _where(step: Step) -> torch.device:
+    """Where vectors are put in order: on the CPU if they are large."""
+    return torch.device("cpu") if step.probe.point.nbytes > LARGE else step.motion.block.device
 
 
 def _is_whole(row: Sequence[Moved]) -> bool:

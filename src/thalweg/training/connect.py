@@ -13,6 +13,7 @@ from ..store.files import CURVE
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
+from ..weightspace.weights import LARGE
 from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory, Schedule
 from .step import Bends, UniformBends
@@ -110,7 +111,7 @@ def connect(
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:
-        motion = _bends(Probe(module, curve.start, call.compute), curve, settings.seed, loss, call)
+        motion = _bends(Probe(module, curve.start, call.compute, share=True), curve, settings.seed, loss, call)
         motion.same_t = same_t
         train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
         return motion.snapshot()
@@ -131,10 +132,11 @@ def connect(
 
 
 def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
-    apart = call.compute.stream or probe.layout.dtype in (torch.float16, torch.bfloat16)
+    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
     if loss == "uniform":
+        apart = call.compute.stream or half or probe.point.nbytes > LARGE  # without a copy of the ends
         return call.streamed(probe, curve, seed) if apart else UniformBends(probe, curve, seed)
-    if apart:
+    if call.compute.stream or half:
         why = (
             "needs the whole curve on the network's device: use 'uniform', or no stream"
             if call.compute.stream

@@ -96,7 +96,7 @@ def fit(
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
-        keeper, motion = _Keeper(keep, held, call), Network(Probe(module, None, call.compute))
+        keeper, motion = _Keeper(keep, held, call), Network(Probe(module, None, call.compute, share=True))
         train(motion, task, batches, settings, call, "training", keeper, run=held)
         made = {"by": "fit", "epochs": epochs, "seed": settings.seed}
         return replace(motion.probe.weights(made), kept=keeper.kept)

@@ -12,6 +12,7 @@ from ..errors import Diverged, ThalwegError, number, whole
 from ..runtime.compute import Call
 from ..tasks import Task, check_task
 from ..weightspace.layout import batch_norms
+from ..weightspace.weights import LARGE
 from .optimizers import OptimizerFactory, Schedule, decay, make_optimizer
 from .step import Motion, Step
 
@@ -152,7 +153,8 @@ class _Watch:
     """
 
     def __init__(self, motion: Motion):
-        self.motion, self.last_good = motion, motion.snapshot()
+        self.motion, good = motion, motion.snapshot()
+        self.last_good = good.to("cpu") if motion.block.nbytes > LARGE else good
         self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
     def see(self, step: int, loss: Tensor, lr: float, batch: Any) -> None:
@@ -172,7 +174,10 @@ class _Watch:
         """After an epoch: its last update may have broken weights whose losses were all finite so far."""
         self.check()
         statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module))
-        if not all(bool(values.isfinite().all()) for values in (*self.motion.vectors, *statistics)):
+        if not all(
+            bool(torch.linalg.vector_norm(values, torch.inf).isfinite())
+            for values in (*self.motion.vectors, *statistics)
+        ):
             self._stop(f"the weights or their batch-norm statistics are no longer finite after step {step}", step, lr)
         self.motion.probe.check()
 

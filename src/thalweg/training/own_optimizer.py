@@ -24,6 +24,9 @@ def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) ->
         for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
     ]
     optimizer = own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
+    if (motion.block.is_cuda or not motion.on_device) and type(optimizer) in (Adam, AdamW):
+        for group in optimizer.param_groups:  # by default torch would need another vector for what it computes
+            group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
     if settings.decay_at == "phi":
         if processes > 1 and not motion.same_t:
             raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")

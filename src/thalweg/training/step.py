@@ -133,8 +133,12 @@ class Motion(ABC):
     t: float | Tensor | None = None
     own_decay: Callable[[], None] | None = None  # that of the optimizer, if it acts at phi(t)
 
-    def hold(self, block: Tensor, gradient: Tensor) -> None:
-        self.block, self.gradient, self.vectors, self.gradients = block, gradient, list(block), list(gradient)
+    def hold(self, block: Tensor) -> None:
+        """The gradient of a single vector has the memory of the probe's, which the chain rule scales in place."""
+        grad = self.probe.grad[None]
+        alone = (block.shape, block.dtype, block.device) == (grad.shape, grad.dtype, grad.device)
+        self.block, self.gradient = block, grad if alone else torch.zeros_like(block)
+        self.vectors, self.gradients = list(block), list(self.gradient)
         self.moved = [[("", *both)] for both in zip(self.vectors, self.gradients, strict=True)]
 
     def draw(self) -> Sequence[float]:
@@ -170,7 +174,7 @@ class Network(Motion):
 
     def __init__(self, probe: Probe):
         self.probe = probe
-        self.hold(probe.point[None], probe.grad[None])
+        self.hold(probe.point[None])
 
     def place(self, controls: Tensor) -> None:
         self.probe.moved()
@@ -206,7 +210,7 @@ class Bends(Motion):
         self.points = aligned[:, :size]  # rows that start at multiples of 64 are read faster
         for row, point in zip(self.points, self.curve.points, strict=True):
             row.copy_(self.probe.native(point.vector))
-        self.hold(self.points[1:-1], torch.zeros_like(self.points[1:-1]))
+        self.hold(self.points[1:-1])
 
     def uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
@@ -227,7 +231,7 @@ class Bends(Motion):
         torch.mv(points.T, coefficients.to(points.dtype), out=out)
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
-        torch.outer(self.coefficients[1:-1].to(self.points.dtype), self.probe.grad, out=self.gradient)
+        torch.mul(self.probe.grad[None], self.coefficients[1:-1, None].to(self.points.dtype), out=self.gradient)
 
     def decay(self, weight_decay: float) -> None:
         rates = weight_decay * self.coefficients[1:-1].to(self.gradient.dtype)
@@ -243,7 +247,10 @@ class Bends(Motion):
 
     def snapshot(self) -> Curve:
         return self.curve.with_bends(
-            [self.probe.canonical(vector).to(self.curve.start.vector) for vector in self.vectors]
+            [
+                (vector if self.probe.in_order else self.probe.canonical(vector)).to(self.curve.start.vector, copy=True)
+                for vector in self.vectors
+            ]
         )
 
 

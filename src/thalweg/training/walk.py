@@ -134,7 +134,8 @@ def walk(
         if on_epoch is not None and len(starts) > 1:
             settings = replace(settings, on_epoch=lambda entry: on_epoch({"start": number + 1, **entry}))
         try:
-            motion = Network(Probe(module, here.weights if isinstance(here, Checkpoint) else here, call.compute))
+            at = here.weights if isinstance(here, Checkpoint) else here
+            motion = Network(Probe(module, at, call.compute, share=True))
             train(motion, task, batches, settings, call, label, observer, folder)
         except Diverged as error:
             error.members = [*_joined(pooled).members, *observer.members]

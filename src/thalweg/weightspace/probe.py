@@ -1,10 +1,7 @@
 """The probe: a private copy of the caller's module that can be moved to any point of weight space."""
 
-import weakref
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..errors import ThalwegError, first_line
+from ..errors import ThalwegError
 from ..generators import same_randomness
-from ..runtime.compute import Compute, recompiled
-from .layout import Layout, named_buffers, named_parameters, span, unwrapped, user_compiled, wrappers
-from .state import Contents, ModuleState, kept, plain
-from .weights import Weights, check_state, held_once
+from ..runtime.compute import Compute, private_copy
+from .layout import Layout, named_buffers, named_parameters, unwrapped
+from .state import ModuleState, kept
+from .weights import LARGE, Weights, bit_sum, check_state, held_once, same_bits
 
 
 class Probe:
@@ -26,6 +23,14 @@ class Probe:
     Writing to `point` moves the network; after `backward`, `grad` holds the gradient. Where views are not possible
     (cuDNN has its own memory layout for recurrent layers), the probe copies tensor by tensor instead, behind the same
     calls: `moved()` after writing to `point`, `backward(loss)` for the gradient.
+
+    Args:
+        module: The caller's module, which is not changed.
+        weights: Where to stand; where the module does, by default.
+        compute: How to compute.
+        layout: That of the module, if it is known.
+        share: Whether frozen parameters may lie in the memory of the caller's while they are equal; only for calls
+            that observe their first pass, in which a network that writes to them is found.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Probe:
         weights: Weights | None = None,
         compute: Compute | None = None,
         layout: Layout | None = None,
+        share: bool = False,
     ):
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
@@ -57,7 +63,8 @@ class Probe:
         self._places, self._grads = self.slots(self.point), self.slots(self.grad)
         torch._foreach_copy_(self._places, [p.detach() for p in originals])
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
-        self.module, self._parameters = self._copied(module, originals)
+        frozen = {name: parameters[name] for name in self.layout.frozen if share and self.views}
+        self.module, self._parameters = self._copied(module, originals, frozen)
         self.moving = dict(zip(self.layout.names, self._parameters, strict=True))
         self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
         for part in () if self.views else self.module.modules():
@@ -122,7 +129,16 @@ class Probe:
         """Write frozen parameters and buffers, of any kind of tensor."""
         with torch.no_grad():
             for name, value in given.items():
-                self._own[name].copy_(value)
+                if name in self.shared and not same_bits(self._own[name], value.to(self.device)):
+                    self.unshare([name])
+                if name not in self.shared:
+                    self._own[name].copy_(value)
+
+    def unshare(self, names: Collection[str] | None = None) -> None:
+        """Copy frozen parameters, all by default, from the memory of the caller's."""
+        for name in [*self.shared] if names is None else names:
+            del self.shared[name]
+            self._own[name].data = self._own[name].detach().clone()
 
     def stand_at_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
@@ -144,8 +160,9 @@ class Probe:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Restore the network afterwards, whatever happens inside and wherever it is moved."""
-        point = self.point.clone()
-        frozen = {name: self._own[name].clone() for name in self.layout.frozen}
+        point = self.point.to("cpu" if self.point.nbytes > LARGE else self.device, copy=True)
+        theirs, _ = named_parameters(self.original)
+        frozen = {name: theirs[name] if name in self.shared else self._own[name].clone() for name in self.layout.frozen}
         with kept(self.module):
             try:
                 yield
@@ -245,19 +262,29 @@ class Probe:
                     "code replaced it (zero_grad, .to, .data =, .grad =, load_state_dict(assign=True), a new "
                     "parametrization); remove that from its forward pass and hooks"
                 )
+        if written := [name for name, total in self.shared.items() if bit_sum(self._own[name]) != total]:
+            raise ThalwegError(
+                f"the frozen parameter '{written[0]}' was written to after the first pass, in which it was not: its "
+                "memory is that of the network that was given; let the network write to it from the first pass on, or "
+                "keep such values in a buffer"
+            )
 
-    def _copied(self, module: nn.Module, originals: list[nn.Parameter]) -> tuple[nn.Module, list[nn.Parameter]]:
+    def _copied(
+        self, module: nn.Module, originals: list[nn.Parameter], frozen: Mapping[str, nn.Parameter]
+    ) -> tuple[nn.Module, list[nn.Parameter]]:
         """The copy and its trainable parameters; a network that does not accept ours (scripted, or with a
         `__deepcopy__` that makes new ones) is written to tensor by tensor.
         """
         memo = self._viewing(originals) if self.views else {}
         with same_randomness():
-            copy = _private_copy(module, memo)
+            copy, shared = private_copy(module, memo, frozen)
         named, _ = named_parameters(copy)
+        # frozen parameters in the memory of the caller's, and the sums of their bits
+        self.shared = {name: bit_sum(new) for name, new in shared.items() if named.get(name) is new}
         found = [named.get(name) for name in self.layout.names]
         if self.views and any(new is not memo[id(old)] for new, old in zip(found, originals, strict=True)):
             self.views = False
-            return self._copied(module, originals)
+            return self._copied(module, originals, {})
         for name, old, new in zip(self.layout.names, originals, found, strict=True):
             if new is None or (new.shape, new.dtype) != (old.shape, old.dtype) or (old.numel() and _shares(new, old)):
                 how = "not in it" if new is None else "another" if new.shape != old.shape else "that of the original"
@@ -325,75 +352,6 @@ def _dress(new: Tensor, old: Tensor) -> None:
         new.register_hook(hook)
     for after in (old._post_accumulate_grad_hooks or {}).values():
         new.register_post_accumulate_grad_hook(after)
-
-
-def _private_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A deep copy, compiled as the original is; tensors left by a forward pass are copied as plain values, those that
-    share memory with a parameter follow it, and weak references refer to parts of the copy.
-    """
-    network = unwrapped(module)
-    contents = Contents(network)
-    try:
-        _follow(network, contents, memo)
-        for part in filter(user_compiled, [*network.modules()][:0:-1]):  # inner ones first
-            memo[id(part)] = recompiled(part, deepcopy(unwrapped(part), memo))
-        copy = deepcopy(network, memo)
-    except (ThalwegError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # any exception, since its own __deepcopy__ or __reduce__ may fail
-        raise ThalwegError(
-            f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not "
-            f"({first_line(error)}): take what cannot be copied out of it, or give it a __deepcopy__"
-        ) from error
-    held = [item for _, found in contents.held for item in (found.values() if isinstance(found, dict) else found)]
-    for container, _ in Contents(copy).held if any(isinstance(item, weakref.ref) for item in held) else ():
-        _turn(container, memo)
-    wrapper = next(filter(user_compiled, wrappers(module)), None)
-    return copy if wrapper is None else recompiled(wrapper, copy, part=False)
-
-
-def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None:
-    """What happens in the copy to tensors that are not parameters but results, or share memory with a parameter."""
-    parameters, _ = named_parameters(module)
-    homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in parameters.items():
-        if plain(parameter):
-            homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
-    for path, tensor in contents.tensors.items():
-        near = homes.get(tensor.untyped_storage().data_ptr(), []) if plain(tensor) and tensor.numel() else []
-        near = [
-            (name, parameter)
-            for name, parameter in near
-            if span(parameter)[0] < span(tensor)[1] and span(tensor)[0] < span(parameter)[1]
-        ]
-        if near:
-            memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
-        elif not tensor.is_leaf:
-            memo[id(tensor)] = tensor.detach().clone()
-    held = [item for part in module.modules() for item in vars(part).values() if type(item) in (OrderedDict, set)]
-    memo.update((id(item), type(item)()) for item in held if not item)  # hooks, which take long to copy one by one
-
-
-def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:
-    twin = deepcopy(parameter, memo)
-    inside = span(parameter)[0] <= span(tensor)[0] and span(tensor)[1] <= span(parameter)[1]
-    if not inside or tensor.dtype != parameter.dtype or twin.stride() != parameter.stride():
-        raise ThalwegError(
-            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in "
-            "every forward pass, or clone() it"
-        )
-    base = twin.detach() if tensor.is_leaf else twin
-    offset = twin.storage_offset() + tensor.storage_offset() - parameter.storage_offset()
-    return base.as_strided(tensor.shape, tensor.stride(), offset)
-
-
-def _turn(container: Any, memo: dict[int, Any]) -> None:
-    """Weak references to parts of the original become references to those of the copy."""
-    if not isinstance(container, dict | list):
-        return
-    for key, item in [*container.items()] if isinstance(container, dict) else [*enumerate(container)]:
-        if isinstance(item, weakref.ReferenceType) and id(item()) in memo:
-            container[key] = weakref.ref(memo[id(item())])
 
 
 def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:

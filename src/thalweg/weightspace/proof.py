@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
@@ -51,7 +51,10 @@ class Watch(TorchDispatchMode):
     def __init__(self, probe: Probe, seed: int | None = None):
         super().__init__()
         self.probe, self.seed, self.depth = probe, seed, 0
-        self.theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
+        own, _ = named_parameters(probe.module)
+        self.shared = _by_storage([(name, own[name]) for name in probe.shared])
+        theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
+        self.theirs = {storage: name for storage, name in theirs.items() if storage not in self.shared}
         self.parts = {id(part): name for name, part in probe.original.named_modules()}
         buffers = dict(probe.module.named_buffers())
         kept = [(path, tensor) for path, tensor in probe.state.contents.tensors.items() if path not in buffers]
@@ -69,6 +72,8 @@ class Watch(TorchDispatchMode):
             for tensor in item if isinstance(item, list | tuple) else (item,):  # operators take no deeper nests
                 if isinstance(tensor, Tensor):
                     self._note(tensor, function)
+        if self.shared and any(_storage(tensor) in self.shared for tensor in _written(function, args, kwargs or {})):
+            raise _Written
         return function(*args, **(kwargs or {}))
 
     @property
@@ -125,6 +130,20 @@ class Watch(TorchDispatchMode):
                     )
 
 
+class _Written(Exception):
+    """A frozen parameter would be written to whose memory is that of the caller's module."""
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    schema = getattr(function, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(zip((spec.name for spec in schema.arguments), args, strict=False)), **kwargs}
+    writes = (spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
+    return tensors_in([given.get(name) for name in writes])
+
+
 @contextmanager
 def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
     watch = Watch(probe, seed)
@@ -145,9 +164,13 @@ def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -
     try:
         with _watching(probe, seed) as watch:
             return watch, work()
+    except _Written:
+        probe.unshare()
+        return watched(probe, work, seed)
     except (ThalwegError, torch.OutOfMemoryError):
         raise
     except Exception:  # if it is the network's own error, it is raised again
+        probe.unshare()
         return None, work()
 
 

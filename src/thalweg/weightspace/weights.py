@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint
 
 BLOCK = 1 << 22  # entries turned to float64 at a time
+LARGE = 1 << 30  # bytes; vectors beyond it are not copied on their device where that can be avoided
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _held: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()  # frozen parameters, once for all points
 
@@ -384,7 +385,7 @@ def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
     """
     key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     other = _held.get(key)
-    if other is None or not _same_bits(other, tensor):
+    if other is None or not same_bits(other, tensor):
         other = _held[key] = tensor.detach().clone() if copy else tensor
     return other
 
@@ -413,8 +414,13 @@ def read_stored(path: Path, name: object) -> dict[str, Tensor]:
     return files.load_tensors(stored, "base")[0]
 
 
-def _same_bits(one: Tensor, two: Tensor) -> bool:
+def same_bits(one: Tensor, two: Tensor) -> bool:
     return one is two or (not one.is_meta and torch.equal(_bits(one), _bits(two)))
+
+
+def bit_sum(tensor: Tensor) -> int:
+    """A number that changes with the values of a tensor."""
+    return sum(int(piece.sum()) for piece in _bits(tensor).split(BLOCK))  # in int64, a piece at a time
 
 
 def _bits(tensor: Tensor) -> Tensor:

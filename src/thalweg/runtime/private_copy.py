@@ -1,0 +1,108 @@
+"""The private copy of a network: deep, compiled as the original is, with what belongs to its parameters beside them."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ThalwegError, first_line
+from ..weightspace.layout import named_parameters, span, unwrapped, user_compiled, wrappers
+from ..weightspace.state import Contents, plain
+from .recompiled import recompiled
+
+
+def private_copy(
+    module: nn.Module, memo: dict[int, Any], frozen: Mapping[str, nn.Parameter]
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+    """A deep copy, compiled as the original is; tensors left by a forward pass are copied as plain values, those that
+    share memory with a parameter follow it, and weak references refer to parts of the copy.
+
+    Args:
+        module: The network.
+        memo: What single objects become in the copy.
+        frozen: Parameters, by name, that may lie in the memory of the original's.
+
+    Returns:
+        The copy, and its parameters that do.
+    """
+    network = unwrapped(module)
+    contents = Contents(network)
+    shared = _shared(frozen, contents)
+    memo.update((id(frozen[name]), new) for name, new in shared.items())
+    try:
+        _follow(network, contents, memo)
+        for part in filter(user_compiled, [*network.modules()][:0:-1]):  # inner ones first
+            memo[id(part)] = recompiled(part, deepcopy(unwrapped(part), memo), part=True)
+        copy = deepcopy(network, memo)
+    except (ThalwegError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # any exception, since its own __deepcopy__ or __reduce__ may fail
+        raise ThalwegError(
+            f"the network must be copyable with copy.deepcopy, and {type(network).__name__} is not "
+            f"({first_line(error)}): take what cannot be copied out of it, or give it a __deepcopy__"
+        ) from error
+    held = [item for _, found in contents.held for item in (found.values() if isinstance(found, dict) else found)]
+    for container, _ in Contents(copy).held if any(isinstance(item, weakref.ref) for item in held) else ():
+        _turn(container, memo)
+    wrapper = next(filter(user_compiled, wrappers(module)), None)
+    return (copy if wrapper is None else recompiled(wrapper, copy, part=False)), shared
+
+
+def _shared(frozen: Mapping[str, nn.Parameter], contents: Contents) -> dict[str, nn.Parameter]:
+    """Parameters in the memory of those given, where nothing else lies in it."""
+    held = {tensor.untyped_storage().data_ptr() for tensor in contents.tensors.values() if plain(tensor)}
+    found = {}
+    for name, old in frozen.items():
+        storage = old.untyped_storage() if plain(old) else None
+        if storage is not None and storage.nbytes() == old.nbytes and storage.data_ptr() not in held:
+            found[name] = nn.Parameter(old.detach(), requires_grad=False)
+            found[name].__dict__.update(old.__dict__)
+    return found
+
+
+def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None:
+    """What happens in the copy to tensors that are not parameters but results, or share memory with a parameter."""
+    parameters, _ = named_parameters(module)
+    homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in parameters.items():
+        if plain(parameter):
+            homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+    for path, tensor in contents.tensors.items():
+        near = homes.get(tensor.untyped_storage().data_ptr(), []) if plain(tensor) and tensor.numel() else []
+        near = [
+            (name, parameter)
+            for name, parameter in near
+            if span(parameter)[0] < span(tensor)[1] and span(tensor)[0] < span(parameter)[1]
+        ]
+        if near:
+            memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
+        elif not tensor.is_leaf:
+            memo[id(tensor)] = tensor.detach().clone()
+    held = [item for part in module.modules() for item in vars(part).values() if type(item) in (OrderedDict, set)]
+    memo.update((id(item), type(item)()) for item in held if not item)  # hooks, which take long to copy one by one
+
+
+def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:
+    twin = deepcopy(parameter, memo)
+    inside = span(parameter)[0] <= span(tensor)[0] and span(tensor)[1] <= span(parameter)[1]
+    if not inside or tensor.dtype != parameter.dtype or twin.stride() != parameter.stride():
+        raise ThalwegError(
+            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in "
+            "every forward pass, or clone() it"
+        )
+    base = twin.detach() if tensor.is_leaf else twin
+    offset = twin.storage_offset() + tensor.storage_offset() - parameter.storage_offset()
+    return base.as_strided(tensor.shape, tensor.stride(), offset)
+
+
+def _turn(container: Any, memo: dict[int, Any]) -> None:
+    """Weak references to parts of the original become references to those of the copy."""
+    if not isinstance(container, dict | list):
+        return
+    for key, item in [*container.items()] if isinstance(container, dict) else [*enumerate(container)]:
+        if isinstance(item, weakref.ReferenceType) and id(item()) in memo:
+            container[key] = weakref.ref(memo[id(item())])
