@@ -247,12 +247,6 @@ def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
         tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, compute=Compute(compile=True))
 
 
-def test_padding_is_looked_for_and_then_nothing_is_captured():
-    animal = ZOO["tied_lstm"]
-    with pytest.warns(tw.SlowPathWarning, match="tasks.py"):
-        tw.fit(animal.module(1).cuda(), tw.language_modelling(), animal.batches(), epochs=3, lr=0.1)
-
-
 def test_a_recording_that_breaks_leaves_the_run_whole():
     """What the watching cannot see: the loss does something forbidden only while it is recorded."""
 
@@ -348,17 +342,15 @@ def test_transformers_with_padding_are_captured(replays):
 
     tiny = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    models = {
-        tw.classification(): transformers.BertForSequenceClassification(
-            transformers.BertConfig(
-                **tiny, intermediate_size=32, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-            )
-        ),
-        None: transformers.LlamaForCausalLM(transformers.LlamaConfig(**tiny, intermediate_size=32, use_cache=False)),
-    }
+    bert = transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            **tiny, intermediate_size=32, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
+    )
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**tiny, intermediate_size=32, use_cache=False))
     tokens = torch.randint(1, 20, (4, 6, 8))
     masks = (torch.arange(8) < torch.randint(3, 9, (4, 6, 1))).long()
-    for task, model in models.items():
+    for task, model in ((tw.classification(), bert), (None, llama)):
         labels = torch.randint(3, (4, 6)) if task else tokens.where(masks.bool(), -100)
         batches = [
             {"input_ids": x, "attention_mask": mask, "labels": y}
