@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from align_zoo import SPECIES, found, random_permutation
+from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.utils.data import DataLoader
 from zoo import bits, same_bits
 
 import thalweg as tw
+from thalweg.weightspace import align as aligning
 from thalweg.weightspace.checkpoint import Checkpoint
 
 TASK = tw.classification()
@@ -97,6 +100,36 @@ def test_the_best_of_all_orders_is_found():
     for name in ("1.running_mean", "1.running_var", "0.bias"):
         assert torch.equal(aligned.state_dict()[name], yours[name][order])
     assert torch.equal(aligned.state_dict()["3.weight"], yours["3.weight"][:, order])
+
+
+@pytest.mark.parametrize("name", ["MLP", "convolutions, flattened", "batch norm", "DenseNet", "ViT", "LSTM", "U-Net"])
+def test_gains_follow_the_units_that_move(name, monkeypatch):
+    species, seen, run = SPECIES[name], [], aligning.Matching.run
+    monkeypatch.setattr(
+        aligning.Matching, "run", lambda matching, seed: (seen.append(matching), run(matching, seed))[1]
+    )
+    a, b = (tw.Weights.of(species.module(seed)) for seed in (1, 2))
+    tw.align(species.module(1), a, b, species.task, [species.batch()])
+    (matching,) = seen
+    assert matching.gains or name == "LSTM"
+    for group, gains in matching.gains.items():
+        torch.testing.assert_close(gains, aligning._gains(matching.pairs[group], group), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 40])
+@pytest.mark.parametrize("diagonal", [0.0, 1.0, 3.0, 100.0])
+def test_assignments_from_the_present_order_are_worth_most(size, diagonal):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        gains = rng.normal(size=(size, size)) + diagonal * np.eye(size)
+        if seed % 2:
+            gains = gains.round()  # with ties
+        order = aligning._assigned(torch.from_numpy(gains)).numpy()
+        rows, best = linear_sum_assignment(gains, maximize=True)
+        assert sorted(order) == list(range(size))
+        assert gains[rows, order].sum() == pytest.approx(gains[rows, best].sum(), rel=1e-12)
+        if gains.trace() == gains[rows, best].sum() and diagonal == 100.0:
+            assert (order == rows).all()
 
 
 def test_batches_are_left_as_they_were_and_bfloat16_is_matched():

@@ -6,6 +6,7 @@ from math import prod
 from time import perf_counter
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, fx, nn
@@ -173,6 +174,12 @@ class Matching:
         self.all = [*(map(_faint, weights) if activations else weights), *activations]
         self.pairs = {name: [pair for pair in self.all if name in pair[2]] for name in self.groups}
         self.orders = {name: self.identity(name) for name in self.groups}
+        self.plain = {
+            name
+            for name, pairs in self.pairs.items()
+            if not (name in self.within or self.inner[name] or any(labels.count(name) > 1 for *_, labels in pairs))
+        }
+        self.gains: dict[str, Tensor] = {}  # of plain groups, kept up to date while others move
 
     def identity(self, name: str) -> Tensor:
         """The order in which nothing moves."""
@@ -216,6 +223,8 @@ class Matching:
 
     def _improve(self, name: str, pairs: Sequence[Pair], always: bool = False) -> bool:
         """Match one group, and those inside it, if that brings the networks nearer."""
+        if name in self.plain:
+            return self._improve_plain(name, pairs, always)
         orders = self._best(name, pairs)
         if all(torch.equal(order, self.identity(other)) for other, order in orders.items()):
             return False
@@ -228,9 +237,36 @@ class Matching:
         self._reorder(dict(undo.inverse().orders))
         return False
 
+    def _improve_plain(self, name: str, pairs: Sequence[Pair], always: bool) -> bool:
+        """The same for a group on one dimension of each tensor, where the gains say what a move is worth."""
+        if pairs is self.pairs[name] and name not in self.gains:
+            self.gains[name] = _gains(pairs, name)
+        gains = (self.gains[name] if pairs is self.pairs[name] else _gains(pairs, name)).cpu()
+        order, here = _assigned(gains), self.identity(name)
+        before, after = (float(gains[here, there].sum(dtype=torch.float64)) for there in (here, order))
+        if torch.equal(order, here) or not (always or after > before + LEAST * abs(before)):
+            return False
+        self._move(name, order)
+        self._remember({name: order})
+        return True
+
+    def _move(self, name: str, order: Tensor) -> None:
+        """Renumber a plain group; the gains of others change by the units that move, of which there are few later."""
+        moving = (order != self.identity(name)).nonzero()[:, 0]
+        for one, two, labels in self.pairs[name]:
+            dim, places = labels.index(name), moving.to(two.device)
+            before, after = two.index_select(dim, places), two.index_select(dim, order[moving].to(two.device))
+            two.index_copy_(dim, places, after)
+            change = (one.index_select(dim, places), after - before, labels)
+            for near in self.gains.keys() & set(labels) - {name}:
+                self.gains[near] += _gains([change], near)
+        if name in self.gains:
+            self.gains[name] = self.gains[name][:, order.to(self.gains[name].device)]
+
     def _reorder(self, orders: Mapping[str, Tensor]) -> None:
         blocks = [pair[1:] for pair in self.all if any(name in pair[2] for name in orders)]
         renumber(blocks, orders, {n: self.within[n] for n in orders if n in self.within})
+        self.gains.clear()
 
     def _remember(self, orders: Mapping[str, Tensor]) -> None:
         for name, order in orders.items():
@@ -274,7 +310,17 @@ def _faint(pair: Pair) -> Pair:
 
 
 def _assigned(gains: Tensor) -> Tensor:
-    return torch.from_numpy(linear_sum_assignment(gains.numpy(), maximize=True)[1])
+    """The best assignment. Solved for gains less potentials of the present order, which change no difference between
+    assignments and leave little to search where few units move; if they settle, the present order is the best.
+    """
+    worth, potential = gains.double().numpy(), np.zeros(len(gains))
+    for _ in range(3):
+        present = worth.diagonal() - potential
+        before, potential = potential, (worth - present[:, None]).max(0)
+        if np.array_equal(before, potential):
+            return torch.arange(len(gains))
+    worth = worth - (worth.diagonal() - potential)[:, None] - potential
+    return torch.from_numpy(linear_sum_assignment(worth, maximize=True)[1])
 
 
 def _gains(pairs: Sequence[Pair], outer: str, inner: str = "") -> Tensor:
