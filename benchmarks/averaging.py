@@ -38,8 +38,8 @@ def vgg16(seed: int, scale: str = "full") -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     own = Experiment(Path(), RECIPES["cifar100", "vgg16"], SCALES[scale], device=device)
     (images, labels), half = own.images[1], len(own.images[1][0]) // 2
-    held_out, test = own._batches((images[:half], labels[:half])), own._batches((images[half:], labels[half:]))
-    data = {"train": own.clean, "held-out": held_out, "test": test}
+    held_out, test = (own.batches((images[part], labels[part]), 1000) for part in (slice(half), slice(half, None)))
+    data = {"train": own.data["train"], "held-out": held_out, "test": test}
     return {"model": own.model(seed), "task": own.task, "train": own.train, "bn_batches": own.clean, "data": data}
 
 

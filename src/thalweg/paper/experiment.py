@@ -23,6 +23,7 @@ from ..weightspace.layout import batch_norms
 from .recipes import Preset, Recipe, changed
 
 DONE = "finished"  # an empty file in the folder of a finished run
+MEASURED = 1000  # images in a batch of a scan
 KINDS: dict[str, Callable[[tw.Weights, tw.Weights], tw.Curve]] = {"bezier": tw.Bezier, "polychain": tw.PolyChain}
 
 
@@ -128,13 +129,14 @@ class Experiment:
             images = torch.randint(256, (count, *shape), dtype=torch.uint8)
             return images, torch.randint(self.recipe.classes, (count,))
 
-    def _batches(self, pair: tuple[Tensor, Tensor], **settings: Any) -> tw.data.DeviceBatches:
+    def batches(self, pair: tuple[Tensor, Tensor], size: int | None = None, **settings: Any) -> tw.data.DeviceBatches:
+        """Of images and labels, in batches of the recipe or of another size."""
         settings |= {"mean": self.recipe.colours[0], "std": self.recipe.colours[1], "device": self.device}
-        return tw.data.DeviceBatches(*pair, self.recipe.batch, **settings)
+        return tw.data.DeviceBatches(*pair, size or self.recipe.batch, **settings)
 
     @cached_property
     def train(self) -> Any:
-        return self._batches(self.images[0], shuffle=True, crop=self.recipe.crop, flip=self.recipe.flip)
+        return self.batches(self.images[0], shuffle=True, crop=self.recipe.crop, flip=self.recipe.flip)
 
     @cached_property
     def clean(self) -> Any:
@@ -143,12 +145,12 @@ class Experiment:
 
     @cached_property
     def test(self) -> Any:
-        return self._batches(self.images[1])
+        return self.batches(self.images[1])
 
-    @property
+    @cached_property
     def data(self) -> dict[str, Any]:
-        """What scans measure."""
-        return {"train": self.clean, "test": self.test}
+        """What scans measure, in batches that keep a GPU busier than those of training."""
+        return {name: self.batches(pair, MEASURED) for name, pair in zip(("train", "test"), self.images, strict=True)}
 
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
@@ -246,8 +248,8 @@ class Experiment:
         return Bench(Inputs(self.form, self.task, self.train, self.clean, self.data), compute, rounds)
 
     def batches_per_point(self) -> int:
-        """Forward passes at one point of a scan: for batch-norm statistics, and over all data sets."""
-        return any(batch_norms(self.form)) * len(self.train) + sum(map(len, self.data.values()))
+        """Forward passes at one point of a scan, in batches of training: for batch norm, and over all data sets."""
+        return (1 + any(batch_norms(self.form))) * len(self.train) + len(self.test)
 
     def finished(self, need: Need) -> bool:
         return (self.place(need) / DONE).is_file()
@@ -295,7 +297,8 @@ class Experiment:
         return self._pairs[seeds]
 
     def _twin(self) -> "Experiment":
-        assert self.train is not None  # so that copies share it
+        assert self.train is not None  # so that copies share them
+        assert self.data
         other = copy(self)
         other._made, other._pairs = {}, {}
         return other

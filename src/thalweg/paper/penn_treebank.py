@@ -101,6 +101,9 @@ class TextExperiment(Experiment):
     def train(self) -> Any:
         return self.data["train"]
 
+    def batches_per_point(self) -> int:
+        return sum(map(len, self.data.values()))
+
     def rates(self, lr: float) -> dict[str, Any]:
         return {
             "momentum": 0.0,
