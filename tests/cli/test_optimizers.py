@@ -27,6 +27,9 @@ def own(seed):
 def scheduled(seed):
     return own(seed) | dict(schedule=tw.WarmupCosine(0.1, warmup=1))
 
+def scaled(seed):
+    return own(seed) | dict(schedule=tw.WarmupCosine(warmup=1))
+
 def odd(seed):
     return plain(seed) | dict(optimizer=3)
 """
@@ -72,7 +75,23 @@ CASES = {
     "the default": (["plain"], {"lr": 0.05}),
     "the factory's optimizer and its own rate": (
         ["own"],
+        {"optimizer": partial(torch.optim.AdamW, weight_decay=0.3, lr=0.02)},
+    ),
+    "the factory's optimizer, decayed": (
+        ["own", "--schedule", "decay"],
         {"optimizer": partial(torch.optim.AdamW, weight_decay=0.3), "lr": 0.02},
+    ),
+    "the factory's optimizer at another rate": (
+        ["own", "--lr", "0.03"],
+        {"optimizer": partial(torch.optim.AdamW, weight_decay=0.3), "lr": 0.03},
+    ),
+    "the factory's optimizer with a cosine": (
+        ["own", "--schedule", "cosine", "--warmup", "1"],
+        {"optimizer": partial(torch.optim.AdamW, weight_decay=0.3), "schedule": tw.WarmupCosine(0.02, warmup=1)},
+    ),
+    "the factory's warm-up, which scales its optimizer's rate": (
+        ["scaled"],
+        {"optimizer": partial(torch.optim.AdamW, weight_decay=0.3), "schedule": tw.WarmupCosine(0.02, warmup=1)},
     ),
     "the factory's schedule": (
         ["scheduled"],

@@ -55,14 +55,14 @@ def plainly(optimizer, named):
     return optimizer([p for _, p in named]) if isinstance(optimizer, type | partial) else optimizer(named)
 
 
-def plain_training(animal, module, optimizer, epochs):
+def plain_training(animal, module, optimizer, epochs, rate=rate):
     module.train()
     made = plainly(optimizer, [(name, p) for name, p in module.named_parameters() if p.requires_grad])
     given, i = [group["lr"] for group in made.param_groups], 0
     for _ in range(epochs):
         for batch in animal.batches():
             i += 1
-            for group, own in zip(made.param_groups, given, strict=True):
+            for group, own in zip(made.param_groups, given if rate else (), strict=rate is not None):
                 group["lr"] = rate(i) * (own / given[0])
             made.zero_grad()
             animal.losses(module, batch).mean().backward()
@@ -81,6 +81,81 @@ def test_fit_is_plain_torch_to_the_bit(name, optimizer):
     assert close if name == "tied_lstm" else torch.equal(ours.vector, theirs.vector)
     assert all(torch.equal(ours.buffers[key], theirs.buffers[key]) for key in theirs.buffers)
     assert (ours.vector - tw.Weights.of(animal.module(1)).vector).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_lr_the_rates_are_the_optimizers_own(optimizer):
+    """A loop that never sets a rate; in `connect`, the same as a constant schedule of that rate."""
+    animal, chosen = ZOO["mlp"], OPTIMIZERS[optimizer]
+    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, optimizer=chosen)
+    assert torch.equal(ours.vector, plain_training(animal, animal.module(1), chosen, 2, None).vector)
+    own = plainly(chosen, list(animal.module(1).named_parameters())).param_groups[0]["lr"]
+    one, two = (
+        tw.connect(animal.module(1), tw.Bezier(*animal.ends(), 2), animal.task, animal.batches(), epochs=2,
+                   optimizer=chosen, **given)
+        for given in ({}, {"schedule": lambda i: own})
+    )  # fmt: skip
+    assert all(torch.equal(a.vector, b.vector) for a, b in zip(one.bends, two.bends, strict=True))
+
+
+def test_a_warmup_without_a_rate_scales_the_one_there_is():
+    animal = ZOO["mlp"]
+    common = (animal.module(1), animal.task, animal.batches())
+    expected = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(0.02, 1), optimizer=partial(Adam, lr=0.3))
+    for given in ({"optimizer": partial(Adam, lr=0.02)}, {"optimizer": Adam, "lr": 0.02}):
+        ours = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(warmup=1), **given)
+        assert torch.equal(ours.vector, expected.vector)
+    ours = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(warmup=1), lr=0.02)  # of SGD
+    expected = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(0.02, 1))
+    assert torch.equal(ours.vector, expected.vector)
+    with pytest.raises(tw.ThalwegError, match="WarmupCosine needs lr_max"):
+        tw.walk(*common, tw.WarmupCosine(warmup=1), epochs=2)
+
+
+def in_one_group(named, **settings):
+    return [{"params": [p for _, p in named], **settings}]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "lr must be above 0, or a schedule given, or an optimizer with a rate of its own; got None"),
+        ({"schedule": tw.WarmupCosine()}, "lr must be above 0, or a schedule given, or an optimizer"),
+        ({"lr": 0.0, "optimizer": Adam}, "lr must be above 0"),
+        ({"lr": 0.1, "schedule": lambda i: 0.1}, "schedule= gives every rate"),
+        ({"lr": 0.1, "optimizer": partial(Adam, lr=0.2)}, "got lr = 0.1, and 0.2 in the optimizer: leave one"),
+        ({"lr": 0.1, "optimizer": partial(partial(Adam, lr=0.2), eps=1e-3)}, "got lr = 0.1, and 0.2 in the optimizer"),
+        ({"optimizer": partial(SGD, lr=0.0)}, "the optimizer's own learning rate must be above 0 .* got 0: set one"),
+        ({"optimizer": in_one_group}, "parameter groups need a learning rate, and group 1 has none"),
+    ],
+)
+def test_rates_that_are_missing_or_given_twice_are_named(given, told):
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match=told):
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, **given)
+
+
+def test_one_rate_given_twice_is_no_contradiction():
+    animal = ZOO["mlp"]
+    one, two = (
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, lr=0.02, optimizer=optimizer)
+        for optimizer in (Adam, partial(Adam, lr=0.02))
+    )
+    assert torch.equal(one.vector, two.vector)
+    groups = partial(in_one_group, lr=0.1)
+    one = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, optimizer=groups)
+    two = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.1)
+    assert torch.allclose(one.vector, two.vector, rtol=1e-12, atol=1e-14)
+
+
+def test_a_run_is_not_resumed_with_another_rate_of_the_optimizer(tmp_path):
+    animal = ZOO["mlp"]
+    common = (animal.module(1), animal.task, animal.batches())
+    made = tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.02), run=tmp_path)
+    again = tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.02), run=tmp_path)
+    assert torch.equal(made.vector, again.vector)
+    with pytest.raises(tw.ThalwegError, match="the learning rate"):
+        tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.03), run=tmp_path)
 
 
 def test_parameter_groups_alone_are_trained_by_sgd():

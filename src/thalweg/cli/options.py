@@ -51,7 +51,11 @@ Epochs = Annotated[int, typer.Option(help="Passes over the training data.")]
 Rate = Annotated[float, typer.Option("--lr", help="Learning rate: constant for half the epochs, then down to 1 %.")]
 OwnRate = Annotated[
     float | None,
-    typer.Option("--lr", help="Learning rate. [default: 0.05, or 0.001 with adam and adamw]", show_default=False),
+    typer.Option(
+        "--lr",
+        help="Learning rate. [default: that of the factory's `optimizer`, 0.001 with adam and adamw, or 0.05]",
+        show_default=False,
+    ),
 ]
 Optimizer = Annotated[
     Literal["sgd", "adam", "adamw"] | None,
@@ -66,7 +70,7 @@ Schedule = Annotated[
     Literal["decay", "cosine", "constant"] | None,
     typer.Option(
         help="The learning rate over the run: constant for half the epochs, then down to 1 % (decay), a cosine, or "
-        "constant. [default: the factory's `schedule`, or decay]",
+        "constant. [default: the factory's `schedule`; constant with its `optimizer` and no --lr; or decay]",
         case_sensitive=False,
         show_default=False,
     ),
@@ -209,14 +213,20 @@ class Arguments:
             raise ThalwegError(f"a warm-up comes before a cosine; got --warmup {warmup:g} without --schedule cosine")
         if schedule is None and self.inputs.schedule is not None:
             return {"schedule": self.inputs.schedule}
+        if lr is None and schedule in (None, "constant") and self._factory_optimizes:
+            return {"lr": None}  # the optimizer's own
         rate = self._default_rate() if lr is None else lr
         if schedule == "cosine":
             return {"schedule": tw.WarmupCosine(rate, warmup), "lr": None}
         return {"schedule": lambda i: rate, "lr": None} if schedule == "constant" else {"lr": rate}
 
+    @property
+    def _factory_optimizes(self) -> bool:
+        return self.given["optimizer"] is None and self.inputs.optimizer is not None
+
     def _default_rate(self) -> float:
         """That of a factory's own optimizer is its own."""
-        if self.given["optimizer"] is None and self.inputs.optimizer is not None:
+        if self._factory_optimizes:
             from ..training.own_optimizer import own_rate
 
             return own_rate(self.inputs.model, self.inputs.optimizer, RATE)

@@ -59,11 +59,12 @@ def fit(
         task: The loss to minimise.
         batches: The training data, an iterable of batches with a length.
         epochs: Passes over `batches`.
-        lr: The learning rate, decayed as in the paper's code unless `schedule` is given.
+        lr: The learning rate, decayed as in the paper's code unless `schedule` is given. If neither is, the rate is the
+            optimizer's own, which stays constant.
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty: adds `weight_decay * weights` to the gradient.
-        schedule: Maps the iteration, counted from 1, to a learning rate; or `WarmupCosine(lr_max, warmup)`. Replaces
-            `lr`.
+        schedule: Maps the iteration, counted from 1, to a learning rate, and replaces `lr`; or `WarmupCosine(lr_max,
+            warmup)`, which without `lr_max` scales `lr` or the optimizer's own rate.
         optimizer: A torch optimizer class, a partial of one, or a function of named parameters, a list of pairs, that
             returns an optimizer or parameter groups for SGD; SGD with momentum by default. The learning rate is that of
             the first group; others keep the ratio of their own rate to it. It may have a weight decay of its own

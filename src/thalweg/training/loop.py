@@ -1,7 +1,7 @@
 """The training loop: epochs, learning rate, and what happens when the loss is not finite."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,21 +84,38 @@ class Settings:
             ("optimizer", self.optimizer is None or callable(self.optimizer), OPTIMIZER),
             ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            ("lr", self.schedule is not None or (self.lr or 0) > 0, "above 0, or a schedule given"),
+            ("lr", self._has_rate(), "above 0, or a schedule given, or an optimizer with a rate of its own"),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("decay_at", self.decay_at in ("bends", "phi"), "'bends' or 'phi'"),
             ("clip", self.clip is None or self.clip > 0, "above 0, the largest norm of the gradient"),
         ):
             if not fits:
                 raise ThalwegError(f"{name} must be {rule}; got {getattr(self, name)!r}")
-        if self.schedule is not None and self.lr is not None:
+        if self.schedule is not None and self.lr is not None and not self._scales:
             raise ThalwegError(
                 f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them out"
             )
 
-    def rate(self, steps: int) -> Schedule:
-        """The schedule, or the default decay of `lr`, given the steps per epoch."""
-        given: Any = self.schedule or decay(self.lr or 0.0, self.epochs, steps)
+    @property
+    def _scales(self) -> bool:
+        """Whether the schedule is one like `WarmupCosine()`, without a rate of its own."""
+        return getattr(self.schedule, "lr_max", 0) is None
+
+    @property
+    def takes_own_rate(self) -> bool:
+        """Whether the learning rate is that of the optimizer itself."""
+        return self.lr is None and (self.schedule is None or self._scales)
+
+    def _has_rate(self) -> bool:
+        return self.lr > 0 if self.lr is not None else self.optimizer is not None or not self.takes_own_rate
+
+    def rate(self, steps: int, own: float = 0.0) -> Schedule:
+        """The schedule, given the steps per epoch and the optimizer's own rate: the default decays `lr`, or else keeps
+        that rate.
+        """
+        base = own if self.lr is None else self.lr
+        given: Any = self.schedule or (decay(base, self.epochs, steps) if self.lr is not None else lambda i: base)
+        given = replace(given, lr_max=base) if self._scales else given
         schedule = given.plan(steps, self.epochs).rate if hasattr(given, "plan") else given
         return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
 
@@ -121,9 +138,9 @@ def train(
     """Train `motion` for the epochs in `settings`."""
     check_task(task)
     steps = updates(batches, settings.accumulate)
-    schedule = settings.rate(steps)
     own = settings.optimizer is not None
     optimizer = call.own_optimizer(motion, settings) if own else make_optimizer(motion.vectors, settings.momentum)
+    schedule = settings.rate(steps, float(optimizer.param_groups[0]["lr"]))
     passes, make = call.source(batches, motion.probe.device, settings.accumulate)
     step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
     with call.running(step, batches, settings, steps * settings.epochs, label, run) as live:

@@ -93,6 +93,11 @@ def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Op
             "give one of them weight_decay=0"
         )
     rates(1.0, [group["lr"] for group in groups])
+    if settings.takes_own_rate and not groups[0]["lr"] > 0:
+        raise ThalwegError(
+            f"the optimizer's own learning rate must be above 0 where lr= and schedule= give none; got "
+            f"{float(groups[0]['lr']):g}: set one of the three"
+        )
     return optimizer
 
 
@@ -120,14 +125,30 @@ def own_rate(module: nn.Module, factory: OptimizerFactory, default: float) -> fl
 def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
     """A class gets parameters, as it does from `module.parameters()`; a function gets them with their names."""
     factory: Any = settings.optimizer
-    inner = factory
+    inner, lr = factory, settings.lr
     while isinstance(inner, partial):
+        if lr is not None and float(inner.keywords.get("lr", lr)) != lr:
+            raise ThalwegError(
+                "a learning rate is given to the call or to the optimizer, not to both; got lr = "
+                f"{lr:g}, and {float(inner.keywords['lr']):g} in the optimizer: leave one of them out"
+            )
         inner = inner.func
     with during("making the optimizer"):
         made = factory([tensor for _, tensor in named] if isinstance(inner, type) else list(named))
         if isinstance(made, list | tuple) and made and all(isinstance(group, dict) for group in made):
-            return SGD(made, lr=settings.rate(1)(1), momentum=settings.momentum)
+            return _sgd(made, settings)
     return made
+
+
+def _sgd(groups: Sequence[Any], settings: Settings) -> Optimizer:
+    """The default optimizer with a function's groups."""
+    if settings.takes_own_rate and (without := [k for k, group in enumerate(groups, start=1) if "lr" not in group]):
+        raise ThalwegError(
+            f"parameter groups need a learning rate, and group {without[0]} has none: give every group its 'lr', or "
+            "the call lr= or schedule="
+        )
+    first = groups[0]["lr"] if settings.takes_own_rate else settings.rate(1)(1)
+    return SGD(groups, lr=first, momentum=settings.momentum)
 
 
 def _check_whole(named: Sequence[tuple[str, Tensor]], moved: list[int]) -> None:

@@ -45,6 +45,7 @@ def training_question(
     if processes.size > 1:
         _check_whole(batches)
     data, first = data_question(batches, "the training data")
+    optimizer, own = _optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
     return {
         **{name: getattr(settings, name) for name in PLAIN},
         **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none
@@ -52,8 +53,8 @@ def training_question(
         "precision": compute.precision,
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),
-        "the learning rate": facts.rates(_sampled_rates(settings, updates(batches, settings.accumulate))),
-        **_optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]]),
+        "the learning rate": facts.rates(_sampled_rates(settings, updates(batches, settings.accumulate), own)),
+        **optimizer,
     }
 
 
@@ -80,8 +81,8 @@ def method_table(method: object, plan: Plan | None) -> facts.Fact:
     return facts.table(own)
 
 
-def _sampled_rates(settings: Settings, steps: int) -> dict[int, float]:
-    rate, chosen = settings.rate(steps), _spread(steps * settings.epochs)
+def _sampled_rates(settings: Settings, steps: int, own: float) -> dict[int, float]:
+    rate, chosen = settings.rate(steps, own), _spread(steps * settings.epochs)
     first, second = ({i: float(rate(i)) for i in chosen} for _ in range(2))
     for i in chosen:
         if first[i] != second[i]:
@@ -97,10 +98,12 @@ def _spread(total: int) -> list[int]:
     return sorted({1 + (total - 1) * k // (SAMPLED - 1) for k in range(SAMPLED)})
 
 
-def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Tensor]) -> Facts:
-    """For a user's own optimizer: its settings, and where a few steps move the corners of the parameters."""
+def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Tensor]) -> tuple[Facts, float]:
+    """For a user's own optimizer: its settings, and where a few steps move the corners of the parameters; and its own
+    learning rate.
+    """
     if settings.optimizer is None:
-        return {"the optimizer's": facts.table({})}
+        return {"the optimizer's": facts.table({})}, 0.0
     named = [(name, nn.Parameter(part)) for vector in vectors for name, part in layout.split(vector).items()]
     with undisturbed():
         optimizer = own_optimizer(named, settings)
@@ -111,7 +114,7 @@ def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Te
         _try_steps(own_optimizer(corners, settings), [part for _, part in corners])
         within = rounding(tried[0].dtype, exact=not tried[0].is_cuda)
         found["a few steps of the optimizer"] = facts.numbers({"result": summary(tried)}, within)
-    return found
+    return found, float(optimizer.param_groups[0]["lr"])
 
 
 def _try_steps(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:

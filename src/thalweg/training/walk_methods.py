@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, cos, isfinite, pi
+from math import ceil, cos, inf, isfinite, pi
 from typing import ClassVar
 
 from ..errors import ThalwegError, number, several, whole
@@ -187,28 +187,31 @@ class WarmupCosine(Method):
     As a method of `walk` or `WalkScheduler` it collects the network at the end.
 
     Args:
-        lr_max: Learning rate after the warm-up.
+        lr_max: Learning rate after the warm-up; in `fit` and `connect` by default `lr`, or else the optimizer's own.
         warmup: Its length in epochs, or `Iterations(n)`; rounded to iterations.
         lr_min: What the cosine approaches at the end.
     """
 
     title: ClassVar[str] = "Warm-up and cosine"
-    lr_max: float
+    lr_max: float | None = None
     warmup: float | Iterations = 0.0
     lr_min: float = 0.0
 
     def __post_init__(self) -> None:
-        self._plain("lr_max", "warmup", "lr_min")
+        self._plain(*(["lr_max"] if self.lr_max is not None else []), "warmup", "lr_min")
         long = self.warmup.count if isinstance(self.warmup, Iterations) else self.warmup
-        if not 0 <= self.lr_min <= self.lr_max or not self.lr_max > 0 or not long >= 0:
+        highest = inf if self.lr_max is None else self.lr_max
+        if not 0 <= self.lr_min <= highest or not highest > 0 or not long >= 0:
             raise ThalwegError(
                 "WarmupCosine needs lr_max > 0, 0 <= lr_min <= lr_max and warmup >= 0; got "
                 f"{self.lr_max}, {self.lr_min} and {self.warmup}"
             )
 
     def plan(self, steps: int, epochs: int) -> Plan:
-        total = steps * epochs
+        total, lr_max = steps * epochs, self.lr_max
         warm = self.warmup.count if isinstance(self.warmup, Iterations) else round(self.warmup * steps)
+        if lr_max is None:
+            raise ThalwegError("WarmupCosine needs lr_max where there is no learning rate that it could take instead")
         if warm >= total:
             raise ThalwegError(
                 f"a warm-up must be shorter than the run; it is {warm} iterations, and the run is {total}"
@@ -216,8 +219,8 @@ class WarmupCosine(Method):
 
         def rate(i: int) -> float:
             if i <= warm:
-                return self.lr_max * i / warm
-            return self.lr_min + (self.lr_max - self.lr_min) / 2 * (cos(pi * (i - 1 - warm) / (total - warm)) + 1)
+                return lr_max * i / warm
+            return self.lr_min + (lr_max - self.lr_min) / 2 * (cos(pi * (i - 1 - warm) / (total - warm)) + 1)
 
         return Plan(rate, lambda i: i == total, total)
 
