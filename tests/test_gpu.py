@@ -1,10 +1,12 @@
 """On a CUDA GPU: the same numbers as on the CPU, in float64. Run with `pytest -m gpu`."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,44 @@ def test_streaming_takes_two_vectors_on_the_gpu_and_changes_nothing():
     assert torch.allclose(*(curve.bends[0].vector for curve in found), rtol=1e-3, atol=1e-6)
     assert peaks[0] > 6.5
     assert peaks[1] < 3.5
+
+
+def test_memory_of_a_large_network_beyond_plain_training(monkeypatch):
+    """With AdamW, one bend and the curve on the CPU: 4 vectors by hand, 8 for `connect`, 3 streamed."""
+    for place in ("training.connect", "training.loop", "weightspace.probe"):
+        monkeypatch.setattr(f"thalweg.{place}.LARGE", 1000)
+    monkeypatch.setattr("thalweg.training.step.BLOCK", 1 << 20)
+    batches, vector = [torch.randn(8, 1000)] * 4, 4 * 16 * 1000**2
+    task = tw.Task(lambda outputs, targets: outputs.square().mean(1), lambda net, batch: (net(batch), None))
+
+    def network():
+        return torch.nn.Sequential(*(torch.nn.Linear(1000, 1000, bias=False) for _ in range(16))).cuda()
+
+    def by_hand(module):
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+        for batch in batches:
+            module(batch.cuda()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def connect(module, stream=False):
+        ends = [tw.Weights.of(module).to("cpu") for _ in range(2)]
+        torch.cuda.reset_peak_memory_stats()
+        how = {"optimizer": torch.optim.AdamW, "compute": tw.Compute(graph=False, stream=stream)}
+        tw.connect(module, tw.Bezier(*ends), task, batches, epochs=1, **how)
+
+    peaks = []
+    for way in (by_hand, by_hand, connect, partial(connect, stream=True)):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        module = network()
+        torch.cuda.reset_peak_memory_stats()
+        way(module)
+        peaks.append((torch.cuda.max_memory_allocated() - before) / vector)
+        del module
+    assert peaks[1] == pytest.approx(4, abs=0.3)
+    assert peaks[2] == pytest.approx(8, abs=0.5)
+    assert peaks[3] == pytest.approx(3, abs=0.5)
 
 
 def test_two_ranks_on_one_gpu_do_what_one_does(tmp_path):

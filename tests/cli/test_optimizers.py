@@ -11,6 +11,7 @@ from thalweg.cli import app
 
 TASK = """
 import torch, thalweg as tw
+from functools import partial
 from torch import nn
 
 def plain(seed):
@@ -22,7 +23,7 @@ def plain(seed):
     return dict(model=model, task=tw.classification(), train=batches, data={"train": batches})
 
 def own(seed):
-    return plain(seed) | dict(optimizer=lambda named: torch.optim.AdamW(named, lr=0.02, weight_decay=0.3))
+    return plain(seed) | dict(optimizer=partial(torch.optim.AdamW, lr=0.02, weight_decay=0.3))
 
 def scheduled(seed):
     return own(seed) | dict(schedule=tw.WarmupCosine(0.1, warmup=1))

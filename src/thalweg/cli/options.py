@@ -7,7 +7,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
@@ -200,8 +200,10 @@ class Arguments:
             return {}
         from ..training.own_optimizer import named_optimizer
 
-        chosen, decay = self.given["optimizer"], self.given["weight_decay"]
+        chosen, decay, lr = self.given["optimizer"], self.given["weight_decay"], self.given.get("lr")
         made = named_optimizer(chosen, decay) if chosen else self.inputs.optimizer
+        if lr is not None and isinstance(made, partial) and "lr" in made.keywords:
+            made = partial(made, lr=lr)  # a rate on the command line replaces that of the factory's partial
         return {"optimizer": made, "weight_decay": self.penalty}
 
     def _rates(self) -> dict[str, Any]:
@@ -229,7 +231,7 @@ class Arguments:
         if self._factory_optimizes:
             from ..training.own_optimizer import own_rate
 
-            return own_rate(self.inputs.model, self.inputs.optimizer, RATE)
+            return own_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
 
     def _chosen(self, *names: str) -> dict[str, Any]:

@@ -114,11 +114,11 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
     return AdamW([group for group in groups if group["params"]])
 
 
-def own_rate(module: nn.Module, factory: OptimizerFactory, default: float) -> float:
+def own_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
     parameters, _ = named_parameters(module)
     named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
-    made = own_optimizer(named, Settings(1, default, 0.0, 0.0, None, factory, None, 0))
+    made = own_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
     return float(made.param_groups[0]["lr"])
 
 
