@@ -1,6 +1,6 @@
 """Transformers on a CUDA GPU: `fit` and `connect` against a loop written by hand, with AdamW.
 
-    python benchmarks/transformer_steps.py OUT.json [--models gpt2 llama bert vit] [--steps 60] [--rounds 5] [--tiny]
+    python benchmarks/transformer_steps.py OUT.json [--models gpt2 llama bert vit] [--steps 60] [--rounds 5] [--compile]
 
 For each model, in bf16 with AdamW and no decay of norms and biases: steps of an eager loop as one writes it, with
 torch's fused AdamW, of `fit`, and of `connect` with one bend, each measured over whole runs of `--steps` updates on
@@ -123,11 +123,11 @@ def by_hand(model, data, device, autocasts=True):
     return data.per_step()
 
 
-def measured(name, s, steps, rounds, device):
+def measured(name, s, steps, rounds, device, compiled):
     model, data = network(name, s).to(device), Clocked(batches(name, s, device), steps, device)
     task = tw.classification() if name == "bert" else own_loss(model)
     settings = {"epochs": 1, "schedule": tw.WarmupCosine(1e-4, tw.Iterations(5)), "optimizer": grouped}
-    settings |= {"compute": tw.Compute(precision="bf16"), "progress": False}
+    settings |= {"compute": tw.Compute(precision="bf16", compile=compiled), "progress": False}
     ends = [tw.Weights.of(network(name, s).to(device)), tw.Weights.of(model)]
     ends[1] = tw.average([ends[1]])
     ends[1].vector.mul_(1.01)
@@ -163,12 +163,13 @@ def main():
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama", "bert", "vit"])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="as `fit` and `connect` do by themselves in long runs")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() and not given.tiny else "cpu")
     found = {"torch": torch.__version__, "transformers": transformers.__version__, "device": str(device)}
     for name in given.models:
-        found[name] = measured(name, sizes(given.tiny), given.steps, given.rounds, device)
+        found[name] = measured(name, sizes(given.tiny), given.steps, given.rounds, device, given.compile)
         print(name, json.dumps(found[name], indent=1), flush=True)
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 
