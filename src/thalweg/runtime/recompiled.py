@@ -1,5 +1,6 @@
 """A network that the user has compiled stays compiled: its private copy is compiled in the same way."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..weightspace.layout import user_compiled
 from .compute import say_slower
 
 
@@ -29,9 +29,11 @@ def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
 
 
 @contextmanager
-def interpreted(module: nn.Module) -> Iterator[None]:
-    """Run what the user has compiled eagerly, since compiled code does not call hooks that were added later."""
-    if not any(map(user_compiled, module.modules())):
+def interpreted() -> Iterator[None]:
+    """Run what the user has compiled eagerly, functions included, since compiled code does not call hooks that were
+    added later, and the compiler would try to compile what observes a pass.
+    """
+    if "torch._dynamo" not in sys.modules:  # then there is nothing compiled, and importing it takes a second
         yield
         return
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():

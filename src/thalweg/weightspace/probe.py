@@ -71,7 +71,6 @@ class Probe:
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
-        self._watchers = {name: self._watch(name, parameter) for name, parameter in self.moving.items()}
         self.state = ModuleState(self.module)
         self._drops = _has_train(self.module)
         self._own: dict[str, Tensor] = {
@@ -197,6 +196,7 @@ class Probe:
         else:
             for parameter in self._parameters:
                 parameter.grad = None
+        watched = self._watchers
         loss.backward()
         if not self.views:
             self.gather([parameter.grad for parameter in self._parameters])
@@ -205,7 +205,7 @@ class Probe:
                 "the loss depends on weights outside the network that was given: its forward pass uses another "
                 "module's (a replaced .forward that is bound to the original, say); make it use its own"
             )
-        if len(self.unreached) < len(self._watchers):
+        if len(self.unreached) < len(watched):
             self._forget_reached()
             self.check()
 
@@ -314,9 +314,16 @@ class Probe:
             new.__dict__.update(old.__dict__)
         return found
 
-    def _watch(self, name: str, parameter: nn.Parameter) -> Any:
-        unreached = self.unreached  # a hook that held the probe would keep it alive, since its parameters hold the hook
-        return parameter.register_post_accumulate_grad_hook(lambda _: unreached.discard(name))
+    @cached_property
+    def _watchers(self) -> dict[str, Any]:
+        """Made before the first backward pass, which most probes never have; a hook that held the probe would keep it
+        alive, since its parameters hold the hook.
+        """
+        unreached = self.unreached
+        return {
+            name: parameter.register_post_accumulate_grad_hook(lambda _, name=name: unreached.discard(name))
+            for name, parameter in self.moving.items()
+        }
 
     def _forget_reached(self) -> None:
         for name in [name for name in self._watchers if name not in self.unreached]:

@@ -67,6 +67,11 @@ class Watch(TorchDispatchMode):
         self.asked: tuple[Any, Any] | None = None
         self.answered: list[Tensor] | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler, which takes longer than a small scan; see `interpreted`."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for item in (*args, *kwargs.values()) if kwargs else args:
             for tensor in item if isinstance(item, list | tuple) else (item,):  # operators take no deeper nests
@@ -152,7 +157,7 @@ def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
         hooks.append(probe.module.register_forward_pre_hook(watch.ask, with_kwargs=True, prepend=True))
         hooks.append(probe.module.register_forward_hook(watch.answer))
     try:
-        with watch, interpreted(probe.module):
+        with watch, interpreted():
             yield watch
     finally:
         for hook in hooks:
@@ -226,7 +231,8 @@ class Proof:
         self.last = copy(self.first)
         self.last.uses = Counter()
         placed = self._placed(batch)
-        yield placed, self.last
+        with interpreted():
+            yield placed, self.last
         for own, twin in zip(tensors_in(batch), tensors_in(placed), strict=True):
             if plain(own) and plain(twin) and not same(own, twin):
                 own.copy_(twin)

@@ -495,7 +495,7 @@ class _InDouble(TorchFunctionMode):
 
 @contextmanager
 def _computing(net: nn.Module, seed: int = 0) -> Iterator[None]:
-    with interpreted(net), _InDouble(), seeded(seed):
+    with interpreted(), _InDouble(), seeded(seed):
         yield
 
 
