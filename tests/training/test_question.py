@@ -20,6 +20,7 @@ import thalweg as tw
 from thalweg.runtime.rng import seeded
 from thalweg.store import files
 from thalweg.store.runs import Run
+from thalweg.training.step import mean_loss
 
 FGE = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
 
@@ -270,6 +271,12 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         r"the learning rate at iteration 1[56]\d was 0.1 and is 0.05",
     ),
     "fit: precision": (fit, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
+    **{
+        f"{call.__name__}: compiled": (call, A, {"compute": tw.Compute(compile=True)}, "compile was None and is True")
+        for call in (fit, connect, walk, compare)
+    },
+    "walk: precision": (walk, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
+    "compare: precision": (compare, A, {"compute": tw.Compute("bf16")}, "precision was 'fp32' and is 'bf16'"),
     "fit: optimizer setting": (
         fit,
         {"optimizer": sgd()},
@@ -542,6 +549,43 @@ def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, 
     monkeypatch.setattr("thalweg.store.runs._locked", refuse)
     assert torch.equal(call(tmp_path / "r"), alone)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.filterwarnings("ignore::thalweg.SlowPathWarning")
+@pytest.mark.parametrize("same", [{"compile": False}, {"graph": False}, {"graph": True}, {"stream": True}], ids=str)
+@pytest.mark.parametrize("call", [fit, connect, walk, scan, compare])
+def test_a_choice_that_changes_no_number_here_resumes_a_run_begun_without_it(call, same, tmp_path):
+    first = call(tmp_path)
+    assert torch.equal(call(tmp_path, compute=tw.Compute(**same)), first)
+
+
+def test_what_compiling_changes_is_asked_for_where_it_is_not_done_by_default(tmp_path, monkeypatch):
+    """As on a GPU, where long trainings are compiled unless that is forbidden."""
+    monkeypatch.setattr(tw.Compute, "compiles", lambda self, device, steps: self.compile is not False)
+    monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: mean_loss)
+    compiled = fit(tmp_path)
+    assert torch.equal(fit(tmp_path, compute=tw.Compute(compile=True)), compiled)
+    with pytest.raises(tw.ThalwegError, match="compile was None and is False"):
+        fit(tmp_path, compute=tw.Compute(compile=False))
+
+
+def test_half_a_run_is_resumed_only_with_what_changes_no_number(tmp_path):
+    def stop(entry):
+        if entry["epoch"] == 2:
+            raise InterruptedError
+
+    whole = connect(None)
+    with pytest.raises(InterruptedError):
+        connect(tmp_path, on_epoch=stop)
+    for compute in (tw.Compute("bf16"), tw.Compute(compile=True)):
+        with pytest.raises(tw.ThalwegError, match=r"(precision|compile) was .* and is (True|'bf16'); .*another folder"):
+            connect(tmp_path, compute=compute)
+    assert torch.allclose(connect(tmp_path, compute=tw.Compute(stream=True)), whole, atol=1e-6)
+
+
+def test_a_scan_is_never_compiled(tmp_path):
+    first = scan(tmp_path)
+    assert torch.equal(scan(tmp_path, compute=tw.Compute(compile=True)), first)
 
 
 def test_resume_refuses_a_schedule_that_counts(tmp_path):

@@ -46,14 +46,17 @@ def training_question(
         _check_whole(batches)
     data, first = data_question(batches, "the training data")
     optimizer, own = _optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
+    steps, device = updates(batches, settings.accumulate), next(module.parameters()).device
+    compiled, usual = (how.compiles(device, steps * settings.epochs) for how in (compute, Compute()))
     return {
         **{name: getattr(settings, name) for name in PLAIN},
         **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none
         **({"decay_at": settings.decay_at} if settings.decay_at != "bends" else {}),
         "precision": compute.precision,
+        **({"compile": compiled} if compiled != usual else {}),  # whose dropout is another; all else only rounds
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),
-        "the learning rate": facts.rates(_sampled_rates(settings, updates(batches, settings.accumulate), own)),
+        "the learning rate": facts.rates(_sampled_rates(settings, steps, own)),
         **optimizer,
     }
 
