@@ -174,7 +174,7 @@ def test_crafted_weights_with_a_right_hash_are_a_sentence(change, tmp_path):
     tensors, about = files.load_tensors(path, "weights")
     CRAFTED[change](about)
     files.save_tensors(path, "weights", tensors, about)
-    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors is not a file that thalweg wrote whole"):
+    with pytest.raises(tw.ThalwegError, match=r"w\.safetensors (is not a file that thalweg wrote|cannot be used)"):
         tw.Weights.load(path)
 
 
@@ -262,3 +262,36 @@ def test_damaged_mark_does_not_make_weights_foreign(key, tmp_path):
     path.write_bytes(path.read_bytes().replace(f'"{key}"'.encode(), f'"{key[:-1]}_"'.encode()))
     with pytest.raises(tw.ThalwegError, match=r"w\.safetensors (is damaged|has format)"):
         tw.Weights.load(path, network(0))
+
+
+def measured(run):
+    a, b = (tw.Weights.of(nn.Linear(2, 3)) for _ in range(2))
+    data = [(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))]
+    return tw.scan(nn.Linear(2, 3), tw.Segment(a, b), tw.classification(), data, points=2, run=run)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"thesis.tex": "mine"}, "is already there, and nothing is written over: choose another"),
+        ({"thesis.tex": "mine", "run.json": "{}"}, "run.json must be a file of run, but thalweg did not write it"),
+        ({"run.json": '{"epochs": 3}'}, "run.json must be a file of run, but thalweg did not write it"),
+        ({"run.json": "not JSON"}, "run.json is not a whole JSON file"),
+        ({".lock": "4711\n"}, r"\.lock is another program's, since it begins with '4711\\n': choose another folder"),
+        ({"scan.json": "{}"}, "is already there, and nothing is written over: choose another"),
+    ],
+)
+def test_a_foreign_folder_that_is_refused_is_left_as_it_was(files, said, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(tw.ThalwegError, match=said):
+        measured(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", [".lock", "points.jsonl", "run.json", "scan.json"])
+def test_pipes_in_a_folder_are_refused_and_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(tw.ThalwegError, match=r"is a pipe or a device|is not a file|nothing is written over"):
+        measured(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [name] * (name != ".lock")

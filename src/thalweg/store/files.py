@@ -171,10 +171,10 @@ def beside(path: Path, name: object, kind: str) -> Path:
 
 def no_link(path: Path) -> Path:
     """A part of a folder of ours, which anybody may have made: links in it are neither read nor written through."""
-    if path.is_symlink():
+    if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
         raise ThalwegError(
-            f"{path} is a link, and links inside a folder of a run or an ensemble are not followed: put there what it "
-            "leads to"
+            f"{path} is a {'link' if path.is_symlink() else 'pipe or a device'}, and such things inside a folder of a "
+            "run or an ensemble are not followed: put there the file that it leads to"
         )
     return path
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ONE_WISH = 1.0
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 MEMBERS = "members"
+HOLDER = "process "  # how the content of a lock begins
 NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
 
 
@@ -136,10 +137,12 @@ class Run:
         """
         known = json.loads(json.dumps({**self.note, **settings}))
         with files.writing(self.folder):  # which may be closed to us
-            finished = result and (self.folder / result).is_file()
+            finished, occupied = result and (self.folder / result).is_file(), _occupied(self.folder)
+        if finished or occupied:
+            self._check(command, known)  # before anything is written, since it may be anybody's folder
+        with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         if finished:
-            self._check(command, known)
             self._tidy(command)
             yield self
             return
@@ -259,6 +262,8 @@ def _occupied(folder: Path) -> bool:
     """
     if not folder.is_dir():
         return folder.exists()
+    if (folder / RECORD).exists():
+        files.load_json(folder / RECORD, "run")  # raises unless it is ours
     return any(path.name != RECORD and not path.name.startswith(".") for path in folder.iterdir())
 
 
@@ -276,8 +281,11 @@ def _locked(path: Path, command: str) -> Iterator[None]:
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
         os.register_at_fork(after_in_child=file.close)  # otherwise workers would hold it after us
+        file.seek(0)
+        if (before := file.read(len(HOLDER))) not in ("", HOLDER):
+            raise ThalwegError(f"{path} is another program's, since it begins with {before!r}: choose another folder")
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} ({command})")
+        file.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()
         yield
 
