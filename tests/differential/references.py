@@ -342,3 +342,21 @@ class MadeLate(Normed):
         if not hasattr(self, "late"):
             self.late = nn.Linear(3, 3, dtype=x.dtype)
         return self.late(super().forward(x))
+
+
+@kind("numpy_view_of_a_parameter", refused="memory")
+class NumpyView(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = self.first.bias.detach().numpy()[1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh()) + torch.from_numpy(self.seen).sum()
+
+
+@kind("numpy_array_that_became_a_parameter", refused="memory")
+class FromNumpy(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = self.first.weight.detach().numpy().repeat(2, axis=0)
+        self.first.weight = nn.Parameter(torch.from_numpy(self.table)[8:])

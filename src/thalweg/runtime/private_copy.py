@@ -82,6 +82,13 @@ def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None
             memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
         elif not tensor.is_leaf:
             memo[id(tensor)] = tensor.detach().clone()
+    for name, parameter in parameters.items() if contents.arrays else ():
+        first, last = span(parameter) if plain(parameter) else (0, 0)
+        if any(first - array.nbytes < array.__array_interface__["data"][0] < last for array in contents.arrays):
+            raise ThalwegError(
+                f"a numpy array in the network shares memory with the parameter '{name}', and cannot follow it when it "
+                "moves: make it anew in every forward pass, or copy() it"
+            )
     held = [item for part in module.modules() for item in vars(part).values() if type(item) in (OrderedDict, set)]
     memo.update((id(item), type(item)()) for item in held if not item)  # hooks, which take long to copy one by one
 

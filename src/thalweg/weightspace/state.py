@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..generators import generator_state, is_generator, set_generator
 
-DEPTH = 5  # levels of containers and plain objects below a part of the network
+DEPTH = 8  # levels of containers and plain objects below a part of the network
 LONG = 10_000  # containers with more items are taken for data
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 BUILTIN = (dict, list, tuple, set, deque)
