@@ -129,12 +129,12 @@ class Task:
 
     def losses(self, outputs: Any, targets: Any, batch: Any) -> tuple[Tensor, Number]:
         """The checked values of the loss, zero for labels that do not count, and the number of those that do."""
-        counted = None
         try:
-            if isinstance(self.loss, _CrossEntropy):
-                values, counted = self.loss.each(outputs, targets)
-            else:
-                values = self.loss(outputs, targets)
+            values, counted = (
+                self.loss.each(outputs, targets)
+                if isinstance(self.loss, _CrossEntropy)
+                else (self.loss(outputs, targets), None)
+            )
         except Exception as error:
             called = f"{type(outputs).__name__}' object is not callable" in str(error)
             if isinstance(error, ThalwegError | torch.OutOfMemoryError) or not (called or self._takes_network()):
@@ -303,9 +303,15 @@ class _CrossEntropy:
 
     def each(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """All values, and which of them count; None if all do."""
-        if targets.is_floating_point() or logits.ndim < 2 or logits.shape == targets.shape:
-            return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets), None
-        return self.labels(self.of, logits, targets)
+        known = isinstance(targets, Tensor) and targets.shape in (logits.shape, logits.shape[:1] + logits.shape[2:])
+        if logits.ndim > 1 and (not known or (targets.is_floating_point() and targets.shape != logits.shape)):
+            raise ThalwegError(
+                f"labels are a tensor of whole numbers, one for each example of logits {tuple(logits.shape)}, or "
+                f"probabilities of their shape; got {describe(targets)}: reshape or convert them in the data"
+            )
+        if logits.ndim > 1 and logits.shape != targets.shape:
+            return self.labels(self.of, logits, targets)
+        return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets), None
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.smoothing)

@@ -158,7 +158,7 @@ def _logits(probe: Probe, task: Task, batches: Batches, where: str) -> tuple[Ten
     )
     check_finite(outputs, where, probe.weights(), batches)
     if outputs.shape == targets.shape and outputs.ndim > 1 and bool(metrics.one_hot(targets).all()):
-        targets = targets.argmax(1)
+        targets = targets.double().argmax(1)
     if not metrics.are_labels(outputs, targets):
         raise ThalwegError(
             "a curve ensemble scales logits (count, classes, ...) for labels (count, ...); it got "

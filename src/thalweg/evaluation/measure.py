@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..batches import Batches, not_finite
 from ..error_notes import explained
 from ..errors import ThalwegError
+from ..object_state import same
 from ..runtime.compute import Compute
 from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded, undisturbed
@@ -234,7 +235,7 @@ def check_alone(probe: Probe, alone: Tensor, after: Tensor, what: str) -> None:
 
 def check_order(first: Tensor, targets: Tensor, what: str) -> None:
     """Raise unless the targets of two passes are the same."""
-    if not torch.equal(first, targets):
+    if not same(first, targets):
         raise ThalwegError(f"{what} come in another order in each pass: use a loader without shuffling")
 
 

@@ -57,7 +57,7 @@ class Metrics:
         if are_labels(outputs, targets):
             return {"error": self.labels(_mistakes, outputs, targets)}
         if self.task.probabilities is softmax and outputs.shape == targets.shape:
-            mistakes = _mistakes(outputs, targets.argmax(dim=1))
+            mistakes = _mistakes(outputs, targets.to(outputs.dtype).argmax(dim=1))
             return {"error": (torch.where(one_hot(targets), mistakes, torch.nan), None)}
         return {}
 
@@ -189,7 +189,7 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
             "probabilities= a softmax, or thalweg.tasks.identity if this is regression"
         )
     wanted = rows(targets)
-    return rows(probabilities), wanted.argmax(1) if bool(one_hot(wanted).all()) else wanted.double()
+    return rows(probabilities), wanted.double().argmax(1) if bool(one_hot(wanted).all()) else wanted.double()
 
 
 def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
