@@ -10,8 +10,9 @@
 ['barrier', 'int', 'max', 'mean', 'min']
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .arguments import checked
 
 if TYPE_CHECKING:
     from .barrier_matrix import Barriers
@@ -89,9 +90,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Names are imported when first used, so that the command line answers before torch has loaded."""
     if name in _MODULES:
-        return import_module(f".{_MODULES[name]}", __name__)
+        return checked(f"{__name__}.{_MODULES[name]}")
     if name in _NAMES:
-        return getattr(import_module(f".{_NAMES[name]}", __name__), name)
+        return getattr(checked(f"{__name__}.{_NAMES[name]}", *__all__), name)
     raise AttributeError(f"module 'thalweg' has no attribute '{name}'")
 
 

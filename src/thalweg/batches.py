@@ -87,8 +87,7 @@ def not_finite(batches: Iterable[Any], also: Callable[[Tensor], Tensor] = torch.
     "'x' of batch 2 holds NaN"
     """
     for number, batch in enumerate(batches, start=1):
-        items = batch if isinstance(batch, list | tuple) else [batch]
-        numbered = {f"item {k}": item for k, item in enumerate(items)}
+        numbered = {f"item {k}": item for k, item in enumerate(batch if isinstance(batch, list | tuple) else [batch])}
         parts = {f"'{key}'": part for key, part in batch.items()} if isinstance(batch, Mapping) else numbered
         for name, part in parts.items():
             if any(tensor.is_floating_point() and bool(also(tensor).any()) for tensor in tensors_in(part)):

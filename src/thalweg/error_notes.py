@@ -64,8 +64,13 @@ def users_line(error: BaseException) -> str:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames += FRAME.findall(str(error))  # of another process, such as a DataLoader's worker
     foreign = [frame for frame in frames if frame[0][:1] != "<" and not any(map(Path(frame[0]).is_relative_to, OURS))]
-    own = [frame for frame in foreign if not any(map(Path(frame[0]).is_relative_to, INSTALLED))] or foreign
+    own = [frame for frame in foreign if is_users(frame[0])] or foreign
     return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+
+
+def is_users(file: str) -> bool:
+    """Whether code is the user's: neither installed nor of this library."""
+    return file[:1] != "<" and not any(map(Path(file).is_relative_to, OURS + INSTALLED))
 
 
 def _weights(module: nn.Module) -> str:

@@ -59,7 +59,7 @@ def whole(value: Any, name: str, least: int | None = None) -> int:
         found = None if isinstance(value, bool) else index(value)
     except TypeError:
         found = None
-    if found is None or (least is not None and found < least):
+    if found is None or (least is not None and not least <= found < 2**63):
         raise ThalwegError(
             f"{name} must be a whole number{'' if least is None else f', at least {least}'}; got {value!r}"
         )
@@ -75,7 +75,7 @@ def number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not (isinstance(value, Real) or getattr(value, "ndim", None) == 0):
         raise ThalwegError(f"{name} must be a number; got {value!r}")
     try:
-        return index(value)
+        return index(value) if abs(float(value)) < 2**63 else float(value)
     except TypeError:
         return float(value)
 

@@ -344,5 +344,5 @@ def _warn_off_plane(scan: Scan) -> None:
             f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is "
             "drawn faded at the nearest points of the plane, which have another loss: to see its own, scan the curve "
             "or the list itself",
-            stacklevel=3,
+            stacklevel=4,
         )

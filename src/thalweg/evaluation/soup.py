@@ -217,7 +217,7 @@ def _scored(alone: Mapping[str, Means], metric: str, held_out: Batches, how: str
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")
-        warnings.warn(f"{said}: left out", stacklevel=3)
+        warnings.warn(f"{said}: left out", stacklevel=4)
     return [name for name in alone if name not in bad]
 
 
@@ -228,7 +228,7 @@ def _warn(barriers: Sequence[tuple[float, str]]) -> None:
         warnings.warn(
             f"averaging cannot work across a barrier, and there is one of {excess:.3g}: with {which}{more}; "
             "barriers(..., align=True) shows which networks can be averaged, and which can be after align",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import ThalwegError
 from ..results import SHARES, Scan
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def several(
     axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any
 ) -> Any:
     """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
+    if axes is not None and len(axes) != rows * columns:
+        raise ThalwegError(f"this figure needs {rows * columns} axes; got {len(axes)}: give so many, or none")
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt

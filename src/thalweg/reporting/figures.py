@@ -93,7 +93,9 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     return ax
 
 
-def surfaces(scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
+def surfaces(
+    scans: Mapping[str, Scan], data: str | None = None, quantity: str = "loss", axes: "Sequence[Axes] | None" = None
+) -> Any:
     """Plot several surfaces side by side with a common colour scale, as in the paper's first figure.
 
     Args:
@@ -246,7 +248,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), above=len(named) + 1)
 
 
-def curve_ensemble(found: CurveEnsemble, axes: Any = None) -> Any:
+def curve_ensemble(found: CurveEnsemble, axes: "Sequence[Axes] | None" = None) -> Any:
     """Plot the test error and cross-entropy along a curve, with the ensemble's as levels, before and after temperature
     scaling.
 
@@ -328,7 +330,9 @@ def growth(
     return finish(ax, "epochs spent" if timed else "networks", f"test {titled(score)}")
 
 
-def trace(trace: Trace, data: str | None = None, quantity: str | None = None, axes: Any = None) -> Any:
+def trace(
+    trace: Trace, data: str | None = None, quantity: str | None = None, axes: "Sequence[Axes] | None" = None
+) -> Any:
     """Plot learning rate, a watched quantity and the distance from the start along a walk; collected networks are
     marked.
 

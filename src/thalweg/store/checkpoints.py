@@ -80,9 +80,8 @@ def find_curve(path: Path) -> dict[str, Tensor] | None:
 
 def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Every dict of tensors in a checkpoint, with its keys joined by dots."""
-    safe = files.is_safetensors(path)
-    waiting = [("", files.read_safetensors(path)[0] if safe else _unpickled(path, key), 0)]
-    found = 0
+    read: Any = files.read_safetensors(path)[0] if files.is_safetensors(path) else _unpickled(path, key)
+    waiting, found = [("", read, 0)], 0
     while waiting:
         label, content, depth = waiting.pop(0)
         items = list(content.items()) if isinstance(content, Mapping) and depth < DEPTH else []

@@ -199,7 +199,7 @@ class Bends(Motion):
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
         self.probe, self.curve, self.controls = probe, curve, len(curve.points)
-        self.generator = torch.Generator().manual_seed(seed + OTHER_STREAM)
+        self.generator = torch.Generator().manual_seed((seed + OTHER_STREAM) % 2**64)
         self.load_points()
 
     def load_points(self) -> None:

@@ -135,7 +135,7 @@ class Plane:
             raise ThalwegError(f"normalise is 'filter', 'layer' or None; got {normalise!r}")
         if not 0 < (radius := number(radius, "radius")) < float("inf"):
             raise ThalwegError(f"a radius is above 0; got {radius}")
-        generator = torch.Generator().manual_seed(whole(seed, "seed"))
+        generator = torch.Generator().manual_seed(whole(seed, "seed") % 2**64)
         ends = [at(weights, weights.vector + _direction(weights, normalise, generator)) for _ in range(2)]
         if weights.distance(ends[0]) == 0:
             raise ThalwegError(

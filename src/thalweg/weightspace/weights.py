@@ -72,8 +72,10 @@ class Weights:
     def of(cls, module: nn.Module) -> "Weights":
         """Copy the weights of a module; the module is left as it is."""
         if not isinstance(module, nn.Module):
-            given = f"Weights.of takes a module; got {type(module).__name__}"
-            raise ThalwegError(f"{given}: a state dict goes through Weights.from_state(state, module)")
+            raise ThalwegError(
+                f"Weights.of takes a module; got {type(module).__name__}: a state dict goes through "
+                "Weights.from_state(state, module)"
+            )
         layout = Layout.of(module)
         parameters, _ = named_parameters(module)
         return cls(
@@ -188,7 +190,7 @@ class Weights:
             warnings.warn(
                 f"{path} holds the weights alone, without the kept epochs {', '.join(map(str, self.kept))}: fit with "
                 "run=, whose folder holds them too, or save each with weights.kept[epoch].save(path)",
-                stacklevel=2,
+                stacklevel=3,
             )
         files.save_tensors(files.place(path), "weights", *self._parts(Path(path), apart))
 

@@ -1,0 +1,205 @@
+"""Every argument of everything public, replaced by what it cannot be: a sentence that names it, no Python error."""
+
+import inspect
+import pickle
+import random
+import re
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thalweg as tw
+
+WRONG = {
+    "None": None,
+    "a string": "nonsense",
+    "a number": 7,
+    "a fraction": -0.5,
+    "an empty list": [],
+    "an object": object(),
+    "an array": np.arange(3.0),
+    "a tensor": torch.ones(2),
+    "a dict with integer keys": {1: 2},
+    "a class": dict,
+    "a list of strings": ["a"],
+    "a list of None": [None],
+    "a huge number": 10**30,
+    "True": True,
+    "bytes": b"x",
+    "a set": {1},
+    "an empty dict": {},
+}
+SLOW = ("epochs", "budget", "points", "bends", "n")  # a huge one is not wrong, but takes for ever
+EACH = 4  # of the wrong values, tried on each argument
+OPEN = ("on_epoch", "optimizer", "make", "jobs")  # a class is a function too, whose own error is shown
+
+
+def network(seed=0):
+    torch.manual_seed(int(seed))
+    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def made():
+    """Calls by name, with arguments that work."""
+    torch.manual_seed(0)
+    train = [(torch.randn(8, 2), torch.randint(3, (8,))) for _ in range(2)]
+    task, module = tw.classification(), network()
+    a, b, c = (tw.Weights.of(network(seed)) for seed in (1, 2, 3))
+    curve, plane, fge = tw.Bezier(a, b), tw.Plane(a, b, c), tw.FGE(tw.Iterations(2), 0.1, 0.01)
+    walk = tw.walk(module, task, train, fge, epochs=2)
+    profile = tw.scan(module, curve, task, train, points=3)
+    surface = tw.scan(module, plane, task, train, grid=(2, 2))
+    report, optimizer = tw.Ensemble(module, [a, b]).report(task, train), torch.optim.SGD(module.parameters(), lr=0.1)
+    methods = {"methods": [tw.Independent()], "budget": 1, "multiples": (1,), "seeds": (0,), "lr": 0.1}
+    comparison = tw.compare(network, task, train, train, **methods)
+    matrix = tw.barriers(module, [a, b], task, train, points=3)
+    ensemble, scheduler = tw.Ensemble(module, [a, b]), tw.WalkScheduler(optimizer, fge, steps=2, epochs=2)
+    common = {"module": module, "task": task}
+    entry = {"method": "Independent", "multiple": 1}
+    return {
+        "fit": (tw.fit, {**common, "batches": train, "epochs": 1, "lr": 0.1}),
+        "connect": (tw.connect, {**common, "curve": curve, "batches": train, "epochs": 1, "lr": 0.1}),
+        "walk": (tw.walk, {**common, "batches": train, "method": fge, "epochs": 2}),
+        "compare": (tw.compare, {"make": network, "task": task, "train": train, "test": train, **methods}),
+        "scan a curve": (tw.scan, {**common, "target": curve, "data": train, "points": 3}),
+        "scan a plane": (tw.scan, {**common, "target": plane, "data": train, "grid": (2, 2), "overlay": {"x": curve}}),
+        "soup": (tw.soup, {**common, "weights": [a, b], "held_out": train}),
+        "barriers": (tw.barriers, {**common, "weights": [a, b], "data": train, "points": 3}),
+        "curve_ensemble": (
+            tw.curve_ensemble,
+            {**common, "curve": curve, "test": train, "bn_batches": train, "points": 2},
+        ),
+        "align": (tw.align, {**common, "a": a, "b": b, "batches": train}),
+        "symmetries": (tw.symmetries, {**common, "batch": train[0]}),
+        "average": (tw.average, {"weights": [a, b]}),
+        "update_bn": (tw.update_bn, {**common, "weights": a, "batches": train}),
+        "together": (tw.together, {}),
+        "classification": (tw.classification, {}),
+        "Task": (tw.Task, {"loss": task.loss, "predict": task.predict, "metrics": {}, "units": {}}),
+        "Compute": (tw.Compute, {}),
+        "Bezier": (tw.Bezier, {"start": a, "end": b}),
+        "Segment": (tw.Segment, {"start": a, "end": b}),
+        "Plane": (tw.Plane, {"a": a, "b": b, "c": c}),
+        "FGE": (tw.FGE, {"cycle": 2, "lr_max": 0.1, "lr_min": 0.01}),
+        "Snapshot": (tw.Snapshot, {"cycles": 2, "lr_max": 0.1}),
+        "SWA": (tw.SWA, {"lr": 0.1}),
+        "SWAG": (tw.SWAG, {"members": [a, b]}),
+        "WarmupCosine": (tw.WarmupCosine, {"lr_max": 0.1}),
+        "Ensemble": (tw.Ensemble, {"module": module, "members": [a, b]}),
+        "WalkScheduler": (tw.WalkScheduler, {"optimizer": optimizer, "method": fge, "steps": 2, "epochs": 2}),
+        "Collector": (tw.Collector, {"module": module, "scheduler": scheduler}),
+        "Weights.of": (tw.Weights.of, {"module": module}),
+        "Weights.from_state": (tw.Weights.from_state, {"state": module.state_dict(), "module": module}),
+        "Weights.load_into": (a.load_into, {"module": network()}),
+        "Weights.distance": (a.distance, {"other": b}),
+        "Curve.point": (curve.point, {"t": 0.5}),
+        "Curve.spaced": (curve.spaced, {"points": 3}),
+        "Plane.point": (plane.point, {"x": 0.5, "y": 0.5}),
+        "Plane.project": (plane.project, {"weights": a}),
+        "Plane.path": (plane.path, {"curve": curve}),
+        "Plane.fit": (tw.Plane.fit, {"points": [a, b, c]}),
+        "Ensemble.score": (ensemble.score, {"task": task, "batches": train}),
+        "Ensemble.predict": (ensemble.predict, {"task": task, "batches": train}),
+        "Comparison.score": (comparison.score, {**entry, "name": "error"}),
+        "Comparison.networks": (comparison.networks, entry),
+        "Comparison.titled": (comparison.titled, {"method": "Independent"}),
+        "Report.equivalents": (report.equivalents, {"reference": report}),
+        "Barriers.between": (matrix.between, {"data": "data"}),
+        "Scan.from_dict": (tw.Scan.from_dict, {"entry": profile.to_dict()}),
+        "figures.profile": (tw.figures.profile, {"scans": {"a": profile}}),
+        "figures.surface": (tw.figures.surface, {"scan": surface}),
+        "figures.surfaces": (tw.figures.surfaces, {"scans": {"a": surface}}),
+        "figures.trace": (tw.figures.trace, {"trace": walk.traces[0]}),
+        "figures.growth": (tw.figures.growth, {"reports": {"a": report}}),
+        "figures.budget": (tw.figures.budget, {"comparison": comparison}),
+        "figures.reliability": (tw.figures.reliability, {"found": report}),
+        "figures.barriers": (tw.figures.barriers, {"found": matrix}),
+        "models.preresnet": (tw.models.preresnet, {"depth": 20}),
+    }
+
+
+@pytest.fixture(scope="module")
+def calls():
+    return made()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", re.findall(r'\n        "([^"]+)": \(', inspect.getsource(made)))
+def test_every_wrong_argument_is_named_in_a_sentence(name, calls, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    function, base = calls[name]
+    choose = random.Random(name)
+    known = {name: one for name, one in inspect.signature(function).parameters.items() if one.annotation is not Any}
+    for argument, parameter in known.items():
+        for label in choose.sample(sorted(WRONG), EACH):
+            if (label == "a huge number" and argument in SLOW) or (label == "a class" and argument in OPEN):
+                continue
+            several = parameter.kind is parameter.VAR_POSITIONAL
+            try:
+                function(
+                    *([WRONG[label]] if several else []), **{**base, **({} if several else {argument: WRONG[label]})}
+                )
+            except tw.ThalwegError:
+                pass
+            except Exception as error:
+                raise AssertionError(f"{name}({argument}={label}) gave {type(error).__name__}: {error}") from error
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("average", {"coefficients": 7}, r"coefficients must be Sequence\[float\] or None; got 7: see help\('"),
+        ("Weights.load_into", {"module": None}, "module must be Module; got None"),
+        ("walk", {"watch": [1]}, r"watch must be Mapping\[str, Batches\] or None; got list"),
+        ("scan a plane", {"overlay": [1]}, r"overlay must be Mapping\[str, .*\] or None; got list"),
+        ("compare", {"methods": 7}, r"methods must be Sequence\[.*\]; got 7"),
+        ("figures.profile", {"ax": "left"}, "ax must be Axes or None; got 'left'"),
+        ("figures.growth", {"reports": {}}, "reports must not be empty; got dict"),
+        ("Comparison.titled", {"method": "Mine"}, "there is no method 'Mine'"),
+    ],
+)
+def test_what_an_argument_must_be_is_said(name, wrong, said, calls):
+    function, base = calls[name]
+    with pytest.raises(tw.ThalwegError, match=said):
+        function(**{**base, **wrong})
+
+
+def test_wrong_names_of_arguments_are_errors_of_python(calls):
+    function, base = calls["average"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'weighs'"):
+        function(**base, weighs=3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'weights'"):
+        function()
+
+
+def test_errors_of_user_code_stay_what_they_are(calls):
+    """Also where an argument is of another type than it should be, since that need not be the reason."""
+    function, base = calls["fit"]
+
+    def loss(outputs, targets):
+        raise AttributeError("mine")
+
+    with pytest.raises(AttributeError, match="mine"):
+        function(**{**base, "task": tw.Task(loss), "progress": 0})
+
+
+def test_public_functions_can_be_pickled_and_are_documented():
+    assert pickle.loads(pickle.dumps(tw.fit)) is tw.fit
+    assert pickle.loads(pickle.dumps(tw.Weights.of)) == tw.Weights.of
+    assert "epochs: int" in str(inspect.signature(tw.fit))
+    assert tw.scan.__doc__.startswith("Measure loss and metrics")
+
+
+def test_warnings_are_about_the_line_of_the_caller(calls, tmp_path):
+    function, base = calls["scan a plane"]
+    with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as caught:
+        function(**{**base, "overlay": {"far": tw.Weights.of(network(9))}})
+    kept = tw.fit(network(), base["task"], base["data"], epochs=1, lr=0.1, keep=[1])
+    with pytest.warns(UserWarning, match="without the kept epochs 1") as saved:
+        kept.save(tmp_path / "w.safetensors")
+    assert {warning.filename for warning in [*caught, *saved]} == {__file__}
