@@ -240,9 +240,12 @@ def test_align_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
-def test_connect_with_points_also_scans_and_resumes_as_one(here):
+def test_connect_with_points_also_scans_and_resumes_as_one(here, monkeypatch):
+    made, make = [], tw.loading.load_inputs
+    monkeypatch.setattr(tw.loading, "load_inputs", lambda *given: made.append(given) or make(*given))
     command = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "whole")
     output = ok(*command, "--points", "5")
+    assert len(made) == 1  # data may take long to read
     assert "whole/scan/profile.png" in output
     assert "next: thalweg plane whole --task mine:circle" in output
     whole = tw.Scan.load("whole/scan")

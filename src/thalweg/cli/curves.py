@@ -214,8 +214,8 @@ def connect(
     measured = {**own.given, "weight_decay": own.penalty}
     if points is None:
         return done(out, following(scan, measured, out, out="scan"))
-    shared = {name: value for name, value in measured.items() if name in signature(scan).parameters}
-    scan(**{**shared, "what": [out], "out": out / "scan", "points": str(points)})
+    known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
+    _scan(Arguments({**known, "what": [out], "out": out / "scan", "points": str(points)}, inputs))
 
 
 def scan(
@@ -256,7 +256,11 @@ def scan(
     of the straight line between its ends, into the folder `line`, and both into one profile; of an aligned curve also
     the line between its ends as they were before, into the folder `unaligned`.
     """
-    own = Arguments(locals())
+    _scan(Arguments(locals()))
+
+
+def _scan(own: Arguments) -> None:
+    what, out, points, line = (own.given[name] for name in ("what", "out", "points", "line"))
     if points != "adaptive" and not points.isdecimal():
         raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
     wanted = int(points) if points.isdecimal() else points

@@ -147,10 +147,14 @@ Data = Annotated[
 
 
 class Arguments:
-    """What a command was given, and what all commands make of it."""
+    """What a command was given, and what all commands make of it; with the inputs of the command that calls it, if one
+    does.
+    """
 
-    def __init__(self, given: Mapping[str, Any]):
+    def __init__(self, given: Mapping[str, Any], inputs: "Inputs | None" = None):
         self.given = dict(given)
+        if inputs is not None:
+            self.inputs = inputs
         if self.given.get("stop_if_stalled"):
             warnings.simplefilter("error", tw.Stalled)
 
