@@ -46,6 +46,25 @@ def test_each_variant_is_one_command_with_a_folder_of_its_own(name, data, model,
     assert (folder / "smoke" / recipe.folder / name / "result.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("entry", "options", "precision"),
+    [
+        ("trivial", ["--device", "cuda"], "bf16"),
+        ("trivial", ["--device", "cuda", "--set", "precision=fp32"], "fp32"),
+        ("trivial", ["--device", "cpu"], "fp32"),
+        ("ptb", ["--device", "cuda"], "fp32"),
+        ("ptb", ["--device", "cuda", "--set", "precision=bf16"], "bf16"),
+    ],
+)
+def test_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, precision, monkeypatch):
+    def opened(*_, compute, **__):
+        raise tw.ThalwegError(f"opened in {compute.precision}")
+
+    monkeypatch.setattr("thalweg.paper.entries.open_experiment", opened)
+    done = CliRunner().invoke(app, ["paper", "run", entry, *options])
+    assert f"opened in {precision}" in done.output
+
+
 def test_nothing_trained_for_one_recipe_is_used_for_another(tmp_path):
     entry = ENTRIES["trivial"]
     perform(open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False), entry, 1)
@@ -67,6 +86,12 @@ def test_changes_are_named_once_in_one_order_and_only_where_they_change_somethin
     walk = changed(recipe, ["walk.starts=100,150", "walk.lr_max=0.02"])
     assert (walk.walk.starts, walk.walk.lr_max, walk.walk.lr_min) == ((100, 150), 0.02, 5e-4)
     assert walk.folder == "cifar10-vgg16-walk.lr_max-0.02-walk.starts-100,150"
+
+
+def test_rates_of_every_recipe_can_be_fractions():
+    for data, model in (*RECIPES, *penn_treebank.RECIPES):
+        variant = find_recipe(data, model, ["lr=0.0125", "curve_lr=0.25", "weight_decay=1e-3"])
+        assert (variant.lr, variant.curve_lr, variant.weight_decay) == (0.0125, 0.25, 1e-3)
 
 
 @pytest.mark.parametrize(

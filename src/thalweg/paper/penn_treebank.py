@@ -55,7 +55,7 @@ class TextRecipe(Recipe):
 
 
 def _recipe(size: Literal["large", "medium"], epochs: int, *reported: float, **own: Any) -> TextRecipe:
-    own |= {"weight_decay": 0.0, "lr": STEPS, "curve_lr": FASTER * STEPS, "batch": 20}
+    own |= {"weight_decay": 0.0, "lr": float(STEPS), "curve_lr": float(FASTER * STEPS), "batch": 20}
     own |= {"crop": 0, "flip": False, "precision": "fp32"}
     own |= {"epochs": epochs, "curve_epochs": epochs, "reported": dict(zip(PARTS, reported, strict=True))}
     return TextRecipe("ptb", f"lstm-{size}", "PTB", f"{size} LSTM", size=size, **own)
