@@ -128,7 +128,7 @@ tw.fit(torch.nn.Linear(2, 1), tw.regression(), [(x, x[:, :1])], epochs=1, lr=0.1
 print(sorted(name for name in sys.modules if name.startswith("thalweg.runtime.")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    accelerators = {"captured", "compiled", "kernels", "streamed", "interleave", "distributed"}
+    accelerators = {"captured", "compiled", "kernels", "streamed", "interleave", "distributed", "sharded", "shards"}
     assert not {name for name in accelerators if f"thalweg.runtime.{name}'" in done.stdout}, done.stdout
     assert "thalweg.runtime.running" in done.stdout
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .runtime.compute import Compute, SlowPathWarning
     from .runtime.distributed import distributed
     from .runtime.interleave import together
+    from .runtime.sharded import sharded
     from .tasks import Task, classification, language_modelling, regression
     from .training.compare import Independent, compare
     from .training.connect import connect
@@ -58,6 +59,7 @@ _HOMES = {
     "runtime.compute": ("Compute", "SlowPathWarning"),
     "runtime.distributed": ("distributed",),
     "runtime.interleave": ("together",),
+    "runtime.sharded": ("sharded",),
     "tasks": ("Task", "classification", "language_modelling", "regression"),
     "training.compare": ("Independent", "compare"),
     "training.connect": ("connect",),
@@ -82,8 +84,8 @@ __all__ = [
     "Independent", "Iterations", "Permutation", "Plane", "PolyChain", "Report", "SWA", "SWAG", "Scan", "Segment",
     "SlowPathWarning", "Snapshot", "Stalled", "Task", "ThalwegError", "Trace", "Walk", "WalkScheduler", "WarmupCosine",
     "Weights", "align", "average", "barriers", "classification", "compare", "connect", "curve_ensemble", "data",
-    "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "soup", "symmetries",
-    "together", "update_bn", "walk",
+    "distributed", "figures", "fit", "language_modelling", "models", "page", "regression", "scan", "sharded", "soup",
+    "symmetries", "together", "update_bn", "walk",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .batches import Batches, count
 from .error_notes import in_a_sentence
@@ -16,11 +16,13 @@ from .evaluation.ensemble import Ensemble
 from .evaluation.ensemble_folder import MANIFEST
 from .runtime.rng import seeded
 from .store import files
-from .store.checkpoints import find_curve
+from .store.checkpoints import read_tensors
 from .tasks import Task
 from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
 from .weightspace.weights import Weights
+
+CURVE_LAYER = "coeff_layer."  # the part of a curve of the paper's public code that no network has
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,15 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
     with files.reading(path):
         made = Curve.load(path) if state is None else Curve.from_state(state, model)
     return made.to(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+
+
+def find_curve(path: Path) -> dict[str, Tensor] | None:
+    """The control points in a checkpoint of the paper's public code, if it holds a curve."""
+    for _, tensors in read_tensors(path):
+        prefixes = {name.partition(CURVE_LAYER)[0] for name in tensors if CURVE_LAYER in name}
+        if len(prefixes) == 1:
+            return files.below(tensors, prefixes.pop())
+    return None
 
 
 def is_curve(path: Path) -> bool:

@@ -282,13 +282,3 @@ def test_every_rank_draws_its_own_numbers_in_a_step_and_all_resume_as_one():
         after.append(float(torch.rand(())))
     assert drawn[0] != drawn[1] == drawn[2]
     assert len(set(after)) == 1
-
-
-def test_curves_over_sharded_networks_are_those_of_whole_ones():
-    """Shown by an example, which holds its result against that of `connect`."""
-    example = HERE.parent / "examples" / "sharded_curve.py"
-    done = subprocess.run(torchrun(2, str(example)), env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    [off] = re.findall(r"off by (\S+) from that of connect", done.stdout)
-    assert float(off) < 1e-10
-    assert "0.50 of four whole vectors" in done.stdout

@@ -194,7 +194,7 @@ def test_peak_of_one_bend_beyond_plain_training(peak_bytes, monkeypatch, large, 
     """
     monkeypatch.setattr("thalweg.training.step.BLOCK", 10_000)
     if large:
-        for place in ("training.connect", "training.loop", "weightspace.probe"):
+        for place in ("runtime.accelerated", "training.loop", "weightspace.probe"):
             monkeypatch.setattr(f"thalweg.{place}.LARGE", 1000)
     batches, vector = [torch.randn(4, SIDE)] * 3, MILLION * 4
     task = tw.Task(lambda outputs, targets: outputs.square().mean(1), lambda net, batch: (net(batch), None))

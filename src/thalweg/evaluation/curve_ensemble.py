@@ -79,12 +79,12 @@ def curve_ensemble(
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
-            with points_of.at(curve.point(t)) as norm:
+            with points_of.at(curve.point(t)) as square:
                 with seeded(0, bn_batches):
                     measure()
                 data_loss = measure.means()["data_loss"]
                 losses["train data loss"].append(data_loss)
-                losses["train loss"].append(data_loss + 0.5 * weight_decay * float(norm) ** 2)
+                losses["train loss"].append(data_loss + 0.5 * weight_decay * float(square))
                 for found, batches, name in wanted:
                     if batches is not None:
                         with seeded(0, batches):

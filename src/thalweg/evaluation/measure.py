@@ -142,6 +142,15 @@ class Measurement:
         self.totals[name] += values.double().sum()
 
 
+def measurement_of(probe: Probe) -> type[Measurement]:
+    """How the network is measured: if it is in shards, by all ranks together."""
+    if probe.copied:
+        return Measurement
+    from ..runtime.sharded import ShardedMeasurement
+
+    return ShardedMeasurement
+
+
 def prove_measuring(probe: Probe, task: Task, batches: Batches, compute: Compute) -> Proof:
     """Raise unless the first batch is measured with the probe's own weights alone, as the caller's module would."""
 
@@ -295,7 +304,7 @@ class Points:
 
     @contextmanager
     def at(self, weights: Weights, recomputed: bool = True, whole: Tensor | None = None) -> Iterator[Tensor]:
-        """Be at a point within a block; yields the norm of its weights, since `eval()` may merge weights.
+        """Be at a point within a block; yields the squared norm of its weights, since `eval()` may merge weights.
 
         Args:
             weights: The point.
@@ -304,10 +313,11 @@ class Points:
         """
         self.probe.load(weights)
         norm = torch.linalg.vector_norm(self.probe.point, dtype=torch.float64)
+        square = self.probe.layout.total(norm.square())
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
             with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
                 self.statistics(whole)
-        yield norm
+        yield square
         self.probe.check()
         self.probe.drop_caches()

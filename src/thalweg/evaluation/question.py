@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, to_device
 from ..object_state import modules_in
-from ..runtime.compute import Compute
+from ..runtime.compute import Compute, shards_of
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.transfer import home
 from ..store import facts
 from ..store.content import Content, digest_of
+from ..store.files import gathered
 from ..tasks import Task
 from ..weightspace.curves import Bezier, Curve, PolyChain, Segment
 from ..weightspace.layout import batch_norms
-from ..weightspace.probe import Probe
+from ..weightspace.probe import Probe, probe_at
 from ..weightspace.state import Contents
 from ..weightspace.weights import Weights
 from .metrics import Metrics, averaged
@@ -120,7 +121,9 @@ def first_pass(
     A quantity that cannot be computed, or differs the second time, is left out: the call itself will raise, or cannot
     be compared.
     """
-    device = next(module.parameters()).device.type
+    device, shards = next(module.parameters()).device.type, shards_of(module)
+    if shards is not None:
+        batch = shards.first_example(batch)
     within = rounding(weights.layout.dtype, exact=device == "cpu" and compute.precision == "fp32")
     both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
     evaluated, trained = (
@@ -174,7 +177,7 @@ def _look(
 ) -> tuple[Quantities, Quantities]:
     """In eval mode, and in training mode if it is to be trained; each with its own batch, which a loss may write to."""
     with undisturbed(task), unwritten(task), catch_warnings(action="ignore"):
-        probe = Probe(module, weights, compute)
+        probe = probe_at(module, weights, compute)
         probe.module.eval()
         for _, layer in () if weights.has_statistics else batch_norms(probe.module):
             layer.train()  # rather than use the statistics of another network
@@ -228,7 +231,7 @@ def _untrained(probe: Probe) -> Quantities:
 def summary(tensors: Sequence[Tensor]) -> list[float]:
     """Their mean, a random projection, and their root mean square."""
     every = max(1, sum(tensor.numel() for tensor in tensors) // PROJECTED)
-    kept = [tensor.detach().reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
+    kept = [gathered(tensor.detach()).reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
     values = torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64)
     signs = 2 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu").double() - 1
     return [float(values.mean()), float(signs @ values / len(values) ** 0.5), float(values.square().mean().sqrt())]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..batches import Batches, count, not_finite
 from ..errors import ThalwegError, during, number
 from ..results import Scan, plain
-from ..runtime.compute import Call, Compute, Context, Processes, StoredResult
+from ..runtime.compute import Alone, Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded, undisturbed
@@ -27,10 +27,10 @@ from ..tasks import Number, Task, check_task
 from ..weightspace.batchnorm import moments
 from ..weightspace.curves import Curve
 from ..weightspace.planes import Plane
-from ..weightspace.probe import Probe
+from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
-from .measure import Measurement, Points, check_alone, prove_measuring
+from .measure import Points, check_alone, measurement_of, prove_measuring
 from .question import Facts, curve_question, points_question, scan_question
 from .sampling import Sampling, Target, sampling_of
 
@@ -129,13 +129,13 @@ def scan(
             last, (where, values) = at.last, sampling.arranged(found)
             whole = isinstance(target, Curve) and where["t"][0] == 0 and where["t"][-1] == 1
             stored = at.stored(target) if isinstance(target, Curve) and whole and bn_batches is not None else {}
-            if last is not None:
+            if last is not None and proof is not None:
                 proof.again()
         _look_for_nan(found, data, bn_batches)
         layout = probe.layout
         del at, probe, proof  # before there is another
         if last is not None:
-            least, fresh = min(data, key=lambda name: len(data[name])), Probe(module, None, call.compute, layout)
+            least, fresh = min(data, key=lambda name: len(data[name])), probe_at(module, None, call.compute, layout)
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
@@ -146,13 +146,14 @@ def scan(
 
 def _proven(
     module: nn.Module, target: Target, task: Task, data: Mapping[str, Batches], bn_batches: Batches | None, call: Call
-) -> tuple[Probe, Proof]:
+) -> tuple[Probe, Proof | None]:
     """Before the question, which measures too, and may fill what the network keeps elsewhere."""
-    probe = Probe(module, None, call.compute)
+    probe = probe_at(module, None, call.compute)
     call.compute.check(probe.device)
     _check(probe, target, data, bn_batches)
     with aside(probe.device, call.context.stream):
-        return probe, prove_measuring(probe, task, next(iter(data.values())), call.compute)
+        first = next(iter(data.values()))
+        return probe, prove_measuring(probe, task, first, call.compute) if probe.copied else None
 
 
 def _kept(run: Run, labels: Sequence[dict[str, float]], done: int) -> list[Any]:
@@ -182,7 +183,7 @@ def _said(label: Mapping[str, float]) -> str:
 
 
 def _measured(
-    at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context, proof: Proof
+    at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context, proof: Proof | None
 ) -> list[Any]:
     """Every point; those stored in a run folder are not measured again; stops between two of them on request."""
     processes, measured = context.processes, list[Any]()
@@ -197,7 +198,7 @@ def _measured(
             measured += kept(labels)
             bar.done = len(measured)
             makers = [partial(sampling.weights, index) for index in range(len(measured), bar.total)]
-            for found in _rounds(at, makers, processes, proof):
+            for found in _rounds(at, makers, processes if at.probe.copied else Alone(), proof):
                 for point in found:
                     if held is not None:
                         held.append(POINTS, {**labels[len(measured) - before], "measured": point})
@@ -225,7 +226,7 @@ def _look_for_nan(
 
 
 def _rounds(
-    at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes, proof: Proof
+    at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes, proof: Proof | None
 ) -> Iterator[list[Any]]:
     """Points in order, a few at a time: one, or with several ranks as many as keep each busy for a while. The first
     batch of the last ones is observed.
@@ -257,19 +258,20 @@ class Measurer:
         self.probe, self.data, self.weight_decay = probe, data, weight_decay
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
         self.points = Points(probe, task, bn_batches, compute, pool)
+        measurement = measurement_of(probe)
         self.measures = {
-            name: Measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()
+            name: measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()
         }
 
     def __call__(
         self, weights: Weights, recomputed: bool = True, first: bool = False, whole: Tensor | None = None
     ) -> dict[str, dict[str, float]]:
-        with self.points.at(weights, recomputed, whole) as norm:
+        with self.points.at(weights, recomputed, whole) as square:
             for name, measure in self.measures.items():
                 with undisturbed(self.data[name], seed=0):
                     measure(first)
             found = {name: measure.means() for name, measure in self.measures.items()}  # waits for a GPU once
-            decay = 0.5 * self.weight_decay * float(norm) ** 2
+            decay = 0.5 * self.weight_decay * float(square)
         self.last = (weights, {name: measure.early for name, measure in self.measures.items()}, self.points.pools)
         return {name: {"loss": means["data_loss"] + decay, **means} for name, means in found.items()}
 

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from ..error_notes import explained
+from ..errors import ThalwegError
 from ..training.checkpoint import checkpoint, restore
 from ..training.side_state import OptimizerExtra
-from ..training.step import Bends, Step
+from ..training.step import Bends, Step, UniformBends
 from ..weightspace.checkpoint import Checkpoint
+from ..weightspace.curves import Curve
+from ..weightspace.probe import Probe
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
+from ..weightspace.weights import LARGE
 from .accumulated import Parts
 from .compute import Compute, Context
 from .threads import few_threads
@@ -20,20 +24,42 @@ from .threads import few_threads
 if TYPE_CHECKING:
     from .captured import Captured
     from .compiled import Compiled
-    from .distributed import DistributedStep
+    from .distributed import RankStep
+
+
+def bends(probe: Probe, curve: Curve, seed: int, loss: str, compute: Compute) -> Bends:
+    """The bends of a curve, for the loss that trains them: on the CPU if `stream` is set, and at least in float32."""
+    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
+    if loss == "uniform" and (compute.stream or half or probe.point.nbytes > LARGE):  # without a copy of the ends
+        from .streamed import StreamedBends
+
+        return StreamedBends(probe, curve, seed, torch.device("cpu") if compute.stream else probe.device)
+    if loss == "uniform":
+        return UniformBends(probe, curve, seed)
+    if compute.stream or half:
+        why = (
+            "needs the whole curve on the network's device: use 'uniform', or no stream"
+            if compute.stream
+            else f"would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
+        )
+        raise ThalwegError(f"the arc-length loss {why}")
+    from ..training.arclength import ArclengthBends
+
+    return ArclengthBends(probe, curve, seed)
 
 
 class Accelerated:
     """A step with the wrappers that suit it; the one place where these are chosen. A step on a CPU alone gets none."""
 
     compiled: "Compiled | None" = None
-    distributed: "DistributedStep | None" = None
+    distributed: "RankStep | None" = None
     captured: "Captured | None" = None
     proven = False
 
     def __init__(self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0):
         self.plain, motion, device = step, step.motion, step.probe.device
-        if compute.compiles(device, steps):
+        sharded = not step.probe.copied
+        if compute.compiles(device, steps) and not sharded:
             from .compiled import Compiled
 
             self.compiled = Compiled(step)
@@ -47,8 +73,13 @@ class Accelerated:
             from .distributed import DistributedStep, Ranks
 
             assert isinstance(context.processes, Ranks)
-            self.distributed = DistributedStep(step, context.processes, seed)
-        elif motion.on_device and compute.captures(device):
+            if sharded:
+                from .sharded import ShardedStep
+
+                self.distributed = ShardedStep(step, context.processes, seed)
+            else:
+                self.distributed = DistributedStep(step, context.processes, seed)
+        elif motion.on_device and compute.captures(device) and not sharded:
             from .captured import Captured
 
             self.captured = Captured(step)

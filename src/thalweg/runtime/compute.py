@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
     from ..evaluation.question import Facts
     from ..store.runs import Run
-    from ..training.arclength import ArclengthBends
     from ..training.loop import Settings
-    from ..training.step import Motion, Step
+    from ..training.step import Bends, Motion, Step
     from ..weightspace.curves import Curve
     from ..weightspace.probe import Probe
     from .distributed import Ranks
     from .interleave import Job
     from .running import Live
-    from .streamed import StreamedBends
+    from .sharded import Shards
 
 T = TypeVar("T")
 LONG = 50_000  # from this many steps on, compiling (30 to 150 seconds on an H200) pays off
@@ -89,6 +88,18 @@ class Compute:
         """Warn about what is not possible on this device."""
         if self.graph and device.type != "cuda":
             say_slower("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
+
+
+def shards_of(module: nn.Module | None) -> "Shards | None":
+    """How to handle a network of which every rank holds a shard; None for all others."""
+    return getattr(module, "_thalweg_shards", None)
+
+
+def read_whole(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors that the file at `path` has in shards, as whole ones."""
+    from .shards import read_whole
+
+    return read_whole(path, about)
 
 
 def private_copy(
@@ -193,10 +204,9 @@ class Call:
         """How to iterate over the batches once, several for each update if gradients are accumulated, and how to make a
         batch on the device from each.
         """
-        from .transfer import in_parts, source
+        from .transfer import source
 
-        passes, make = source(batches, device)
-        return (in_parts(passes, accumulate) if accumulate > 1 else passes), make
+        return source(batches, device, accumulate)
 
     def own_optimizer(self, motion: "Motion", settings: "Settings") -> "Optimizer":
         """The optimizer that a user gave, for the parameters of what is trained."""
@@ -208,20 +218,13 @@ class Call:
         """Warn after a tenth of plain training if the network has not begun to learn."""
         from ..training.stalled import warn_if_stalled
 
-        if step.motion.t is None:
-            warn_if_stalled(step.probe, step.task, batches, self.compute, epoch, epochs)
+        warn_if_stalled(step, batches, self.compute, epoch, epochs)
 
-    def arclength(self, probe: "Probe", curve: "Curve", seed: int) -> "ArclengthBends":
-        """The bends of a curve, trained by the arc-length loss."""
-        from ..training.arclength import ArclengthBends
+    def bends(self, probe: "Probe", curve: "Curve", seed: int, loss: str) -> "Bends":
+        """The bends of a curve, to be trained by this loss."""
+        from .accelerated import bends
 
-        return ArclengthBends(probe, curve, seed)
-
-    def streamed(self, probe: "Probe", curve: "Curve", seed: int) -> "StreamedBends":
-        """The bends of a curve, on the CPU if `stream` is set, and at least in float32."""
-        from .streamed import StreamedBends
-
-        return StreamedBends(probe, curve, seed, torch.device("cpu") if self.compute.stream else probe.device)
+        return bends(probe, curve, seed, loss, self.compute)
 
     def resumed(
         self,

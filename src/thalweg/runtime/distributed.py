@@ -3,6 +3,7 @@ in a step.
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Ranks:
                 box[0] = work()
             except Exception as error:
                 box[1] = error
-        _meeting(lambda: dist.broadcast_object_list(box, src=0))
+        meeting(lambda: dist.broadcast_object_list(box, src=0))
         if box[1] is not None:
             raise box[1]
         return box[0]
@@ -86,7 +87,7 @@ class Ranks:
     def gather(self, item: T) -> list[T]:
         """The items of all ranks, in order."""
         found: list[Any] = [None] * self.size
-        _meeting(lambda: dist.all_gather_object(found, item))
+        meeting(lambda: dist.all_gather_object(found, item))
         return found
 
     def agree(self, facts: Mapping[str, Any]) -> None:
@@ -113,20 +114,49 @@ class Ranks:
             return True
 
 
-class DistributedStep:
-    """A step of all ranks together: each has its part of the batch, and all make the same update.
-
-    Ranks at the same point all-reduce the gradient there; ranks with a t of their own all-reduce the gradients of the
-    bends, including weight decay. Batch-norm statistics, which parameters were reached, the loss, and requests to save
-    or stop travel in the same message, so that all ranks stay equal. The random numbers of a step follow from the seed,
+class RankStep(ABC):
+    """A step of all ranks together, each with its part of the batch. The random numbers of a step follow from the seed,
     the rank and `done`, the number of steps.
     """
+
+    message: Tensor  # what all ranks exchange
+    granted_wishes: Tensor  # of which this part is requests to stop and to save
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
         self.step, self.ranks, self.seed, self.done = step, ranks, seed, 0
         self.wishes: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
+        step.partial = True
+
+    @abstractmethod
+    def __call__(self, batch: Any, lr: float) -> Tensor:
+        """Like `Step`."""
+
+    def granted(self) -> tuple[bool, bool]:
+        """What any rank wished for in the last step; the same on all ranks."""
+        if self.message.is_cuda and self.done % LOOK:
+            return False, False
+        stop, save = map(bool, self.granted_wishes.tolist())
+        return stop, save
+
+    def check_buffers(self) -> None:
+        """Batch-norm statistics are averaged over ranks; all other buffers must be equal by themselves."""
+        buffers = self.step.probe.weights().bare().buffers
+        found = {name: digest("buffer", {name: buffer}, "")[:8] for name, buffer in buffers.items()}
+        self.ranks.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
+
+
+class DistributedStep(RankStep):
+    """A step of all ranks together: each has its part of the batch, and all make the same update.
+
+    Ranks at the same point all-reduce the gradient there; ranks with a t of their own all-reduce the gradients of the
+    bends, including weight decay. Batch-norm statistics, which parameters were reached, the loss, and requests to save
+    or stop travel in the same message, so that all ranks stay equal.
+    """
+
+    def __init__(self, step: Step, ranks: Ranks, seed: int):
+        super().__init__(step, ranks, seed)
         motion, probe = step.motion, step.probe
-        step.partial, step.decays_early = True, step.decays_early or not motion.same_t
+        step.decays_early = step.decays_early or not motion.same_t
         if isinstance(motion, Bends) and not motion.same_t:
             motion.uniform = partial(self._own, motion.uniform)  # type: ignore[method-assign]
         self.gradient = probe.grad if motion.same_t else motion.gradient
@@ -182,7 +212,7 @@ class DistributedStep:
         self.last[0], self.last[1] = loss, 1.0
         self.message.mul_(number) if number else self.message.zero_()
         self.granted_wishes.copy_(torch.tensor(self.wishes()))
-        _meeting(lambda: dist.all_reduce(self.message))
+        meeting(lambda: dist.all_reduce(self.message))
         self.message[:-2].div_(self.last[1].clone())
         for piece, part in zip(self.pieces, parts, strict=True):
             part.copy_(piece.reshape(part.shape))
@@ -190,19 +220,6 @@ class DistributedStep:
             names = zip(probe.layout.names, self.reached.tolist(), strict=True)
             probe.remember_reached({name for name, share in names if not share} & probe.unreached)
         return self.last[0].to(loss.dtype, copy=True)  # the next step writes here
-
-    def granted(self) -> tuple[bool, bool]:
-        """What any rank wished for in the last step; the same on all ranks."""
-        if self.message.is_cuda and self.done % LOOK:
-            return False, False
-        stop, save = map(bool, self.granted_wishes.tolist())
-        return stop, save
-
-    def check_buffers(self) -> None:
-        """Batch-norm statistics are averaged over ranks; all other buffers must be equal by themselves."""
-        buffers = self.step.probe.weights().bare().buffers
-        found = {name: digest("buffer", {name: buffer}, "")[:8] for name, buffer in buffers.items()}
-        self.ranks.agree({f"after an epoch, the buffer '{name}'": short for name, short in found.items()})
 
 
 @contextmanager
@@ -290,7 +307,7 @@ def _check_divisible(item: Any) -> None:
             )
 
 
-def _meeting(exchange: Callable[[], object]) -> None:
+def meeting(exchange: Callable[[], object]) -> None:
     try:
         exchange()
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..batches import Batches
-from ..errors import during
+from ..errors import ThalwegError, during
 from ..evaluation.question import Facts
 from ..store.runs import Interrupts, Run, versions
 from ..training.checkpoint import Course
@@ -19,7 +19,7 @@ from ..training.loop import OnEpoch, Settings
 from ..training.question import QUESTIONS
 from ..training.step import Step
 from .accelerated import Accelerated
-from .compute import Call, StoredResult
+from .compute import Call, StoredResult, shards_of
 from .cuda_graphs import aside
 from .progress import Progress
 from .rng import seeded
@@ -36,7 +36,11 @@ def resumed(
     make: Callable[[Run | None], T],
 ) -> T:
     """See `Call.resumed`; without a folder, several processes still agree on the question."""
-    describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **question)
+    asked: Mapping[str, Any] = {} if callable(question) else question
+    describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **asked)
+    sharded = shards_of(asked.get("module"))
+    if sharded is not None and asked.get("keep"):
+        raise ThalwegError("keep= is for whole networks; fit one in shards up to each of these epochs instead")
     with during("computing what the run depends on"):
         facts = describe()
     call.processes.agree({**versions(), **facts})
@@ -44,7 +48,10 @@ def resumed(
     with ExitStack() as stack:
         if folder is not None:  # rank 0 alone holds it open
             call.processes.once(lambda: held.append(stack.enter_context(folder.opened(command, facts, result.file))))
-        if call.processes.once(lambda: bool(held) and (held[0].folder / result.file).is_file()):
+        finished = call.processes.once(lambda: bool(held) and (held[0].folder / result.file).is_file())
+        if sharded is not None and folder is not None:
+            return sharded.resumed(folder, finished, asked, result, make, call.processes)
+        if finished:
             return call.processes.once(lambda: result.load(held[0].folder))
         made = make(held[0] if held else None)
         if held:

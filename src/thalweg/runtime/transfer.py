@@ -38,10 +38,15 @@ def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
         yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
 
 
-def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
-    """How to iterate over the batches once, and how to make a batch from each item; on a CPU there is nothing to
-    capture.
+def source(
+    batches: Batches, device: torch.device, accumulate: int = 1
+) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
+    """How to iterate over the batches once, in groups if gradients are accumulated, and how to make a batch from each
+    item; on a CPU there is nothing to capture.
     """
+    if accumulate > 1:
+        passes, make = source(batches, device)
+        return _in_parts(passes, accumulate), make
     if (
         device.type == "cuda"
         and isinstance(batches, Drawn)
@@ -52,7 +57,7 @@ def source(batches: Batches, device: torch.device) -> tuple[Callable[[], Iterato
     return lambda: moved(batches, device), lambda batch: batch
 
 
-def in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Callable[[], Iterator[Parts]]:
+def _in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Callable[[], Iterator[Parts]]:
     """Groups of this many batches; at the end of an epoch what is left."""
 
     def grouped() -> Iterator[Parts]:

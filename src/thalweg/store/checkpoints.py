@@ -16,7 +16,6 @@ from . import files
 
 DEPTH, PARTS = 8, 16  # how deeply nested dicts are searched, and how many parts a prefix may have
 COUNTER = "n_averaged"  # the counter of torch's AveragedModel
-CURVE = "coeff_layer."  # the part of a curve of the paper's public code that no network has
 KEYS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
 CONVERT = (  # 'xb': an existing file is not overwritten
     "import sys, torch; from safetensors.torch import save; found = torch.load(sys.argv[1], map_location='cpu', "
@@ -67,15 +66,6 @@ def find_state(
         return (top or sure or [max(places, key=lambda place: len(place.state.keys() & wanted.keys()))])[0].state
     keys = _listed(place.label for place in fitting)
     raise ThalwegError(f"{path} holds weights of this network under {keys}: choose with --key, in Python key=")
-
-
-def find_curve(path: Path) -> dict[str, Tensor] | None:
-    """The control points in a checkpoint of the paper's public code, if it holds a curve."""
-    for _, tensors in read_tensors(path):
-        prefixes = {name.partition(CURVE)[0] for name in tensors if CURVE in name}
-        if len(prefixes) == 1:
-            return files.below(tensors, prefixes.pop())
-    return None
 
 
 def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:

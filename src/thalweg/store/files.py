@@ -59,7 +59,7 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
             os.replace(temporary, path)
             _sync(path.parent)
         finally:
-            _discard(folder)
+            discard(folder)
 
 
 @contextmanager
@@ -134,14 +134,25 @@ def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str,
             file.write(text.ljust(size))
 
 
-def load_tensors(path: Path, kind: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """Read what `save_tensors` wrote, after checking its kind, format and hash."""
+def load_tensors(path: Path, kind: str, whole: bool = True) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """Read what `save_tensors` wrote, after checking its kind, format and hash.
+
+    Args:
+        path: The file.
+        kind: What it must hold.
+        whole: Whether to read tensors that are stored in shards, too, in a folder next to it.
+    """
     tensors, metadata = read_safetensors(path)
-    _expect(path, kind, metadata, _own_kind(path, metadata))
+    expect(path, kind, metadata, _own_kind(path, metadata))
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise _damaged(path)
     with reading(path):
-        return tensors, dict(json.loads(metadata["about"]))
+        about = dict(json.loads(metadata["about"]))
+    if whole and "shards" in about:
+        from ..runtime.compute import read_whole
+
+        tensors |= read_whole(path, about)
+    return tensors, about
 
 
 def place(path: str | Path) -> Path:
@@ -190,10 +201,10 @@ def sweep(folder: Path) -> None:
     """Delete what a killed process left half-written; only folders of that name, and never through a link."""
     for left in folder.glob(f".*{PART}"):
         if left.is_dir() and not left.is_symlink():
-            _discard(left)
+            discard(left)
 
 
-def _discard(folder: Path) -> None:
+def discard(folder: Path) -> None:
     with suppress(OSError):
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
@@ -218,7 +229,7 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
     return kind
 
 
-def _expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
+def expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
     """Raise unless a file is one of ours, of this kind, in the format that we read."""
     if found != kind:
         told = "thalweg did not write it" if found is None else f"it holds {found[:80]}"
@@ -246,7 +257,7 @@ def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
     record = _parse(path)
-    _expect(path, kind, record, json_kind(path, record))
+    expect(path, kind, record, json_kind(path, record))
     with reading(path):
         content = record["content"]
         if record["sha256"] != text_digest(kind, json.dumps(content)) or not isinstance(content, dict):
@@ -336,10 +347,15 @@ def digest(kind: str, tensors: "Mapping[str, Tensor]", about: str) -> str:
 
     sha = hashlib.sha256(f"{kind}\n{about}\n".encode())
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu()
+        tensor = gathered(tensors[name].detach()).cpu()
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def gathered(tensor: "Tensor") -> "Tensor":
+    """The whole of a tensor that may be divided among processes, all of which must ask for it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def text_digest(kind: str, text: str) -> str:

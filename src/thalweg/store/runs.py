@@ -77,6 +77,10 @@ class Run:
         path = self.folder / STATE
         return files.load_tensors(path, "state") if path.is_file() else None
 
+    def own(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What this process needs of a state that the first has loaded: all of it."""
+        return state
+
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """Append one line with its own hash; a line cut short by a kill is ignored when it is read."""
         with files.writing(self.folder / name), open(files.no_link(self.folder / name), "a") as file:

@@ -53,7 +53,7 @@ class ArclengthBends(Bends):
 
     def measure(self) -> None:
         """q, and what each t of the grid contributes to the gradient, for the curve as it is now."""
-        inner, rates = inner_products(list(self.points)), self.rates
+        inner, rates = inner_products(list(self.points), self.probe.layout), self.rates
         squares = ((rates[:, 1:] @ inner) * rates[:, 1:]).sum(1).clamp_min(1e-30)
         self.q = squares.sqrt() / squares.sqrt().sum()
         scores = rates[:, :, None] * rates[:, None, :] / squares[:, None, None]
@@ -68,7 +68,7 @@ class ArclengthBends(Bends):
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         super().chain_rule(loss, weight_decay)
-        value = loss + 0.5 * weight_decay * self.probe.point.square().sum()
+        value = loss + 0.5 * weight_decay * self.probe.layout.total(self.probe.point.square().sum())
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
         self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)

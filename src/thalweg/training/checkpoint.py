@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError, during
@@ -57,10 +57,11 @@ class Course:
         self.moved: set[str] = set()  # names of what has changed since the run began; only these are saved
         state = context.processes.once(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
-            self.extra = Extra(step.probe.module, step.task, batches, step.optimizer)
+            module = step.probe.module if step.probe.copied else nn.Module()  # one in shards has no other state
+            self.extra = Extra(module, step.task, batches, step.optimizer)
         if state is not None:
             with reading(Path(STATE) if run is None else run.folder / STATE):
-                self._restore(unpacked(*state))
+                self._restore(unpacked(*(state if run is None else run.own(state))))
         if run is not None:
             logged = run.lines(LOG)
             with reading(run.folder / LOG):
@@ -233,7 +234,7 @@ def _memory(step: Step, row: Sequence[Moved]) -> dict[str, Tensor]:
         values = [state.get(key) for _, state in held]
         if all(isinstance(v, Tensor) and v.shape == tensor.shape for v, (tensor, _) in zip(values, held, strict=True)):
             parts = [value.to(_where(step)) for value in values]
-            known[key] = step.probe.canonical(parts[0]) if _is_whole(row) else torch.cat([v.flatten() for v in parts])
+            known[key] = step.probe.canonical(parts[0]) if _is_whole(row) else step.probe.layout.join(parts)
             continue
         named = {f"{key}{PART}{k}": value for k, value in enumerate(values)}
         known |= {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import nn
 
 from ..batches import Batches
@@ -12,11 +11,9 @@ from ..runtime.compute import Call, Compute, StoredResult
 from ..store.files import CURVE
 from ..tasks import Task
 from ..weightspace.curves import Curve
-from ..weightspace.probe import Probe
-from ..weightspace.weights import LARGE
+from ..weightspace.probe import probe_at
 from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory, Schedule
-from .step import Bends, UniformBends
 
 if TYPE_CHECKING:
     from ..store.runs import Run
@@ -49,7 +46,7 @@ def connect(
     """Train the bends of a curve so that the loss is low all along it.
 
     Examples:
-        >>> import thalweg as tw
+        >>> import torch, thalweg as tw
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         >>> batches = [(x, x.sum(1, keepdim=True))]
         >>> module = nn.Linear(3, 1)
@@ -112,7 +109,7 @@ def connect(
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:
-        motion = _bends(Probe(module, curve.start, call.compute, share=True), curve, settings.seed, loss, call)
+        motion = call.bends(probe_at(module, curve.start, call.compute, share=True), curve, settings.seed, loss)
         motion.same_t = same_t
         train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
         return motion.snapshot()
@@ -130,18 +127,3 @@ def connect(
     return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(
         curve.start.vector.device
     )
-
-
-def _bends(probe: Probe, curve: Curve, seed: int, loss: str, call: Call) -> Bends:
-    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
-    if loss == "uniform":
-        apart = call.compute.stream or half or probe.point.nbytes > LARGE  # without a copy of the ends
-        return call.streamed(probe, curve, seed) if apart else UniformBends(probe, curve, seed)
-    if call.compute.stream or half:
-        why = (
-            "needs the whole curve on the network's device: use 'uniform', or no stream"
-            if call.compute.stream
-            else f"would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
-        )
-        raise ThalwegError(f"the arc-length loss {why}")
-    return call.arclength(probe, curve, seed)

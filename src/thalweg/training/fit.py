@@ -13,7 +13,7 @@ from ..runtime.compute import Call, Compute, StoredResult
 from ..store import files
 from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
-from ..weightspace.probe import Probe
+from ..weightspace.probe import probe_at
 from ..weightspace.weights import Weights
 from .loop import Observer, OnEpoch, Settings, train
 from .optimizers import OptimizerFactory, Schedule
@@ -97,7 +97,7 @@ def fit(
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
-        keeper, motion = _Keeper(keep, held, call), Network(Probe(module, None, call.compute, share=True))
+        keeper, motion = _Keeper(keep, held, call), Network(probe_at(module, None, call.compute, share=True))
         train(motion, task, batches, settings, call, "training", keeper, run=held)
         made = {"by": "fit", "epochs": epochs, "seed": settings.seed}
         return replace(motion.probe.weights(made), kept=keeper.kept)

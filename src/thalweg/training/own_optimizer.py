@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..errors import ThalwegError, during
 from ..weightspace.layout import named_parameters
+from ..weightspace.probe import Probe
 from .loop import Settings
 from .optimizers import OptimizerFactory, rates
 from .step import Motion
@@ -20,7 +21,7 @@ def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) ->
     """The user's optimizer for the parameters of a network, or of all bends of a curve."""
     probe = motion.probe
     motion.moved = [
-        list(zip(probe.layout.names, probe.parameters(vector), probe.slots(gradient), strict=True))
+        list(zip(probe.layout.names, probe.parameters(vector), _values(probe, gradient), strict=True))
         for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
     ]
     optimizer = own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
@@ -28,10 +29,15 @@ def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) ->
         for group in optimizer.param_groups:  # by default torch would need another vector for what it computes
             group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
     if settings.decay_at == "phi":
-        if processes > 1 and not motion.same_t:
+        if processes > 1 and not motion.same_t and probe.copied:
             raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")
         motion.own_decay = _DecayAtPhi(motion, optimizer)
     return optimizer
+
+
+def _values(probe: Probe, flat: Tensor) -> list[Tensor]:
+    """Views of a flat vector, of the same kind as the parameters that an optimizer gets."""
+    return [parameter.detach() for parameter in probe.parameters(flat)]
 
 
 class _DecayAtPhi:
@@ -45,7 +51,7 @@ class _DecayAtPhi:
                 f"how {type(optimizer).__name__} decays weights is not known, so it cannot be moved to phi(t): use "
                 "one of torch.optim, or weight_decay= of the call and none in the optimizer"
             )
-        self.motion, phi = motion, motion.probe.slots(motion.probe.point)
+        self.motion, phi = motion, _values(motion.probe, motion.probe.point)
         groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
         self.places = [

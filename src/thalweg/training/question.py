@@ -15,6 +15,7 @@ from ..evaluation.question import Facts, curve_question, data_question, first_pa
 from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
+from ..store.files import gathered
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.layout import Layout
@@ -52,6 +53,7 @@ def training_question(
         **{name: getattr(settings, name) for name in PLAIN},
         **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none
         **({"decay_at": settings.decay_at} if settings.decay_at != "bends" else {}),
+        **({"in shards": True} if start.layout.shards else {}),
         "precision": compute.precision,
         **({"compile": compiled} if compiled != usual else {}),  # whose dropout is another; all else only rounds
         **data,
@@ -111,7 +113,9 @@ def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Te
     with undisturbed():
         optimizer = own_optimizer(named, settings)
     found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, named))}
-    corners = [(name, nn.Parameter(part[(slice(TRIED),) * part.ndim].clone())) for name, part in named]
+    corners = [
+        (name, nn.Parameter(gathered(part.detach())[(slice(TRIED),) * part.ndim].clone())) for name, part in named
+    ]
     tried = [part.detach() for _, part in corners]
     with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on these
         _try_steps(own_optimizer(corners, settings), [part for _, part in corners])

@@ -15,24 +15,24 @@ from ..runtime.rng import undisturbed
 from ..runtime.transfer import moved
 from ..tasks import Task
 from ..weightspace.probe import Probe
-from .step import mean_of
+from .step import Step, mean_of
 
 SHARE, FEWEST = 10, 100  # looked at after the tenth part of a training, and not before this many steps
 LEARNT = 1e-3  # how much lower the loss must be than that of a constant answer, relative to it
 
 
-def warn_if_stalled(probe: Probe, task: Task, batches: Batches, compute: Compute, epoch: int, epochs: int) -> None:
+def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, epochs: int) -> None:
     """Warn once, after the epoch that completes the tenth part of a training; nothing that training uses is changed.
 
     Args:
-        probe: The network.
-        task: Its loss.
+        step: A step of the training, which is watched only if it is plain and of a whole network.
         batches: The training data, of which the first batch is used.
         compute: How to compute.
         epoch: The epoch that has ended.
         epochs: The length of the training.
     """
-    if epoch != -(-epochs // SHARE) or epoch * len(batches) < FEWEST:
+    probe, task, watched = step.probe, step.task, step.motion.t is None and step.probe.copied
+    if epoch != -(-epochs // SHARE) or epoch * len(batches) < FEWEST or not watched:
         return
     found = None
     # an error in these passes is none of training

@@ -148,7 +148,7 @@ class Curve(ABC):
     @cached_property
     def gram(self) -> Tensor:
         """Inner products of the differences between each control point and the first."""
-        return inner_products([point.vector for point in self.points]).cpu()
+        return inner_products([point.vector for point in self.points], self.layout).cpu()
 
     def to(self, device: torch.device | str) -> "Curve":
         """The same curve on another device."""
@@ -206,26 +206,35 @@ class Curve(ABC):
             }
         own = {key: value for key, value in vars(self).items() if key != "points" and _is_attribute(type(self), key)}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
-        files.save_tensors(files.place(path), "curve", tensors, about)
+        self.layout.save(files.place(path), "curve", tensors, about)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Curve":
+    def load(cls, path: str | Path, module: nn.Module | None = None) -> "Curve":
         """Read a curve from a file or the folder of a finished `connect`; your own kind of curve loads with its own
         class.
+
+        Args:
+            path: The file or the folder.
+            module: A network of the same architecture. The curve goes to its device; if the network is in shards
+                (`sharded`), every process reads its own.
         """
-        path = files.inside(path, "curve.safetensors")
-        tensors, about = files.load_tensors(path, "curve")
+        path, layout = files.inside(path, "curve.safetensors"), None if module is None else Layout.of(module)
+        tensors, about = files.load_tensors(path, "curve") if layout is None else layout.load(path, "curve")
         with files.reading(path):
-            return cls._of_parts(path, tensors, about)
+            return cls._of_parts(path, tensors, about, layout).to(
+                "cpu" if module is None else next(module.parameters()).device
+            )
 
     @classmethod
-    def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Curve":
+    def _of_parts(
+        cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], own: Layout | None
+    ) -> "Curve":
         known = {_kind(kind): kind for kind in (cls, Segment, PolyChain, Bezier)}
         kind = known.get(about["curve"])
         if kind is None or not issubclass(kind, cls):
             name = about["curve"].rsplit(".", 1)[-1]
             raise ThalwegError(f"{path} holds a curve of kind {about['curve']}: load it with {name}.load")
-        layout = Layout.from_dict(about["layout"])
+        layout = Layout.stored(about["layout"], path, own)
         common = {name: tensor for name, tensor in files.below(tensors, "0/").items() if name not in layout.varying}
         if {name.partition("/")[0] for name in tensors} != {*map(str, range(min(about["points"], len(tensors))))}:
             raise ValueError(f"its tensors are not those of {about['points']} points")

@@ -1,17 +1,19 @@
 """The order of a network's weights in one vector, and whether two networks have the same architecture."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ThalwegError
-from ..store.files import check_fields
+from ..runtime.compute import shards_of
+from ..store.files import check_fields, load_tensors, save_tensors
 from .state import plain
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -117,9 +119,12 @@ class Layout:
     frozen: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     statistics: tuple[str, ...] = ()
+    shards: ClassVar[tuple[str, ...]] = ()  # how vectors are divided among processes, if they are
 
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
+        if (shards := shards_of(module)) is not None:
+            return shards.layout(module)
         parameters, aliases = named_parameters(module)
         _check_complete(unwrapped(module))
         moving = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -148,6 +153,26 @@ class Layout:
         pieces = vector.split([prod(shape) for shape in self.shapes])
         return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The reverse: one vector, a copy, of one tensor per parameter."""
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def placed(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter of a whole network, as points hold it."""
+        return tensor
+
+    def total(self, values: Tensor) -> Tensor:
+        """What was summed over a vector, summed over all parts of it."""
+        return values
+
+    def save(self, path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write tensors of networks with this layout to a file."""
+        save_tensors(path, kind, tensors, about)
+
+    def load(self, path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Read them."""
+        return load_tensors(path, kind)
+
     def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
         """Raise, naming the first tensor that differs, unless both describe the same network."""
         if problem := _difference(self, other, here, there):
@@ -155,6 +180,13 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def stored(cls, entry: Mapping[str, Any], path: Path, own: "Layout | None") -> "Layout":
+        """The layout in the file at `path`, or that of the network it is read for, which must be the same."""
+        found = cls.from_dict(entry)
+        cls.from_dict((own or found).to_dict()).check(found, "the network", str(path))
+        return own or found
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
@@ -192,6 +224,11 @@ def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
     for name, parameter in moving.items():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ThalwegError(f"'{name}' has no shape yet: run the network once on a batch before handing it over")
+        if hasattr(parameter, "placements"):
+            raise ThalwegError(
+                f"'{name}' is divided among processes, and such a network cannot be copied: give thalweg a function "
+                "that makes it, network = thalweg.sharded(make)"
+            )
         if (parameter.dtype, parameter.device) != (moving[first].dtype, moving[first].device):
             here, there = (f"{moving[n].dtype} on {moving[n].device}" for n in (first, name))
             raise ThalwegError(
@@ -258,6 +295,7 @@ def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
         ("the frozen parameter", one.frozen, two.frozen),
         ("the batch-norm buffer", one.statistics, two.statistics),
         ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
+        ("the division", one.shards, two.shards),
     ):
         if odd := sorted(set(mine) ^ set(yours)):
             return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"

@@ -51,7 +51,7 @@ class Plane:
         check_agreement(a, c, "the first point", "the third")
         self.points: tuple[Weights, ...] = (a, b, c)
         self.basis = (a, b, c)  # whose weighted sums its points are
-        (uu, uw), (_, ww) = inner_products([point.vector for point in self.basis]).tolist()
+        (uu, uw), (_, ww) = inner_products([point.vector for point in self.basis], a.layout).tolist()
         if not isfinite(uu + ww):
             raise ThalwegError(f"a plane needs finite weights, and {_not_finite(self.basis)}: leave that network out")
         if uu == 0:
@@ -131,6 +131,10 @@ class Plane:
             radius: How far to go to either side, in lengths of the directions.
         """
         check_weights(weights, "the network in the middle")
+        if weights.layout.shards:
+            raise ThalwegError(
+                "random directions are drawn for whole networks, and this one is in shards: use Plane(a, b, c) of three"
+            )
         if normalise not in ("filter", "layer", None):
             raise ThalwegError(f"normalise is 'filter', 'layer' or None; got {normalise!r}")
         if not 0 < (radius := number(radius, "radius")) < float("inf"):
@@ -182,7 +186,7 @@ class Plane:
         check_weights(weights, "what is projected")
         self.layout.check(weights.layout, "the plane", "the weights")
         a, b, c = (point.vector for point in self.basis)
-        _, second, third = inner_products([a, weights.vector.to(a.device), b, c])[0].tolist()
+        _, second, third = inner_products([a, weights.vector.to(a.device), b, c], self.layout)[0].tolist()
         along = second / self.width
         return along, (third - along * self.shift) / self.height
 
@@ -195,7 +199,7 @@ class Plane:
     def path_distances(self, curve: Curve, points: int = 121) -> list[float]:
         """The distance of a curve from the plane at the points of its `path`."""
         origin = self.basis[0].vector
-        gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)]).cpu()
+        gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)], self.layout).cpu()
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
         rest = gram - places @ places.T
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
@@ -205,7 +209,7 @@ class Plane:
         """The distance of a point from the plane."""
         x, y = self.project(weights)
         origin = self.basis[0].vector
-        whole = float(inner_products([origin, weights.vector.to(origin.device)]))
+        whole = float(inner_products([origin, weights.vector.to(origin.device)], self.layout))
         return max(whole - hypot(x, y) ** 2, 0.0) ** 0.5
 
 
@@ -213,7 +217,8 @@ def _main_directions(points: Sequence[Weights]) -> tuple[float, list[float], Ten
     """The squared distances from the mean summed over all points, those along the two main directions, and these
     directions as coefficients of the points, with those lengths.
     """
-    gram = torch.nn.functional.pad(inner_products([point.vector for point in points]).cpu(), (1, 0, 1, 0))
+    inner = inner_products([point.vector for point in points], points[0].layout).cpu()
+    gram = torch.nn.functional.pad(inner, (1, 0, 1, 0))
     centred = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
     if not bool(centred.isfinite().all()):
         raise ThalwegError(f"a fitted plane needs finite weights, and {_not_finite(points)}: leave that network out")

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError
 from ..generators import same_randomness
-from ..runtime.compute import Compute, private_copy
+from ..runtime.compute import Compute, private_copy, shards_of
 from .layout import Layout, named_buffers, named_parameters, unwrapped
 from .state import ModuleState, kept
 from .weights import LARGE, Weights, bit_sum, check_state, held_once, same_bits
@@ -33,6 +33,8 @@ class Probe:
             that observe their first pass, in which a network that writes to them is found.
     """
 
+    copied = True  # whether the network is a copy of the caller's, with which it can be compared
+
     def __init__(
         self,
         module: nn.Module,
@@ -44,6 +46,11 @@ class Probe:
         if not isinstance(module, nn.Module):
             raise ThalwegError(f"the network must be a torch.nn.Module; got {type(module).__name__}")
         _refuse_cached()
+        if shards_of(module) is not None:
+            raise ThalwegError(
+                "a network in shards can be used in fit, connect and scan; save the weights, and load them without "
+                "module= for a whole network"
+            )
         self.original, self.layout = unwrapped(module), layout or Layout.of(module)
         parameters, _ = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
@@ -329,6 +336,18 @@ class Probe:
         for name in [name for name in self._watchers if name not in self.unreached]:
             self._watchers.pop(name).remove()
         self.__dict__.pop("decayed", None)
+
+
+def probe_at(
+    module: nn.Module,
+    weights: Weights | None,
+    compute: Compute,
+    layout: Layout | None = None,
+    share: bool = False,
+) -> Probe:
+    """The network at a point; one in shards is not copied but made anew."""
+    shards = shards_of(module)
+    return Probe(module, weights, compute, layout, share) if shards is None else shards.probe(module, weights)
 
 
 def drop_caches(module: nn.Module) -> None:

@@ -165,7 +165,11 @@ def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
 
 
 def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -> tuple[Watch | None, Result]:
-    """The result of `work`, with every tensor in it observed; unobserved if the network cannot run that way."""
+    """The result of `work`, with every tensor in it observed; unobserved if the network cannot run that way, or is not
+    a copy.
+    """
+    if not probe.copied:
+        return None, work()
     try:
         with _watching(probe, seed) as watch:
             return watch, work()

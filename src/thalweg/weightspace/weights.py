@@ -80,7 +80,7 @@ class Weights:
         parameters, _ = named_parameters(module)
         return cls(
             layout=layout,
-            vector=torch.cat([parameters[name].detach().reshape(-1) for name in layout.names]),
+            vector=layout.join([parameters[name].detach() for name in layout.names]),
             buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module)},
             frozen={name: held_once(name, parameters[name].detach()) for name in layout.frozen},
         )
@@ -107,9 +107,11 @@ class Weights:
                 raise ThalwegError(
                     f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: untie or correct it"
                 )
-        vector = torch.cat([state[name].to(own.vector).reshape(-1) for name in own.layout.names])
+        vector = own.layout.join([state[name].to(own.vector) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
-        frozen = {name: held_once(name, state[name].to(value)) for name, value in own.frozen.items()}
+        frozen = {
+            name: held_once(name, own.layout.placed(name, state[name].to(value))) for name, value in own.frozen.items()
+        }
         return cls(own.layout, vector, buffers, frozen)
 
     def __repr__(self) -> str:
@@ -157,7 +159,7 @@ class Weights:
         """Euclidean distance between the trainable weights of two points."""
         check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
-        return float(inner_products([self.vector, other.vector])[0, 0].sqrt())
+        return float(inner_products([self.vector, other.vector], self.layout)[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
         """The same point on another device; itself if it is already there."""
@@ -192,7 +194,7 @@ class Weights:
                 "run=, whose folder holds them too, or save each with weights.kept[epoch].save(path)",
                 stacklevel=3,
             )
-        files.save_tensors(files.place(path), "weights", *self._parts(Path(path), apart))
+        self.layout.save(files.place(path), "weights", *self._parts(Path(path), apart))
 
     @classmethod
     def load(cls, path: str | Path, module: nn.Module | None = None, key: str | None = None) -> "Weights":
@@ -213,9 +215,8 @@ class Weights:
             wanted = {name: tensor.shape for name, tensor in own.state_dict().items()}
             with files.reading(path):
                 return cls.from_state(find_state(path, wanted, dict(own.layout.aliases), key), module)
-        found = cls.load(path)
-        Layout.of(module).check(found.layout, "the network", str(path))
-        return found.to(next(module.parameters()).device)
+        layout = Layout.of(module)
+        return cls._of_parts(path, *layout.load(path, "weights"), layout).to(next(module.parameters()).device)
 
     def digest(self) -> str:
         """A hash of everything but the provenance."""
@@ -237,21 +238,23 @@ class Weights:
                 raise ValueError(
                     f"'{name}' must be {shape} of {layout.dtype}; it is {tensors[name].shape}, {tensors[name].dtype}"
                 )
-        return cls(layout, torch.cat([tensors[name].reshape(-1) for name in layout.names]), buffers, frozen, made or {})
+        return cls(layout, layout.join([tensors[name] for name in layout.names]), buffers, frozen, made or {})
 
     def _parts(self, path: Path, apart: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The contents of the file at `path`: tensors and JSON."""
         about: dict[str, Any] = {"layout": self.layout.to_dict(), "made": dict(self.made)}
-        if not (apart and self.frozen):
+        if self.layout.shards or not (apart and self.frozen):
             return self.tensors(), about
         about["base"] = store_once(path.parent, self.frozen)
         return {name: tensor for name, tensor in self.tensors().items() if name not in self.frozen}, about
 
     @classmethod
-    def _of_parts(cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> "Weights":
+    def _of_parts(
+        cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], own: Layout | None = None
+    ) -> "Weights":
         with files.reading(path):
             return cls.from_tensors(
-                Layout.from_dict(about["layout"]),
+                Layout.stored(about["layout"], path, own),
                 {**tensors, **(read_stored(path, about["base"]) if "base" in about else {})},
                 about["made"],
             )
@@ -339,7 +342,7 @@ def check_list(points: object, what: str, least: int = 1) -> None:
         )
 
 
-def inner_products(vectors: Sequence[Tensor]) -> Tensor:
+def inner_products(vectors: Sequence[Tensor], layout: Layout) -> Tensor:
     """Inner products of the differences to the first vector, in float64, on the vectors' device; raw weights would
     cancel.
     """
@@ -348,7 +351,7 @@ def inner_products(vectors: Sequence[Tensor]) -> Tensor:
         origin = block[0].double()
         differences = torch.stack([part.double() - origin for part in block[1:]])
         total += differences @ differences.T
-    return total
+    return layout.total(total)
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], here: str, there: str) -> None:
@@ -370,8 +373,8 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     return one is two or (
         (one.shape, one.dtype) == (two.shape, two.dtype)
         and (
-            torch.equal(one, two)
-            or (one.is_floating_point() and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+            torch.equal(_shard(one), _shard(two))
+            or (one.is_floating_point() and torch.allclose(_shard(one), _shard(two), rtol=0, atol=0, equal_nan=True))
         )
     )
 
@@ -427,4 +430,9 @@ def bit_sum(tensor: Tensor) -> int:
 
 def _bits(tensor: Tensor) -> Tensor:
     """As integers, in which -0.0 is not 0.0 and NaN is NaN."""
-    return tensor.detach().reshape(-1).view(INTEGERS.get(tensor.element_size(), torch.uint8))
+    return _shard(tensor.detach()).reshape(-1).view(INTEGERS.get(tensor.element_size(), torch.uint8))
+
+
+def _shard(tensor: Tensor) -> Tensor:
+    """Of a tensor that is divided among processes, what this one holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
