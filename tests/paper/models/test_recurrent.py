@@ -121,5 +121,5 @@ def test_a_batch_that_does_not_fit_the_state(net, shape):
 
 
 def test_a_size_that_is_not_known():
-    with pytest.raises(ValueError, match="one of large, medium; got 'small': use Lstm"):
+    with pytest.raises(ValueError, match="size must be 'large' or 'medium'; got 'small'"):
         models.lstm("small")
