@@ -170,7 +170,7 @@ class Scan(Saved):
         along = [values for values in (self.t, self.length) if values is not None]
         shape = (len(self.y), len(self.x)) if self.x is not None and self.y is not None else along[0].shape
         arrays = [*along, *(values for entry in self.values.values() for values in entry.values())]
-        known = self.kind in ("curve", "points") if along else self.kind == "plane"
+        known = self.kind in (["plane"], ["points"], ["points", "curve"])[len(along)]
         if not known or len(arrays) == len(along) or any(values.shape != shape for values in arrays):
             raise ValueError("its values are not one per point")
         if self.measured is not None and self.measured.shape != shape:

@@ -295,3 +295,11 @@ def test_pipes_in_a_folder_are_refused_and_not_waited_for(name, tmp_path):
     with pytest.raises(tw.ThalwegError, match=r"is a pipe or a device|is not a file|nothing is written over"):
         measured(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [name] * (name != ".lock")
+
+
+@pytest.mark.parametrize("change", [lambda scan: scan.pop("length"), lambda scan: scan.update(kind="plane")])
+def test_a_crafted_scan_of_a_curve_without_its_lengths_is_a_sentence(change, tmp_path):
+    measured(tmp_path)
+    edit_json(tmp_path / "scan.json", "scan", change)
+    with pytest.raises(tw.ThalwegError, match=r"scan\.json .*its values are not one per point"):
+        tw.Scan.load(tmp_path)
