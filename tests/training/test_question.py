@@ -619,6 +619,27 @@ def test_the_question_fetches_data_where_the_loader_does(tmp_path):
         assert torch.equal(found, expected)
 
 
+class Noisy(Dataset):
+    """Draws random numbers, in each worker its own."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.randn(4), index % 3
+
+
+def test_resume_refuses_another_number_of_workers_where_they_draw_random_numbers(tmp_path):
+    def noisy(workers):
+        return DataLoader(Noisy(), batch_size=6, num_workers=workers)
+
+    for begun, then in ((1, 2), (2, 1)):
+        first = fit(tmp_path / f"{begun}", data=noisy(begun), epochs=1)
+        with pytest.raises(tw.ThalwegError, match="the number of workers of the training data has changed"):
+            fit(tmp_path / f"{begun}", data=noisy(then), epochs=1)
+        assert torch.equal(fit(tmp_path / f"{begun}", data=noisy(begun), epochs=1), first)
+
+
 def test_the_question_ends_where_a_sampler_does_not(tmp_path):
     class Endless(list):
         def __iter__(self):

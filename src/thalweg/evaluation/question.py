@@ -72,17 +72,24 @@ def _in_memory(batches: Sequence[Any]) -> dict[str, str]:
 
 def _of_loader(loader: DataLoader[Any]) -> tuple[dict[str, str], Any]:
     """Every index from the sampler, and what the data set holds at some of them, loaded by a worker if there are any:
-    data sets may open files there, and such handles do not survive a fork.
+    data sets may open files there, and such handles do not survive a fork. Their number counts only if other
+    workers load something else, as where they draw random numbers.
     """
     order = list(islice(loader.sampler if loader.batch_sampler is None else loader.batch_sampler, len(loader) + 1))
     numbers = _visits(len(order))[:SAMPLE] if order else []
     chosen, single = [order[k] for k in numbers], loader.batch_sampler is None
     how: dict[str, Any] = {"sampler": chosen, "batch_size": None} if single else {"batch_sampler": chosen}
     how |= {name: getattr(loader, name) for name in LOADING}
-    loaded = dict(zip(numbers, DataLoader(loader.dataset, num_workers=min(loader.num_workers, 1), **how), strict=True))
-    return {"the order": digest_of(order), **_parts({k: digest_of(batch) for k, batch in loaded.items()})}, loaded.get(
-        0
+    first, *others = (
+        DataLoader(loader.dataset, num_workers=workers, **how)
+        for workers in sorted({min(loader.num_workers, most) for most in (1, SAMPLE)})
     )
+    loaded = dict(zip(numbers, first, strict=True))
+    digests = {k: digest_of(batch) for k, batch in loaded.items()}
+    parts = {"the order": digest_of(order), **_parts(digests)}
+    if any(list(digests.values()) != list(map(digest_of, other)) for other in others):  # each worker draws its own
+        parts["the number of workers"] = str(loader.num_workers)
+    return parts, loaded.get(0)
 
 
 def _of_one_pass(batches: Batches, length: int) -> tuple[dict[str, str], Any]:
