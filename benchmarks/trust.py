@@ -24,7 +24,7 @@ from thalweg.weightspace.proof import Proof
 from thalweg.weightspace.state import ModuleState
 
 ROUNDS, POINTS = 15, 61
-PROVING = ((scanning, "prove_measuring"), (Proof, "again"), (scanning, "_look_again"), (scanning, "Probe"))
+PROVING = ((scanning, "prove_measuring"), (Proof, "again"), (scanning, "_look_again"), (scanning, "probe_at"))
 KEEPING = ((ModuleState, "__init__"), (ModuleState, "renewed"), (ModuleState, "restore"))
 
 

@@ -357,3 +357,40 @@ class Experts(Base):
         gates = self.gate(hidden).softmax(1)
         best = int(gates.sum(0).argmax())
         return self.last(hidden) + gates[:, best : best + 1] * self.experts[best](hidden)
+
+
+@kind("cache_by_setdefault", refused=EVERYWHERE)
+class Defaulting(Fresh):
+    """Computes the value again in every pass, and throws it away."""
+
+    def doubled(self) -> Tensor:
+        return KEPT.setdefault("first", self.first.weight.detach() * 2)
+
+
+@kind("cache_by_a_rounded_key", refused=EVERYWHERE)
+class RoundedKey(Fresh):
+    def doubled(self) -> Tensor:
+        weight = self.first.weight.detach() * 2
+        return KEPT.setdefault(float(weight.sum() // 1000), weight)
+
+
+@kind("output_memory_used_again")
+class SameMemory(Base):
+    """Harmless: what is kept is memory, and a mask of the shape of something computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        KEPT.clear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        hidden = hidden * KEPT.setdefault(("mask", hidden.shape), torch.ones_like(hidden))
+        output = self.last(hidden)
+        return output if self.training else KEPT.setdefault(output.shape, torch.empty_like(output)).copy_(output)
+
+
+@kind("part_that_is_frozen_while_evaluated")
+class FrozenInEval(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.weight.requires_grad_(self.training)
+        return super().forward(x)

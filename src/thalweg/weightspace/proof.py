@@ -1,5 +1,6 @@
 """Proof that a probe computes with its own weights only, and the same as the caller's module."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from .state import Contents, ModuleState, plain
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 COARSE = 3e-2
 MASKED = 1e6  # times the median: values beyond it, such as logits set to -1e9, are no measure for the others
+FORM = re.compile("_like|new_")  # operations whose result does not depend on the values in a tensor
 Result = TypeVar("Result")
 
 
@@ -40,6 +42,7 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         uses: How often each trainable parameter was used in each operation.
+        made_of: What the result was computed from: one bit for each trainable parameter, in the order of `spans`.
         asked: The arguments of the first call of the whole network.
         casting: The precision of that call.
         answered: The output of that call.
@@ -61,7 +64,7 @@ class Watch(TorchDispatchMode):
         self.plain = _by_storage([(path, tensor) for path, tensor in kept if not tensor.requires_grad])
         self.spans = sorted((*span(p), name) for name, p in probe.moving.items() if p.numel())
         self.starts = [start for start, _, _ in self.spans]
-        self.strange = False
+        self.strange, self.made_of = False, 0
         self.uses: Counter[tuple[str, Any]] = Counter()
         self.seen: set[str] = set()
         self.asked: tuple[Any, Any] | None = None
@@ -73,32 +76,44 @@ class Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made_of = 0
         for item in (*args, *kwargs.values()) if kwargs else args:
             for tensor in item if isinstance(item, list | tuple) else (item,):  # operators take no deeper nests
                 if isinstance(tensor, Tensor):
-                    self._note(tensor, function)
+                    made_of |= self._note(tensor, function)
         if self.shared and any(_storage(tensor) in self.shared for tensor in _written(function, args, kwargs or {})):
             raise _Written
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if made_of and not FORM.search(function.__name__):
+            self.made_of = made_of
+            for tensor in result if isinstance(result, list | tuple) else (result,):
+                if isinstance(tensor, Tensor) and (storage := _memory(tensor)) is not None:
+                    storage.made_of = self.uses, made_of  # type: ignore[attr-defined]
+        return result
 
     @property
     def used(self) -> set[str]:
         return {name for name, _ in self.uses}
 
-    def _note(self, tensor: Tensor, function: Any) -> None:
-        storage = _storage(tensor)
-        if storage is None:
+    def _note(self, tensor: Tensor, function: Any) -> int:
+        """What a tensor was made of in this pass."""
+        memory = _memory(tensor)
+        storage = None if memory is None else memory.data_ptr()
+        if not storage:
             self.strange = self.strange or tensor.requires_grad
-            return
+            return 0
         if storage in self.theirs:
             _refuse_original(self.theirs[storage])
         if storage in self.plain:
             self.seen.add(self.plain[storage])
-        k = bisect_right(self.starts, tensor.data_ptr()) - 1
-        if k >= 0 and tensor.data_ptr() < self.spans[k][1]:
+        start = tensor.data_ptr()
+        k = bisect_right(self.starts, start) - 1
+        if k >= 0 and start < self.spans[k][1]:
             self.uses[self.spans[k][2], function] += 1
-        else:
-            self.strange = self.strange or tensor.requires_grad
+            return 1 << k
+        self.strange = self.strange or tensor.requires_grad
+        of_pass, made_of = getattr(memory, "made_of", (None, 0))
+        return made_of if of_pass is self.uses else 0  # what was made in an earlier pass is a constant here
 
     def call(self, part: nn.Module, args: Any) -> None:
         if id(part) in self.parts:
@@ -187,9 +202,9 @@ class Proof:
     """A forward pass over one batch that is observed when a call begins, and `again` when it ends.
 
     Both times the copy has the weights of the caller's module and sees the same batch in the same memory with the same
-    seed, so it must compute the same. If a parameter is used less often the second time, something computed from it was
-    cached outside the network, where it cannot be restored. There is no second pass if the same batch was observed at
-    another point, and every parameter was used there as often as in the first.
+    seed, so it must compute the same. If a parameter is used less often the second time, or the result is no longer
+    made of it, something computed from it was cached outside the network, where it cannot be restored. There is no
+    second pass if the same batch was observed at another point, and no parameter was lost there.
     """
 
     last: Watch | None = None
@@ -233,7 +248,7 @@ class Proof:
             yield batch, nullcontext()  # captured or compiled work cannot be observed
             return
         self.last = copy(self.first)
-        self.last.uses = Counter()
+        self.last.uses, self.last.made_of = Counter(), 0
         placed = self._placed(batch)
         with interpreted():
             yield placed, self.last
@@ -243,14 +258,14 @@ class Proof:
 
     def again(self) -> None:
         """Raise, naming it, if a parameter is used less often than before."""
-        if self.first is not None and self.last is not None and self.first.uses == self.last.uses:
+        if self.first is not None and self.last is not None and not _lost(self.first, self.last):
             return
         with during("trying the first batch again"), seeded(0):
             last = self._watched()
         self.probe.drop_caches()
         if self.first is None or last is None:
             return
-        for name, _ in self.first.uses - last.uses:
+        for name in _lost(self.first, last):
             raise ThalwegError(
                 f"'{name}' takes part less often in the last pass than in the first, over the same batch at the same "
                 "weights: something made of it is kept outside of the network (on its class, in a global, a closure, "
@@ -345,7 +360,7 @@ def compare(probe: Probe, watch: Watch) -> None:
 def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
     """The probe has the weights of the original, and knows what its parameters were."""
     module, state = probe.original, ModuleState(probe.original)
-    places = [(parameter, parameter.data, dict(vars(parameter))) for parameter in module.parameters()]
+    places = [(part, part.data, dict(vars(part)), part.requires_grad) for part in module.parameters()]
     own, _ = named_parameters(probe.module)
     try:
         module.eval()
@@ -355,7 +370,9 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
     finally:
         drop_caches(module)
         state.restore()
-        for parameter, place, notes in places:
+        for parameter, place, notes, moves in places:
+            if parameter.requires_grad != moves:
+                parameter.requires_grad_(moves)
             for odd in vars(parameter).keys() - notes.keys():  # torch.compile leaves its own notes
                 del vars(parameter)[odd]
             if parameter.data_ptr() != place.data_ptr():
@@ -414,6 +431,14 @@ def _refuse_original(name: str) -> None:
     )
 
 
+def _lost(first: Watch, last: Watch) -> list[str]:
+    """Parameters that were used less often in the last pass, or of which its result was no longer made."""
+    unmade = first.made_of & ~last.made_of
+    return [name for name, _ in first.uses - last.uses] + [
+        name for k, (_, _, name) in enumerate(first.spans) if unmade >> k & 1
+    ]
+
+
 def _leaves(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors a gradient would flow into."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
@@ -433,9 +458,14 @@ def _by_storage(named: Sequence[tuple[str, Tensor]]) -> dict[int, str]:
 
 
 def _storage(tensor: Tensor) -> int | None:
+    memory = _memory(tensor)
+    return None if memory is None else memory.data_ptr() or None
+
+
+def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
     """None for tensors without storage."""
     try:
-        return tensor.untyped_storage().data_ptr() or None
+        return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
 
