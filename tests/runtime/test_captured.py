@@ -76,9 +76,8 @@ def motion(kind, animal):
     if kind == "network":
         found = Network(Probe(animal.module(1)))
     else:
-        found = {"uniform": UniformBends, "arclength": ArclengthBends}[kind](
-            Probe(animal.module(1), a), tw.Bezier(a, b, 2), 3
-        )
+        bends = ArclengthBends if kind == "arclength" else UniformBends
+        found = bends(Probe(animal.module(1), a), tw.Bezier(a, b, 1 if kind == "one bend" else 2), 3)
     found.probe.module.train()
     return found
 
@@ -100,7 +99,7 @@ def trained(wrap, kind, animal, optimizer=None, clip=None):
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("kind", ["network", "uniform", "arclength"])
+@pytest.mark.parametrize("kind", ["network", "one bend", "uniform", "arclength"])
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen", "tied_lstm"])
 def test_captured_steps_are_plain_steps(name, kind, clip, replays):
     plain, before, _ = trained(lambda step: step, kind, ZOO[name], clip=clip)
@@ -111,7 +110,7 @@ def test_captured_steps_are_plain_steps(name, kind, clip, replays):
     assert after == pytest.approx(before, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["network", "uniform", "arclength"])
+@pytest.mark.parametrize("kind", ["network", "one bend", "uniform", "arclength"])
 def test_captured_steps_accumulate(kind, replays):
     def accumulating(wrap):
         moving, animal = motion(kind, ZOO["mlp"]), ZOO["mlp"]
