@@ -14,6 +14,7 @@ SHORT = {
     "fge": ["--budget", "10", "--seeds", "2"],
     "wise_ft": ["--epochs", "3", "--points", "3"],
     "serving": ["--budget", "10"],
+    "penn_treebank": ["--tiny", "--words", "4400", "--epochs", "4", "--points", "3"],
 }
 NEED_DATA = ("cifar_curve", "cifar_plane")
 
