@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import shard_worker as worker
@@ -180,6 +182,14 @@ def test_a_module_under_fully_shard_is_refused_without_its_function(one_rank):
     for call in (tw.Weights.of, lambda module: worker.scanned("mlp", tw.Segment(*worker.ends("mlp")), module)):
         with pytest.raises(tw.ThalwegError, match=r"network = thalweg.sharded\(make\)"):
             call(module)
+
+
+def test_vectors_on_the_cpu_are_not_copied_to_the_gpus_of_the_network(one_rank):
+    weights = tw.Weights.of(tw.sharded(worker.in_shards("mlp")))
+    gpus = SimpleNamespace(device_type="cuda", mesh=weights.layout.mesh.mesh)
+    for part in replace(weights.layout, mesh=gpus).split(weights.vector).values():
+        part.to_local().zero_()
+    assert not weights.vector.any()
 
 
 def test_whole_and_divided_points_do_not_mix(one_rank):

@@ -383,9 +383,16 @@ class ShardedRun(Run):
         return files.load_tensors(path, "state", whole=False) if path.is_file() else None
 
     def own(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Vectors on the CPU, from where they are copied to where they belong."""
         tensors, about = state[0], dict(state[1])
-        parts = read_shards(self.folder / STATE, about, self.layout.empty, self.ranks)
-        for name, keys in about.pop("divided").items():
+        divided = about.pop("divided")
+        alone = {key for name, keys in divided.items() for key in keys if PART in name}
+
+        def empty(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return self.layout.empty(key, shape, dtype, None if key in alone else "cpu")
+
+        parts = read_shards(self.folder / STATE, about, empty, self.ranks)
+        for name, keys in divided.items():
             tensors[name] = parts[keys[0]] if PART in name else self.layout.join([parts[key] for key in keys])
         return tensors, about
 

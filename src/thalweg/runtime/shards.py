@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from glob import escape
 from math import prod
 from pathlib import Path
@@ -83,11 +84,16 @@ class ShardedLayout(Layout):
 
     def distributed(self, name: str, shard: Tensor) -> Tensor:
         """The distributed tensor of which this is the shard; in the same memory."""
-        own = self.divisions[name]
+        own, mesh = self.divisions[name], self.mesh if shard.device.type == self.mesh.device_type else self.mesh_of_cpus
         whole = torch.empty(own.shape, device="meta")
         return DTensor.from_local(
-            shard.view(own.local), self.mesh, [own.cut], run_check=False, shape=whole.shape, stride=whole.stride()
+            shard.view(own.local), mesh, [own.cut], run_check=False, shape=whole.shape, stride=whole.stride()
         )
+
+    @cached_property
+    def mesh_of_cpus(self) -> DeviceMesh:
+        """For vectors that are not on the GPU, which would be copied there otherwise."""
+        return DeviceMesh("cpu", self.mesh.mesh)
 
     def to_dict(self) -> dict[str, Any]:
         return Layout(**{one.name: getattr(self, one.name) for one in fields(Layout)}).to_dict()
@@ -132,9 +138,10 @@ class ShardedLayout(Layout):
         shard = file.get_slice(key)[(slice(None),) * dim + (slice(start, start + own.local[dim]),)]
         return self.distributed(name, shard.to(self.mesh.device_type))
 
-    def empty(self, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        local = self._checked(key, shape).local
-        return self.distributed(str(self._name(key)), torch.empty(local, dtype=dtype, device=self.mesh.device_type))
+    def empty(self, key: str, shape: tuple[int, ...], dtype: torch.dtype, device: str | None = None) -> Tensor:
+        """To read a tensor of a file into; on the device of the network by default."""
+        shard = torch.empty(self._checked(key, shape).local, dtype=dtype, device=device or self.mesh.device_type)
+        return self.distributed(str(self._name(key)), shard)
 
     def _checked(self, key: str, shape: Sequence[int]) -> Division:
         own = self.divisions.get(self._name(key) or "")

@@ -251,7 +251,8 @@ def _remember(step: Step, row: Sequence[Moved], memory: Mapping[str, Tensor]) ->
         parts: Sequence[Tensor] = [value] * len(places)  # in files of version 0.1, once for all
         if not part and value.shape == (step.probe.layout.size,):
             whole = _is_whole(row)
-            parts = [step.probe.native(value)] if whole else list(step.probe.layout.split(value).values())
+            there = value if step.probe.copied else value.to(row[0][1].device)
+            parts = [step.probe.native(value)] if whole else list(step.probe.layout.split(there).values())
         for (_, tensor, _), new in zip(places, parts, strict=True):
             known = step.optimizer.state[tensor]
             if name.endswith(NUMBER):
