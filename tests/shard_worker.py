@@ -153,7 +153,7 @@ def curves(ranks, folder):
         if (kind, variant) == ("tied", "plain"):
             curve.save(folder / f"tied-{ranks.size}")
             found |= measured(scanned(kind, curve, network), curve)
-            found["fit"] = whole(fitted(kind, tw.sharded(in_shards(kind, 4))))
+            found["fit"] = whole(fitted(kind, tw.sharded(in_shards(kind, 4)))) if ranks.size == 2 else None
     return found
 
 
@@ -278,7 +278,7 @@ def launch(name, size, folder):
 
 
 if __name__ == "__main__":
-    for needed in ("torch._dynamo", *(f"thalweg.{home}" for home in tw._HOMES)):
+    for needed in ("torch._dynamo", "thalweg.runtime.running", *(f"thalweg.{home}" for home in tw._HOMES)):
         import_module(needed)  # once, before ranks are forked
     for step in sys.argv[2:]:
         launch(step.split("-")[0], int(step.split("-")[1]), Path(sys.argv[1]))

@@ -388,7 +388,7 @@ def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
         tensor: Its value.
         copy: Whether `tensor` may be written to later, so that a copy must be held instead.
     """
-    key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, hasattr(tensor, "to_local"))
     other = _held.get(key)
     if other is None or not same_bits(other, tensor):
         other = _held[key] = tensor.detach().clone() if copy else tensor
