@@ -98,10 +98,10 @@ class Watch(TorchDispatchMode):
     def _note(self, tensor: Tensor, function: Any) -> int:
         """What a tensor was made of in this pass."""
         memory = _memory(tensor)
-        storage = None if memory is None else memory.data_ptr()
-        if not storage:
+        if memory is None:
             self.strange = self.strange or tensor.requires_grad
             return 0
+        storage = memory.data_ptr()
         if storage in self.theirs:
             _refuse_original(self.theirs[storage])
         if storage in self.plain:
@@ -459,13 +459,14 @@ def _by_storage(named: Sequence[tuple[str, Tensor]]) -> dict[int, str]:
 
 def _storage(tensor: Tensor) -> int | None:
     memory = _memory(tensor)
-    return None if memory is None else memory.data_ptr() or None
+    return None if memory is None else memory.data_ptr()
 
 
 def _memory(tensor: Tensor) -> torch.UntypedStorage | None:
-    """None for tensors without storage."""
+    """None for tensors without any."""
     try:
-        return tensor.untyped_storage()
+        memory = tensor.untyped_storage()
+        return memory if memory.data_ptr() else None
     except (NotImplementedError, RuntimeError):
         return None
 
