@@ -13,7 +13,7 @@ from thalweg.evaluation.metrics import Metrics, averaged
 from thalweg.tasks import outputs_of
 from thalweg.training.step import mean_loss
 
-LOGITS, LABELS = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+LOGITS, LABELS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 
 
 def test_classification_is_cross_entropy_and_error():
@@ -153,7 +153,7 @@ def test_a_loss_of_torch_alone_is_a_whole_task(loss):
     assert one.units == {"error": "%"}
     scores = [tw.Ensemble(module, [start]).score(task, batches) for task in (tw.Task(loss), known)]
     assert scores[0] == scores[1]
-    assert set(scores[0]) == {"error", "nll", "brier", "ece", "disagreement"}
+    assert set(scores[0]) >= {"error", "nll", "brier", "ece", "disagreement"}  # and calibrated where it can be
 
 
 OLD = r"loss takes \(outputs, targets\) now: move the call of the network into predict="
@@ -237,3 +237,32 @@ def test_a_compiled_loss_has_no_graph_break():
     found, number = whole(task, module, lambda batch: batch, (LOGITS, LABELS))
     torch.testing.assert_close(found, F.cross_entropy(module(LOGITS), LABELS))
     assert number == 6
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (LABELS[:, None], r"got torch.int64 \(\d+, 1\): reshape or convert"),
+        (LABELS.double(), r"got torch.float64 \(\d+,\): reshape or convert"),
+        (LABELS.numpy(), "got ndarray: reshape or convert"),
+        (LABELS.tolist(), "got list: reshape or convert"),
+        (None, "those of this batch are None: give data with labels"),
+    ],
+    ids=["a column", "fractions", "an array", "a list", "none"],
+)
+def test_labels_of_another_shape_or_kind_are_a_sentence(labels, said):
+    with pytest.raises(tw.ThalwegError, match=rf"labels are a tensor of whole numbers, .* logits \(\d+, 4\), .*{said}"):
+        tw.classification().loss(LOGITS, labels)
+
+
+def test_boolean_one_hot_targets_are_taken_like_others():
+    torch.manual_seed(0)
+    module, hot = nn.Linear(4, 4), F.one_hot(LABELS, 4)
+    one, two = (
+        tw.scan(module, [tw.Weights.of(module)], tw.classification(), [(LOGITS, targets)]).values["data"]
+        for targets in (hot.bool(), hot.float())
+    )
+    assert {name: float(values[0]) for name, values in one.items()} == (
+        {name: float(values[0]) for name, values in two.items()}
+    )
+    assert "error" in one

@@ -305,9 +305,11 @@ class _CrossEntropy:
         """All values, and which of them count; None if all do."""
         known = isinstance(targets, Tensor) and targets.shape in (logits.shape, logits.shape[:1] + logits.shape[2:])
         if logits.ndim > 1 and (not known or (targets.is_floating_point() and targets.shape != logits.shape)):
+            came = f"got {describe(targets)}: reshape or convert them in the data"
             raise ThalwegError(
                 f"labels are a tensor of whole numbers, one for each example of logits {tuple(logits.shape)}, or "
-                f"probabilities of their shape; got {describe(targets)}: reshape or convert them in the data"
+                f"probabilities of their shape; "
+                + ("those of this batch are None: give data with labels" if targets is None else came)
             )
         if logits.ndim > 1 and logits.shape != targets.shape:
             return self.labels(self.of, logits, targets)
