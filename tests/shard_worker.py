@@ -17,8 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from typer.main import get_command
 
 import thalweg as tw
+from thalweg.cli import app
 from thalweg.evaluation import question
 from thalweg.store.runs import Run
 
@@ -224,6 +226,25 @@ def example(ranks, folder):
     with redirect_stdout(StringIO()) as printed:
         runpy.run_path(str(Path(__file__).parent.parent / "examples" / "sharded_curve.py"), run_name="__main__")
     return {"printed": printed.getvalue()}
+
+
+def factory(seed):
+    """What a task factory of the command line returns, in shards."""
+    model, data = tw.sharded(in_shards("mlp", seed)), batches("mlp")
+    return {"model": model, "task": task("mlp"), "train": data, "data": {"x": data}}
+
+
+def commands(ranks, folder):
+    os.chdir(folder)
+    for line in (
+        "fit --runs 2 --epochs 2 --lr 0.1 --out ends",
+        "connect ends/seed-0 ends/seed-1 --epochs 2 --lr 0.1 --out connected",
+        "connect ends/seed-0 ends/seed-1 --epochs 2 --lr 0.1 --out connected --resume",
+        "scan connected --points 3 --out scanned",
+    ):
+        words = [*line.split(), "--task", "shard_worker:factory", "--quiet"]
+        with redirect_stdout(StringIO()):
+            get_command(app)(words, standalone_mode=False)
 
 
 class Spoilt(torch.optim.SGD):

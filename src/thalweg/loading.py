@@ -14,6 +14,7 @@ from .error_notes import in_a_sentence
 from .errors import ThalwegError
 from .evaluation.ensemble import Ensemble
 from .evaluation.ensemble_folder import MANIFEST
+from .runtime.compute import shards_of
 from .runtime.rng import seeded
 from .store import files
 from .store.checkpoints import read_tensors
@@ -97,7 +98,9 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
         )
     state = find_curve(path) if _kind(path) is None else None
     with files.reading(path):
-        made = Curve.load(path) if state is None else Curve.from_state(state, model)
+        made = (
+            Curve.load(path, model if shards_of(model) else None) if state is None else Curve.from_state(state, model)
+        )
     return made.to(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
 
 

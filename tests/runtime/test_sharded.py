@@ -18,7 +18,7 @@ import thalweg as tw
 from thalweg.store import files
 
 SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy
-STEPS = ("curves-2", "curves-4", "files-3", "killed-2", "resumed-3", "largest-4", "broken-2", "example-2")
+STEPS = ("curves-2", "curves-4", "files-3", "killed-2", "resumed-3", "largest-4", "broken-2", "example-2", "commands-2")
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,13 @@ def test_the_example_of_a_sharded_curve_runs(folder):
     printed = found(folder, "example-2")["printed"]
     assert printed.startswith("Segment, length ratio 1.00")
     assert "2 processes, each with 0.50 of every vector" in printed
+
+
+def test_commands_take_a_network_in_shards(folder):
+    curve, scan = tw.Curve.load(folder / "connected"), tw.Scan.load(folder / "scanned")
+    again = tw.scan(worker.made("mlp", 0), curve, worker.task("mlp"), {"x": worker.batches("mlp")}, points=3)
+    assert scan.values["x"]["loss"] == pytest.approx(again.values["x"]["loss"], rel=1e-12)
+    assert curve.bends[0].distance(tw.Segment(curve.start, curve.end).point(0.5)) > 0
 
 
 @pytest.fixture

@@ -132,6 +132,7 @@ class Shards:
             make: Computes the result.
             ranks: Who make the call.
         """
+        run.folder = ranks.once(lambda: run.folder)  # on the command line others have one of their own
         path, module = run.folder / result.file, asked["module"]
         if finished:
             ranks.once(lambda: discard_shards(run.folder / STATE))
