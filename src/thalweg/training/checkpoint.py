@@ -168,6 +168,8 @@ class Course:
     def _restore(self, state: Mapping[str, Any]) -> None:
         set_state(self.step, state["step"])
         self.observer.set_state(state["observer"])
+        if state["extra"]["frozen"]:  # what is restored is not the caller's
+            self.step.probe.unshare()
         self.extra.set_state(state["extra"])
         self.optimizer.set_state(state["optimizer"])
         self.epoch, self.within, self.done, self.earlier = (state[key] for key in ("epoch", "within", "done", "losses"))
