@@ -247,6 +247,27 @@ def commands(ranks, folder):
             get_command(app)(words, standalone_mode=False)
 
 
+def one_weight(network):
+    x = torch.linspace(-1, 1, 8).double().reshape(-1, 1)
+    return tw.fit(network, tw.regression(), [(x, 2 * x)], epochs=3, lr=0.1, clip=0.1, progress=False)
+
+
+def lone(ranks, folder):
+    """One weight: the second rank has none."""
+
+    def make():
+        return fully_shard(lonely())
+
+    weights = one_weight(tw.sharded(make))
+    weights.save(folder / "lone.safetensors")
+    return {"size": len(weights.vector)}
+
+
+def lonely():
+    torch.manual_seed(0)
+    return nn.Linear(1, 1, bias=False).double()
+
+
 class Spoilt(torch.optim.SGD):
     """Its fourth step breaks a weight of rank 1 alone."""
 
@@ -276,7 +297,7 @@ def rank_of(rank, size, port, name, folder):
     torch.set_num_threads(1)
     with tw.distributed() as ranks:
         found = globals()[name](ranks, folder)
-    if rank == 0 or name in ("largest", "broken"):
+    if rank == 0 or name in ("largest", "broken", "lone"):
         torch.save(found, folder / f"{name}-{size}-{rank}.pt")
 
 

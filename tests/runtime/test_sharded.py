@@ -18,7 +18,18 @@ import thalweg as tw
 from thalweg.store import files
 
 SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy
-STEPS = ("curves-2", "curves-4", "files-3", "killed-2", "resumed-3", "largest-4", "broken-2", "example-2", "commands-2")
+STEPS = (
+    "curves-2",
+    "curves-4",
+    "files-3",
+    "killed-2",
+    "resumed-3",
+    "largest-4",
+    "broken-2",
+    "example-2",
+    "commands-2",
+    "lone-2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +123,12 @@ def test_the_example_of_a_sharded_curve_runs(folder):
     printed = found(folder, "example-2")["printed"]
     assert printed.startswith("Segment, length ratio 1.00")
     assert "2 processes, each with 0.50 of every vector" in printed
+
+
+def test_a_rank_without_any_weight_takes_part(folder):
+    assert [found(folder, "lone-2", rank)["size"] for rank in range(2)] == [1, 0]
+    alone = worker.one_weight(worker.lonely())
+    assert tw.Weights.load(folder / "lone.safetensors").vector.item() == pytest.approx(alone.vector.item(), rel=1e-12)
 
 
 def test_commands_take_a_network_in_shards(folder):

@@ -191,8 +191,9 @@ class _Watch:
         """After an epoch: its last update may have broken weights whose losses were all finite so far."""
         self.check()
         statistics = [layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module)]
-        largest = (torch.linalg.vector_norm(values, torch.inf) for values in self.motion.vectors + statistics)
-        if self.motion.probe.layout.total(torch.tensor(sum(not bool(norm.isfinite()) for norm in largest))):
+        looked = [values for values in self.motion.vectors + statistics if values.numel()]  # a shard may be empty
+        broken = sum(not bool(torch.linalg.vector_norm(values, torch.inf).isfinite()) for values in looked)
+        if self.motion.probe.layout.total(torch.tensor(broken)):
             self._stop(f"the weights or their batch-norm statistics are no longer finite after step {step}", step, lr)
         self.motion.probe.check()
 
