@@ -166,6 +166,8 @@ class Course:
         self.run.save(*packed(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        if state["extra"]["frozen"]:  # which the network moves; otherwise they would be written into the caller's
+            self.step.probe.unshare()
         set_state(self.step, state["step"])
         self.observer.set_state(state["observer"])
         if state["extra"]["frozen"]:  # what is restored is not the caller's
