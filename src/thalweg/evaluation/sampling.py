@@ -24,7 +24,7 @@ TOLERANCE = 0.002  # of an adaptive scan, as a share of how far the loss varies 
 FLAT = 0.02  # a loss that varies by less than this share of itself is taken to vary by that
 FIRST = 12  # intervals of the first round of an adaptive scan
 MOST = 121  # points of an adaptive scan along a curve, as many as of one with equal steps
-CUBIC = 8  # how many times smaller the error of a cubic is than that of a trapezoid, about
+CUBIC = 4  # how many times smaller the error of a cubic is than that of a trapezoid, at least, if the loss is rough
 COARSE = 10  # least cells along each side of an adaptive plane in its first round
 
 
