@@ -199,7 +199,7 @@ def test_streaming_takes_two_vectors_on_the_gpu_and_changes_nothing():
 
 def test_memory_of_a_large_network_beyond_plain_training(monkeypatch):
     """With AdamW, one bend and the curve on the CPU: 4 vectors by hand, 8 for `connect`, 3 streamed."""
-    for place in ("training.connect", "training.loop", "weightspace.probe"):
+    for place in ("runtime.accelerated", "training.loop", "weightspace.probe"):
         monkeypatch.setattr(f"thalweg.{place}.LARGE", 1000)
     monkeypatch.setattr("thalweg.training.step.BLOCK", 1 << 20)
     batches, vector = [torch.randn(8, 1000)] * 4, 4 * 16 * 1000**2

@@ -179,7 +179,7 @@ def test_names_choose_among_pairs():
 
 def scan_of(loss, error, t=None):
     values = {name: {"loss": np.array(loss), "error": np.array(error)} for name in ("train", "test")}
-    return tw.Scan("made", "curve" if t is not None else "points", values, t=t)
+    return tw.Scan("made", "curve" if t is not None else "points", values, t=t, length=t)
 
 
 @pytest.mark.parametrize(("worst", "holds"), [(0.295, (True, True)), (0.3, (False, True)), (0.312, (False, False))])

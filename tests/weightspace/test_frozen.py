@@ -1,6 +1,7 @@
 """Frozen parameters that points have in common are held once in memory and stored once on disk."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -188,8 +189,23 @@ class MovingTarget(Adapted):
         return super().forward(x)
 
 
+@pytest.fixture
+def large(monkeypatch):
+    """As if frozen parameters were large, so that training shares those of the caller."""
+    monkeypatch.setattr("thalweg.weightspace.probe.LARGE", 1000)
+
+
 @pytest.mark.parametrize("kind", [Adapted, MovingTarget])
-def test_training_is_plain_training_and_leaves_the_callers_base(kind):
+def test_training_with_a_large_base_is_plain_training_and_leaves_it(kind, large):
+    check_training(kind)
+
+
+@pytest.mark.parametrize("since", [1, 3])
+def test_a_small_base_may_be_written_to_at_any_time(since):
+    check_training(partial(MovingTarget, since=since))
+
+
+def check_training(kind):
     module = kind().double()
     batches = [(x.double(), y) for x, y in BATCHES]
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -207,7 +223,7 @@ def test_training_is_plain_training_and_leaves_the_callers_base(kind):
     assert torch.equal(trained["layer.weight"], before["layer.weight"]) == (kind is Adapted)
 
 
-def test_training_holds_no_second_base(peak_bytes, monkeypatch):
+def test_training_holds_no_second_base_if_it_is_large(peak_bytes, monkeypatch, large):
     """Of the module, its ends and the trained copy together: one base in the module, one in the points."""
     monkeypatch.setattr("thalweg.weightspace.weights.BLOCK", 10_000)
     curve, module = tw.Bezier(*points(2)), Adapted()
@@ -216,7 +232,7 @@ def test_training_holds_no_second_base(peak_bytes, monkeypatch):
     assert peak_bytes(lambda: tw.scan(module, curve, tw.classification(), {"x": BATCHES}, points=3)) > BASE
 
 
-def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored():
+def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored(large):
     curve, other = tw.Bezier(*points(2)), Adapted(base=8)
     before = other.layer.weight.detach().clone()
     settings = {"epochs": 2, "lr": 1e-2}
@@ -225,7 +241,7 @@ def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored():
     assert torch.equal(one.bends[0].vector, two.bends[0].vector)
 
 
-def test_a_base_written_to_after_the_first_pass_is_named():
+def test_a_large_base_written_to_after_the_first_pass_is_named(large):
     with pytest.raises(tw.ThalwegError, match=r"the frozen parameter 'layer.weight' was written to after the first"):
         tw.fit(MovingTarget(since=3), tw.classification(), BATCHES, epochs=1, lr=0.1)
 

@@ -70,7 +70,10 @@ class Probe:
         self._places, self._grads = self.slots(self.point), self.slots(self.grad)
         torch._foreach_copy_(self._places, [p.detach() for p in originals])
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
-        frozen = {name: parameters[name] for name in self.layout.frozen if share and self.views}
+        frozen = {name: parameters[name] for name in self.layout.frozen}
+        large = sum(parameter.nbytes for parameter in frozen.values()) > LARGE
+        if not (share and large and self.views) or _has_train(module):  # which may write to them, as loralib's does
+            frozen = {}
         self.module, self._parameters = self._copied(module, originals, frozen)
         self.moving = dict(zip(self.layout.names, self._parameters, strict=True))
         self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
