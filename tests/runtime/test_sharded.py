@@ -272,3 +272,16 @@ def test_saving_again_replaces_the_shards_before(one_rank, tmp_path):
         weights.save(path)
         assert len(list(tmp_path.iterdir())) == 2
     assert torch.equal(tw.Weights.load(path).vector, weights.vector)
+
+
+def test_folders_of_others_are_never_deleted(one_rank, tmp_path):
+    path, number = tmp_path / "a.safetensors", "0123456789abcdef"
+    others = [tmp_path / "a-shards-backup" / "mine", tmp_path / f"a-shards-{number}" / "notes.txt"]
+    others += [tmp_path / f"aa-shards-{number}" / "shard-1.safetensors"]
+    for file in others:
+        file.parent.mkdir()
+        file.write_text("mine")
+    for seed in (1, 2):
+        tw.Weights.of(tw.sharded(worker.in_shards("mlp", seed))).save(path)
+    assert [file.read_text() for file in others] == ["mine"] * 3
+    assert len(list(tmp_path.iterdir())) == 5

@@ -162,7 +162,7 @@ def read_shards(path: Path, about: dict[str, Any], empty: Empty, ranks: Processe
     """
     with files.reading(path):
         said = about.pop("shards")
-        if not re.fullmatch(rf"{re.escape(path.stem)}-shards-[0-9a-f]{{16}}", said["folder"]):
+        if not _is_named_for(path, said["folder"]):
             raise ThalwegError(f"{path} names {said['folder']!r:.80}, which thalweg did not write: do not use it")
         folder = files.no_link(path.with_name(said["folder"]))
     if not folder.is_dir():
@@ -216,7 +216,12 @@ def _publish(
 
 
 def discard_shards(path: Path, but: str = "") -> None:
-    """Delete the folders of shards that belong to a file."""
+    """Delete the folders of shards that belong to a file; not those with another name, or with files of others."""
     for old in path.parent.glob(f"{escape(path.stem)}-shards-*"):
-        if old.name != but and old.is_dir() and not old.is_symlink():
+        ours = _is_named_for(path, old.name) and old.is_dir() and not old.is_symlink()
+        if ours and old.name != but and all(file.match("shard-*.safetensors") for file in old.iterdir()):
             files.discard(old)
+
+
+def _is_named_for(path: Path, folder: str) -> bool:
+    return re.fullmatch(rf"{re.escape(path.stem)}-shards-[0-9a-f]{{16}}", folder) is not None
