@@ -6,7 +6,7 @@ $ python examples/penn_treebank.py --data ~/data --tiny
 A network reads the first three quarters of the training text; two copies of it, a and b, then read the last quarter,
 each in an order of its own. A third, c, comes from another network. Between a and b, and between a and c: the straight
 line, and a Bezier curve trained on the whole text. Perplexity on 20,000 test words, with `--tiny`: two layers of 64,
-100,000 words of text, of which the 2,000 most frequent are told apart:
+100,000 words of text, of which the 2,000 most frequent are distinguished:
 
     test perplexity         first        second     line, max    curve, max curve, middle      ensemble       average
     one start               123.0         123.2         123.2         123.2         103.3         122.5         122.6

@@ -55,7 +55,7 @@ def several(
 ) -> Any:
     """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
     if axes is not None and len(axes) != rows * columns:
-        raise ThalwegError(f"this figure needs {rows * columns} axes; got {len(axes)}: give so many, or none")
+        raise ThalwegError(f"this figure needs {rows * columns} axes; got {len(axes)}: give that many, or none")
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""The private copy of a network: deep, compiled as the original is, with what belongs to its parameters beside them."""
+"""The private copy of a network: deep, compiled as the original is; what shares memory with a parameter still does."""
 
 import weakref
 from collections import OrderedDict
