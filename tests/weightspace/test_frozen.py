@@ -205,6 +205,42 @@ def test_a_small_base_may_be_written_to_at_any_time(since):
     check_training(partial(MovingTarget, since=since))
 
 
+class Merging(Adapted):
+    """As loralib does: `eval()` adds the low-rank part to the frozen weight in place, `train()` takes it away."""
+
+    merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.layer.weight.data.add_(self.up.weight @ self.down.weight, alpha=-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return self.layer(x)[:, :3] if self.merged else super().forward(x)
+
+
+class Announcing(Adapted):
+    """As transformers' networks: `train()` is overridden, and writes to nothing."""
+
+    def train(self, mode=True):
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", [Merging, Announcing])
+def test_a_large_base_stays_as_it_is_whatever_train_does(kind, large):
+    module, curve = kind(), tw.Bezier(*(tw.Weights.of(kind(seed)) for seed in range(2)))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    settings = {"epochs": 2, "lr": 1e-2}
+    found, plain = (
+        tw.connect(each, curve, tw.classification(), BATCHES, **settings).bends[0].vector
+        for each in (module, Adapted())
+    )
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-6)
+
+
 def check_training(kind):
     module = kind().double()
     batches = [(x.double(), y) for x, y in BATCHES]
@@ -223,10 +259,11 @@ def check_training(kind):
     assert torch.equal(trained["layer.weight"], before["layer.weight"]) == (kind is Adapted)
 
 
-def test_training_holds_no_second_base_if_it_is_large(peak_bytes, monkeypatch, large):
+@pytest.mark.parametrize("kind", [Adapted, Announcing])
+def test_training_holds_no_second_base_if_it_is_large(kind, peak_bytes, monkeypatch, large):
     """Of the module, its ends and the trained copy together: one base in the module, one in the points."""
     monkeypatch.setattr("thalweg.weightspace.weights.BLOCK", 10_000)
-    curve, module = tw.Bezier(*points(2)), Adapted()
+    curve, module = tw.Bezier(*points(2)), kind()
     settings = {"epochs": 2, "lr": 1e-2, "optimizer": torch.optim.AdamW}
     assert peak_bytes(lambda: tw.connect(module, curve, tw.classification(), BATCHES, **settings)) < 0.5 * BASE
     assert peak_bytes(lambda: tw.scan(module, curve, tw.classification(), {"x": BATCHES}, points=3)) > BASE

@@ -2,16 +2,18 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..batches import tensors_in
 from ..errors import ThalwegError, first_line
-from ..weightspace.layout import named_parameters, span, unwrapped, user_compiled, wrappers
-from ..weightspace.state import Contents, plain
+from ..weightspace.layout import named_parameters, overrides_train, span, unwrapped, user_compiled, wrappers
+from ..weightspace.state import Contents, kept, plain
 from .recompiled import recompiled
 
 
@@ -24,11 +26,60 @@ def private_copy(
     Args:
         module: The network.
         memo: What single objects become in the copy.
-        frozen: Parameters, by name, that may lie in the memory of the original's.
+        frozen: Parameters, by name, that may lie in the memory of the original's, unless `train()` or `eval()` of the
+            network writes to parameters, as loralib's does.
 
     Returns:
         The copy, and its parameters that do.
     """
+    copy, shared = _copied(module, dict(memo), frozen)
+    if shared and overrides_train(copy) and _writes_in_train(copy):
+        return _copied(module, memo, {})
+    return copy, shared
+
+
+class Written(Exception):
+    """A parameter would be written to whose memory may be that of the original network's."""
+
+
+def written_to(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that an operation writes to."""
+    schema = getattr(function, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(zip((spec.name for spec in schema.arguments), args, strict=False)), **kwargs}
+    writes = (spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
+    return tensors_in([given.get(name) for name in writes])
+
+
+class _ReadOnly(TorchDispatchMode):
+    """Raises `Written` instead of writing to a parameter."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.storages = {p.untyped_storage().data_ptr() for p in network.parameters() if plain(p)}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = filter(plain, written_to(function, args, kwargs or {}))
+        if any(tensor.untyped_storage().data_ptr() in self.storages for tensor in written):
+            raise Written
+        return function(*args, **(kwargs or {}))
+
+
+def _writes_in_train(network: nn.Module) -> bool:
+    """Whether a change of mode writes to parameters, or fails."""
+    try:
+        with kept(network), _ReadOnly(network):
+            for mode in (True, False, True):
+                network.train(mode)
+    except Exception:  # any exception, since the method is the user's own
+        return True
+    return False
+
+
+def _copied(
+    module: nn.Module, memo: dict[int, Any], frozen: Mapping[str, nn.Parameter]
+) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     network = unwrapped(module)
     contents = Contents(network)
     shared = _shared(frozen, contents)

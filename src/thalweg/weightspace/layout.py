@@ -43,6 +43,11 @@ def user_compiled(module: nn.Module) -> bool:
     return compiled(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def overrides_train(module: nn.Module) -> bool:
+    """Whether `train` and `eval` may do more than set modes."""
+    return any(getattr(part.train, "__func__", None) is not nn.Module.train for part in module.modules())
+
+
 def named_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Parameters under their first name, and the further names of tied ones."""
     first: dict[int, str] = {}

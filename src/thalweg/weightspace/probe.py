@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from ..errors import ThalwegError
 from ..generators import same_randomness
 from ..runtime.compute import Compute, private_copy, shards_of
-from .layout import Layout, named_buffers, named_parameters, unwrapped
+from .layout import Layout, named_buffers, named_parameters, overrides_train, unwrapped
 from .state import ModuleState, kept
 from .weights import LARGE, Weights, bit_sum, check_state, held_once, same_bits
 
@@ -72,8 +72,7 @@ class Probe:
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
         frozen = {name: parameters[name] for name in self.layout.frozen}
         large = sum(parameter.nbytes for parameter in frozen.values()) > LARGE
-        if not (share and large and self.views) or _has_train(module):  # which may write to them, as loralib's does
-            frozen = {}
+        frozen = frozen if share and large and self.views else {}
         self.module, self._parameters = self._copied(module, originals, frozen)
         self.moving = dict(zip(self.layout.names, self._parameters, strict=True))
         self.hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)
@@ -82,7 +81,7 @@ class Probe:
                 part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
         self.state = ModuleState(self.module)
-        self._drops = _has_train(self.module)
+        self._drops = overrides_train(self.module)
         self._own: dict[str, Tensor] = {
             **{name: tensor for name, tensor in named_parameters(self.module)[0].items() if name in self.layout.frozen},
             **dict(named_buffers(self.module)),
@@ -130,7 +129,8 @@ class Probe:
         expected = {name: own for name, own in self._own.items() if name in given or name not in self.layout.statistics}
         check_state(given, expected, "the weights", "the network")
         self._forget()
-        torch._foreach_copy_(self._places, list(self.layout.split(weights.vector.to(self.point)).values()))
+        vector = weights.vector if self.point.nbytes > LARGE else weights.vector.to(self.point)
+        torch._foreach_copy_(self._places, list(self.layout.split(vector).values()))
         self.moved()
         self._fill(given)
 
@@ -357,13 +357,9 @@ def drop_caches(module: nn.Module) -> None:
     """Let a network that overrides `train()` drop what it caches outside itself, on its class or in a global, as it
     would between two evaluations. The caller restores its weights, modes and attributes.
     """
-    if _has_train(module):
+    if overrides_train(module):
         with suppress(Exception):  # some networks are for inference only
             module.train()
-
-
-def _has_train(module: nn.Module) -> bool:
-    return any(getattr(part.train, "__func__", None) is not nn.Module.train for part in module.modules())
 
 
 def _refuse_cached() -> None:

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from ..batches import Batches, mapped, tensors_in
 from ..error_notes import explained
 from ..errors import ThalwegError, during
 from ..object_state import same
+from ..runtime.private_copy import Written, written_to
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seed_all, seeded
 from ..runtime.threads import few_threads
@@ -81,8 +82,8 @@ class Watch(TorchDispatchMode):
             for tensor in item if isinstance(item, list | tuple) else (item,):  # operators take no deeper nests
                 if isinstance(tensor, Tensor):
                     made_of |= self._note(tensor, function)
-        if self.shared and any(_storage(tensor) in self.shared for tensor in _written(function, args, kwargs or {})):
-            raise _Written
+        if self.shared and any(_storage(tensor) in self.shared for tensor in written_to(function, args, kwargs or {})):
+            raise Written
         result = function(*args, **(kwargs or {}))
         if made_of and not FORM.search(function.__name__):
             self.made_of = made_of
@@ -150,20 +151,6 @@ class Watch(TorchDispatchMode):
                     )
 
 
-class _Written(Exception):
-    """A frozen parameter would be written to whose memory is that of the caller's module."""
-
-
-def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments that an operation writes to."""
-    schema = getattr(function, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {**dict(zip((spec.name for spec in schema.arguments), args, strict=False)), **kwargs}
-    writes = (spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write)
-    return tensors_in([given.get(name) for name in writes])
-
-
 @contextmanager
 def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
     watch = Watch(probe, seed)
@@ -188,7 +175,7 @@ def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -
     try:
         with _watching(probe, seed) as watch:
             return watch, work()
-    except _Written:
+    except Written:
         probe.unshare()
         return watched(probe, work, seed)
     except (ThalwegError, torch.OutOfMemoryError):
