@@ -16,7 +16,7 @@ demo: $(READY)  ## three networks on the digits, the curves between two of them,
 test: $(READY) lint  ## everything CI checks
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers and torchmetrics
+test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers, ONNX Runtime, pandas, ...
 	$(ECOSYSTEM)/bin/pytest tests/ecosystem
 
 soak: $(READY)  ## kill every command 1,000 times in all, half of them while it writes, resume, and compare bit for bit

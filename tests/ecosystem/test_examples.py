@@ -1,5 +1,6 @@
 """The examples run from beginning to end; what they show at full length is in their headers."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -17,3 +18,11 @@ def test_example(name, capsys):
     printed = capsys.readouterr().out
     assert printed.count("barrier") == 2
     assert "disagreement" in printed
+
+
+def test_serving_exports_to_onnx(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["serving.py", "--budget", "10"])
+    runpy.run_path(str(EXAMPLES / "serving.py"), run_name="__main__")
+    apart = re.findall(r"(\w+) through ONNX: outputs differ by at most (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in apart] == ["ensemble", "average"]
+    assert all(float(number) < 1e-5 for _, number in apart)
