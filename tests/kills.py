@@ -52,6 +52,7 @@ COMMANDS = {
         "4",
         "--quiet",
     ],
+    "soup": ["soup", *(f"../ends/seed-{k}" for k in range(3)), "--task", "kills:small", "--quiet"],
     "ensemble": ["ensemble", "../ends/seed-0", "../ends/seed-1", "--task", "kills:small", "--quiet"],
     "compare": [
         "compare",

@@ -53,6 +53,12 @@ def together(processes):
     found["reported"] = torch.tensor(told, dtype=torch.float64)
     scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
+    how = {"run": Path(sys.argv[2]) / f"soup-{processes.size}", "progress": False}
+    for k in range(2):  # the second reads the folder
+        soup = tw.soup(animal.module(1), members, animal.task, animal.batches(), metric="loss", **how)
+        found[f"soup {k}"] = torch.cat([soup.vector, torch.tensor([soup.score, *soup.tried.values()])])
+    between = tw.barriers(animal.module(1), members, animal.task, animal.batches(), points=4, progress=False)
+    found["barriers"] = torch.tensor(between.values["data"]["loss"])
     return found
 
 

@@ -634,6 +634,9 @@ def test_barriers_and_soup(here):
     assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
     assert soup.has_statistics
     assert "next: thalweg barriers near b --task mine:circle" in output
+    ok("page", "between", "mixed", "-o", "mixed.html")
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "mixed.html").read_text(), re.DOTALL)[1])
+    assert (shown["summary"], [run["label"] for run in shown["runs"]]) == ([], ["between", "mixed"])
 
 
 def test_kept_epochs_start_a_walk_with_their_momentum(here):
@@ -710,7 +713,8 @@ def content(path):
     return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_safetensors(path)[0].items()}
 
 
-@pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "compare"])
+@pytest.mark.filterwarnings("ignore:averaging cannot work across a barrier")
+@pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "soup", "compare"])
 def test_a_command_that_was_terminated_resumes(kind, here):
     """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
     flags = {
@@ -719,12 +723,14 @@ def test_a_command_that_was_terminated_resumes(kind, here):
         "walk": ("walk", "--epochs", "30", "--start", "a"),
         "scan": ("scan", "curve", "--points", "31"),
         "barriers": ("barriers", "a", "b", "c", "--points", "9"),
+        "soup": ("soup", "a", "b", "c"),
         "compare": ("compare", "--budget", "20", "--seeds", "1", "--cycle", "2"),
     }[kind]
     command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:stopping"]
     (here / "steps").unlink(missing_ok=True)
     stopped = [*command, "--out", f"{kind}-1"]
-    done = subprocess.run(stopped, env={**os.environ, "STOP": "40"}, stderr=subprocess.PIPE, text=True)
+    steps = "20" if kind == "soup" else "40"
+    done = subprocess.run(stopped, env={**os.environ, "STOP": steps}, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert "stopped by SIGTERM after" in done.stderr
     refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
@@ -733,12 +739,15 @@ def test_a_command_that_was_terminated_resumes(kind, here):
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}
-    name |= {"compare": "comparison.json", "barriers": "barriers.json"}
+    name |= {"compare": "comparison.json", "barriers": "barriers.json", "soup": "weights.safetensors"}
     one, two = (content(here / f"{kind}-{k}" / name[kind]) for k in (1, 2))
     assert one == two
-    changed = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume", "--weight-decay", "0.5")
+    other, message = ("--weight-decay", "0.5"), "weight_decay was 0.0 and is 0.5"
+    if kind == "soup":
+        other, message = ("--how", "uniform"), "how was 'greedy' and is 'uniform'"
+    changed = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume", *other)
     assert changed.exit_code == 2
-    assert "weight_decay was 0.0 and is 0.5" in changed.output
+    assert message in changed.output
 
 
 def test_a_page_of_what_commands_wrote(here):

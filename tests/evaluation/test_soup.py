@@ -246,3 +246,50 @@ def test_a_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):
     assert made["members"] == ["2.5", "1.0"]
     assert made["alone"]["9.0"] == pytest.approx(49 * MEAN)
     assert str(found).splitlines()[-1] == f"average of 2: {0.0625 * MEAN:.3f}"
+
+
+def stopping(after):
+    """A squared error that fails at its n-th value, and counts them."""
+    calls = []
+
+    def loss(outputs, targets):
+        calls.append(1)
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        return (outputs - targets).square().flatten()
+
+    return tw.Task(loss, metrics={}), calls
+
+
+def test_a_folder_resumes_and_answers_again(tmp_path):
+    networks = slopes(9.0, 1.0, 2.5, 2.2)
+    whole, calls = stopping(0)
+    expected = soup(networks, whole, run=tmp_path / "whole")
+    every = len(calls)
+    for after in range(5, every, 4):
+        folder = tmp_path / f"stopped-{after}"
+        task, _ = stopping(after)
+        with pytest.raises(KeyboardInterrupt):
+            soup(networks, task, run=folder)
+        task, calls = stopping(0)
+        found = soup(networks, task, run=folder)
+        assert (found.members, dict(found.tried)) == (expected.members, dict(expected.tried))
+        assert torch.equal(found.vector, expected.vector)
+    again = soup(networks, stopping(0)[0], run=tmp_path / "whole")
+    assert str(again) == str(expected)
+    assert isinstance(again.members, tuple)
+    with pytest.raises(tw.ThalwegError, match="how was 'greedy' and is 'uniform'"):
+        soup(networks, stopping(0)[0], run=tmp_path / "whole", how="uniform")
+    with pytest.raises(tw.ThalwegError, match="point 2 of the list has changed"):
+        soup({**networks, "1.0": slopes(1.1)["1.1"]}, stopping(0)[0], run=tmp_path / "whole")
+    with pytest.raises(tw.ThalwegError, match="networks was"):
+        soup(list(networks.values()), stopping(0)[0], run=tmp_path / "whole")
+
+
+def test_a_finished_folder_warns_of_its_barrier_again(tmp_path):
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="averaging cannot work across a barrier") as seen:
+            found = tw.soup(one_weight(), slopes(0.9, -0.8), task, [(x, x)], run=tmp_path / "run")
+        assert found.barrier == str(seen[0].message)

@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 
 
-SHARED = ("fit", "connect", "scan", "plane", "barriers", "walk", "ensemble", "compare")
+SHARED = ("fit", "connect", "scan", "plane", "barriers", "soup", "walk", "ensemble", "compare")
 
 
 def main() -> None:

@@ -93,6 +93,7 @@ def soup(
     device: options.Device = None,
     precision: options.Precision = "fp32",
     graph: options.Graph = None,
+    resume: options.Resume = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Average the weights of several networks into one, chosen by their score on held-out data.
@@ -101,11 +102,8 @@ def soup(
     `weights.safetensors`.
     """
     own = Arguments(locals())
-    from ..store.runs import Run, start_run
-
     inputs, networks = own.inputs, _networks(own)
     name = chosen_data(inputs.data, data)
-    start_run(out, "soup", {**own.settings, "data": name})
     found = tw.soup(
         inputs.model,
         networks,
@@ -115,10 +113,8 @@ def soup(
         metric=metric,
         maximise=maximise,
         bn_batches=inputs.bn_batches,
-        compute=own.compute,
-        progress=bar(quiet),
+        **own.running,
     )
-    Run(out).finish(lambda folder: found.save(folder / "weights.safetensors"))
     typer.echo(f"on '{name}'\n{found}")
     typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=bar(quiet)).table())
     done(out, following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)

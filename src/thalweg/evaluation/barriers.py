@@ -77,7 +77,8 @@ def barriers(
 
     def question() -> Facts:
         measured = scan_question(module, ends[0], task, data, compute=call.compute, **how)
-        return {"align": align, "points": points, **points_question(ends, "list"), **measured}
+        asked = {"align": align, "points": points, "networks": list(networks)}
+        return {**asked, **points_question(ends, "list"), **measured}
 
     def along(target: Segment | list[Weights], name: str, **where: Any) -> Scan:
         folder = Run.of(run, f"lines/{name}")

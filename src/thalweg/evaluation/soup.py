@@ -1,9 +1,10 @@
 """Soups: the average of the weights of several networks, of all or of those that improve it."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -11,12 +12,15 @@ from torch import nn
 from ..batches import Batches, not_finite
 from ..errors import ThalwegError
 from ..results import grid, shown, titled
-from ..runtime.compute import Compute
+from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.rng import seeded
+from ..store.files import WEIGHTS
+from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.weights import Weights, average
 from .barriers import named
+from .question import Facts, points_question, scan_question
 from .scan import scan
 
 HELD_OUT = "held-out"
@@ -36,6 +40,7 @@ class Soup(Weights):
         alone: Name -> the score of each network by itself, best first.
         tried: Name -> the score of the average with it, in the order in which networks were tried; only what did not
             worsen the score went in.
+        barrier: A sentence about the highest barrier that was met, or nothing.
         units: As in `Scan`.
     """
 
@@ -44,7 +49,15 @@ class Soup(Weights):
     score: float
     alone: Mapping[str, float]
     tried: Mapping[str, float]
+    barrier: str
     units: Mapping[str, str]
+
+    @classmethod
+    def of_weights(cls, weights: Weights) -> "Soup":
+        """From the average and its `made`, which says the same."""
+        said = {key: value for key, value in weights.made["soup"].items() if key != "how"}
+        made = {**said, "members": tuple(said["members"])}
+        return cls(weights.layout, weights.vector, weights.buffers, weights.frozen, weights.made, **made)
 
     def __str__(self) -> str:
         def text(value: float | None) -> str:
@@ -69,6 +82,7 @@ def soup(
     maximise: bool = False,
     bn_batches: Batches | None = None,
     compute: Compute | None = None,
+    run: Run | str | Path | None = None,
     progress: bool | None = None,
 ) -> Soup:
     """Average the weights of several networks into one, which costs no more to serve than each of them.
@@ -99,10 +113,12 @@ def soup(
         held_out: Data that were neither trained on nor are tested on, to choose by.
         how: "greedy" starts with the best network and takes the others in, from the second best on, unless the score of
             the average becomes worse; "uniform" averages all.
-        metric: What to choose by; the task's error by default, or the loss if it has none.
+        metric: What to choose by; the task's error by default, or the loss if it has none, as for soft labels.
         maximise: Whether higher values of `metric` are better, as for an accuracy.
         bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
         compute: How to compute; see `Compute`.
+        run: A folder that stores every score and the average. If the call is interrupted, the same call resumes from
+            it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
 
     Returns:
@@ -120,6 +136,7 @@ def soup(
         raise ThalwegError(f"a soup is 'greedy' or 'uniform'; got {how!r}")
     if isinstance(held_out, Mapping):
         raise ThalwegError(f"a soup is chosen on one data set; got a dict of {', '.join(map(str, held_out))}: give one")
+    _check(metric, ("loss", "data_loss", *(("error",) if task.metrics is None else task.metrics)))
     networks = named(weights, "a soup")
     norms = next(iter(networks.values())).layout.statistics
     if norms and bn_batches is None:
@@ -127,27 +144,38 @@ def soup(
             f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: give bn_batches=, "
             "the training batches without augmentation (a task factory: the key 'bn_batches')"
         )
+    data, ends, call = {HELD_OUT: held_out}, list(networks.values()), Call(compute or Compute(), progress)
 
-    def measure(points: list[Weights]) -> list[Means]:
-        data = {HELD_OUT: held_out}
-        found = scan(module, points, task, data, bn_batches=bn_batches, compute=compute, progress=progress)
+    def question() -> Facts:
+        measured = scan_question(module, ends[0], task, data, 0.0, bn_batches, call.compute)
+        chosen = {"how": how, "metric": metric, "maximise": maximise, "networks": list(networks)}
+        return {**chosen, **points_question(ends, "list"), **measured}
+
+    def measure(points: list[Weights], name: str) -> list[Means]:
+        own: dict[str, Any] = {"compute": compute, "run": Run.of(run, f"scores/{name}"), "progress": progress}
+        found = scan(module, points, task, data, bn_batches=bn_batches, **own)
         return [{key: float(each[k]) for key, each in found.values[HELD_OUT].items()} for k in range(len(points))]
 
-    alone = dict(zip(networks, measure(list(networks.values())), strict=True))
-    chosen = _chosen(metric, next(iter(alone.values())))
-    order = sorted(
-        _scored(alone, chosen, held_out, how), key=lambda name: alone[name][chosen] * (-1 if maximise else 1)
-    )
-    selection = Selection(networks, alone, chosen, maximise, measure)
-    (selection.greedy if how == "greedy" else selection.uniform)(order)
-    _warn(selection.barriers)
-    mean = average([networks[name] for name in selection.members])
-    mean = mean if bn_batches is None else update_bn(module, mean, bn_batches, task)
-    said: dict[str, Any] = {
-        **{"members": tuple(selection.members), "metric": chosen, "score": selection.best[chosen]},
-        **{"alone": {name: alone[name][chosen] for name in order}, "tried": selection.tried, "units": dict(task.units)},
-    }
-    return Soup(mean.layout, mean.vector, mean.buffers, mean.frozen, {"soup": {"how": how, **said}}, **said)
+    def averaged(_: Run | None) -> Weights:
+        alone = dict(zip(networks, measure(ends, "alone"), strict=True))
+        chosen, sign = _chosen(metric, alone), -1 if maximise else 1
+        order = sorted(_scored(alone, chosen, held_out, how), key=lambda name: sign * alone[name][chosen])
+        selection = Selection(networks, alone, chosen, maximise, measure)
+        (selection.greedy if how == "greedy" else selection.uniform)(order)
+        mean = average([networks[name] for name in selection.members])
+        mean = mean if bn_batches is None else update_bn(module, mean, bn_batches, task)
+        said = {
+            **{"how": how, "members": selection.members, "metric": chosen, "score": selection.best[chosen]},
+            **{"alone": {name: alone[name][chosen] for name in order}, "tried": selection.tried},
+            **{"barrier": selection.barrier, "units": dict(task.units)},
+        }
+        return replace(mean, made={"soup": said})
+
+    mean = call.resumed(run, "soup", question, StoredResult.of(WEIGHTS, Weights), averaged)
+    found = Soup.of_weights(mean.to(next(module.parameters()).device))
+    if found.barrier:
+        warnings.warn(found.barrier, stacklevel=3)
+    return found
 
 
 class Selection:
@@ -166,11 +194,23 @@ class Selection:
         alone: Mapping[str, Means],
         metric: str,
         maximise: bool,
-        measure: Callable[[list[Weights]], list[Means]],
+        measure: Callable[[list[Weights], str], list[Means]],
     ):
         self.networks, self.alone, self.metric, self.maximise, self.measure = networks, alone, metric, maximise, measure
         self.members, self.best = list[str](), Means()
         self.tried, self.barriers = dict[str, float](), list[tuple[float, str]]()
+
+    @property
+    def barrier(self) -> str:
+        """A sentence about the highest; empty if there is none."""
+        if not self.barriers:
+            return ""
+        excess, which = max(self.barriers)
+        more = f" (and {len(self.barriers) - 1} more)" if len(self.barriers) > 1 else ""
+        return (
+            f"averaging cannot work across a barrier, and there is one of {excess:.3g}: with {which}{more}; "
+            "barriers(..., align=True) shows which networks can be averaged, and which can be after align"
+        )
 
     def uniform(self, order: Sequence[str]) -> None:
         self.members, parts = list(order), [self.alone[name] for name in order]
@@ -189,7 +229,7 @@ class Selection:
                 self._look(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
 
     def _average(self, names: Sequence[str]) -> Means:
-        return self.measure([average([self.networks[name] for name in names])])[0]
+        return self.measure([average([self.networks[name] for name in names])], f"average-{len(self.tried) + 1}")[0]
 
     def _look(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
         """Note a barrier: how far the loss of an average is above the average of losses."""
@@ -200,11 +240,16 @@ class Selection:
             self.barriers.append((excess, f"{name} the average has a loss of {found['loss']:.3g}, its parts of {own}"))
 
 
-def _chosen(metric: str | None, measured: Means) -> str:
-    """The metric to choose by."""
-    if metric is not None and metric not in measured:
-        raise ThalwegError(f"metric is one of what the task measures, {', '.join(measured)}; got {metric!r}")
-    return metric or ("error" if "error" in measured else "loss")
+def _check(metric: str | None, known: Iterable[str]) -> None:
+    if metric is not None and metric not in known:
+        raise ThalwegError(f"metric is one of what the task measures, {', '.join(known)}; got {metric!r}")
+
+
+def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:
+    """The metric to choose by; the error is not defined for soft labels."""
+    _check(metric, next(iter(alone.values())))
+    counted = any(not isnan(means.get("error", nan)) for means in alone.values())
+    return metric or ("error" if counted else "loss")
 
 
 def _scored(alone: Mapping[str, Means], metric: str, held_out: Batches, how: str) -> list[str]:
@@ -217,19 +262,8 @@ def _scored(alone: Mapping[str, Means], metric: str, held_out: Batches, how: str
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")
-        warnings.warn(f"{said}: left out", stacklevel=4)
+        warnings.warn(f"{said}: left out", stacklevel=6)
     return [name for name in alone if name not in bad]
-
-
-def _warn(barriers: Sequence[tuple[float, str]]) -> None:
-    if barriers:
-        excess, which = max(barriers)
-        more = f" (and {len(barriers) - 1} more)" if len(barriers) > 1 else ""
-        warnings.warn(
-            f"averaging cannot work across a barrier, and there is one of {excess:.3g}: with {which}{more}; "
-            "barriers(..., align=True) shows which networks can be averaged, and which can be after align",
-            stacklevel=4,
-        )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -102,8 +102,8 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         with files.reading(item.path):
             files.check_record(item.content)
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
-    lines = {item.path.parent for item in parts["run"] if item.content["command"] == "barriers"}
-    parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # the matrix holds them
+    lines = {item.path.parent for item in parts["run"] if item.content["command"] in ("barriers", "soup")}
+    parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # steps of a larger result
     parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _distinct(read["scan"])
@@ -300,7 +300,9 @@ def _once(items: Sequence[ResultFile]) -> list[ResultFile]:
 
 def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
     """Runs that are not part of another, such as a walk or a comparison."""
-    above = {run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan", "barriers")}
+    above = {
+        run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan", "barriers", "soup")
+    }
     return [run for run in runs if not above & {*run.path.parent.parents}]
 
 
