@@ -20,14 +20,12 @@ ALLOWED = {
     "arguments": {"errors", "error_notes"},
     "store": BASE | {"runtime"},  # for the types of what a call finds around it
     "runtime": PLAIN | {"weightspace", "training", "evaluation"},
-    "barrier_matrix": BASE | {"results"},
-    "results": BASE | {"weightspace"},  # for the type of what a walk collects
-    "levels": BASE | {"results"},
+    "results": BASE | {"results", "weightspace"},  # for the type of what a walk collects
     "weightspace": PLAIN | {"weightspace"},
     "training": PLAIN | {"results", "weightspace", "evaluation", "training"},
-    "evaluation": PLAIN | {"results", "barrier_matrix", "levels", "weightspace", "evaluation"},
+    "evaluation": PLAIN | {"results", "weightspace", "evaluation"},
     "integrations": BASE | {"weightspace", "training", "integrations"},
-    "reporting": BASE | {"results", "barrier_matrix", "levels", "reporting"},
+    "reporting": BASE | {"results", "reporting"},
 }
 CORE = {*ALLOWED, "loading", "bench", "demo"}
 ALLOWED |= {**dict.fromkeys(("loading", "bench", "demo"), CORE), "paper": CORE | {"paper"}}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from .arguments import checked
 
 if TYPE_CHECKING:
-    from .barrier_matrix import Barriers
     from .errors import Diverged, Stalled, ThalwegError
     from .evaluation.barriers import barriers
     from .evaluation.curve_ensemble import curve_ensemble
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from .evaluation.soup import soup
     from .paper import data, models
     from .reporting import figures, page
-    from .results import Comparison, CurveEnsemble, Report, Scan, Trace, Walk
+    from .results import Barriers, Comparison, CurveEnsemble, Report, Scan, Trace, Walk
     from .runtime.compute import Compute, SlowPathWarning
     from .runtime.distributed import distributed
     from .runtime.interleave import together
@@ -48,14 +47,17 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "barrier_matrix": ("Barriers",),
     "errors": ("Diverged", "Stalled", "ThalwegError"),
     "evaluation.barriers": ("barriers",),
     "evaluation.curve_ensemble": ("curve_ensemble",),
     "evaluation.ensemble": ("Ensemble",),
     "evaluation.scan": ("scan",),
     "evaluation.soup": ("soup",),
-    "results": ("Comparison", "CurveEnsemble", "Report", "Scan", "Trace", "Walk"),
+    "results.barriers": ("Barriers",),
+    "results.comparison": ("Comparison",),
+    "results.ensembles": ("CurveEnsemble", "Report"),
+    "results.scan": ("Scan",),
+    "results.walk": ("Trace", "Walk"),
     "runtime.compute": ("Compute", "SlowPathWarning"),
     "runtime.distributed": ("distributed",),
     "runtime.interleave": ("together",),

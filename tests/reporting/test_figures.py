@@ -11,8 +11,8 @@ from run_folders import barriers
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.levels import LEVELS, Scale
 from thalweg.reporting.axes import STYLES, smooth, styled
+from thalweg.results.levels import LEVELS, Scale
 
 mpl.use("Agg")
 

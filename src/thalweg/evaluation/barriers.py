@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ..barrier_matrix import Barriers
 from ..batches import Batches
 from ..errors import ThalwegError, whole
-from ..results import Scan, Values, array
+from ..results import Barriers, Scan, Values
 from ..runtime.compute import Call, Compute, StoredResult
 from ..store.files import BARRIERS
+from ..store.records import array
 from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace import align as alignment

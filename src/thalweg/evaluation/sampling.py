@@ -11,8 +11,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import ThalwegError, number, several, whole
-from ..levels import LEVELS, Scale
-from ..results import Values, array, corrections
+from ..results import Values, corrections
+from ..results.levels import LEVELS, Scale
+from ..store.records import array
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
 from ..weightspace.weights import Weights

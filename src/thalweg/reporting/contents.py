@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
-from ..levels import Scale
-from ..results import SHARES, Comparison, Report, Scan, Trace
+from ..results import SHARES, Barriers, Comparison, Report, Scan, Trace
+from ..results.levels import Scale
 from ..store import files
+from ..store.records import check_run
 from .axes import factor, places
 from .result import Result
 
@@ -100,7 +100,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
     for item in parts["run"]:
         with files.reading(item.path):
-            files.check_record(item.content)
+            check_run(item.content)
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
     lines = {item.path.parent for item in parts["run"] if item.content["command"] in ("barriers", "soup")}
     parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # steps of a larger result

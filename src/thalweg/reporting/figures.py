@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..barrier_matrix import Barriers
 from ..errors import ThalwegError
-from ..levels import LEVELS, Scale
-from ..results import Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
+from ..results import Barriers, Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
+from ..results.levels import LEVELS, Scale
 from ..store.files import write
 from .axes import STYLES, drawn_height, factor, finish, one, places, several, smooth, stretched, styled
 

@@ -62,13 +62,12 @@ class Result(Saved):
     def __str__(self) -> str:
         return "\n".join([f"{self.entry}: {self.of}", self.table(), *map(str, self.claims)])
 
-    def check(self) -> None:
-        super().check()
-        self.table()
-
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        return cls(**{**entry, "claims": [Claim(**claim) for claim in entry["claims"]]})
+        return super().from_dict({**entry, "claims": [Claim(**claim) for claim in entry["claims"]]})
+
+    def check(self) -> None:
+        self.table()
 
 
 def _with_others(row: Mapping[str, Any], key: str) -> str:

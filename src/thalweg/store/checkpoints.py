@@ -17,7 +17,8 @@ from . import files
 DEPTH, PARTS = 8, 16  # how deeply nested dicts are searched, and how many parts a prefix may have
 COUNTER = "n_averaged"  # the counter of torch's AveragedModel
 KEYS = ("state_dict", "model_state", "model_state_dict", "model")  # where training scripts keep the weights
-CONVERT = (  # 'xb': an existing file is not overwritten
+# a command that converts a pickle to safetensors, for users who trust it; 'xb': an existing file is not overwritten
+CONVERT = (
     "import sys, torch; from safetensors.torch import save; found = torch.load(sys.argv[1], map_location='cpu', "
     "weights_only=False); held = found if isinstance(found, dict) else {{}}; inner = [held[key] for key in "
     "{keys} if key in held] + [v for v in held.values() if isinstance(v, torch.nn.Module)]; found = (inner + "
@@ -56,7 +57,7 @@ def find_state(
         under = [place for place in places if f".{key}." in f".{place.label}."]
         places = [place for place in under if place.label == key] or under
     if not places:
-        where = "" if key is None else f" under '{key}'"
+        where = f" under '{key}'" if key else ""
         there = _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
         raise ThalwegError(f"{path} holds none of the network's tensors{where}; it holds {there}")
     fitting = [place for place in places if place.fits(wanted, ties)]
@@ -64,8 +65,10 @@ def find_state(
     top = [place for place in sure if not place.label]
     if not fitting or len(sure) == 1 or top:
         return (top or sure or [max(places, key=lambda place: len(place.state.keys() & wanted.keys()))])[0].state
-    keys = _listed(place.label for place in fitting)
-    raise ThalwegError(f"{path} holds weights of this network under {keys}: choose with --key, in Python key=")
+    raise ThalwegError(
+        f"{path} holds weights of this network under {_listed(place.label for place in fitting)}: choose with --key, "
+        "in Python key="
+    )
 
 
 def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -86,19 +89,21 @@ def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict
 
 
 def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Candidate]:
-    prefixes: dict[str, None] = {}
-    for name in tensors:
-        words = name.split(".")
-        ends = (".".join(words[i:]) for i in range(min(len(words), PARTS)))
-        prefixes |= {name[: len(name) - len(end)]: None for end in ends if end in wanted}
-    for prefix in prefixes:
+    words = {name: name.split(".") for name in tensors}
+    ends = ((name, ".".join(parts[i:])) for name, parts in words.items() for i in range(min(len(parts), PARTS)))
+    for prefix in dict.fromkeys(name.removesuffix(end) for name, end in ends if end in wanted):
         alone = all(name.startswith(prefix) or name == COUNTER for name in tensors)
         yield Candidate(".".join(filter(None, (key, prefix[:-1]))), files.below(tensors, prefix), alone)
 
 
 def _plain(value: Any) -> bool:
-    usual = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
-    return usual and value.device.type == "cpu"
+    """Whether it is an ordinary tensor, neither sparse nor quantized nor without data."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type == "cpu"
+    )
 
 
 def _listed(labels: Any) -> str:
@@ -115,9 +120,11 @@ def _unpickled(path: Path, key: str | None) -> Any:
         except Exception as error:  # whose first line is about options of torch.load
             why = str(error)
             if any(word in why for word in ("GLOBAL", "Unsupported global", "Unsupported class", "TorchScript")):
+                convert = CONVERT.format(keys=(key, *KEYS) if key else KEYS)
+                command = shlex.join([sys.executable, "-c", convert, str(path), f"{path}.safetensors"])
                 raise ThalwegError(
                     f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
-                    f"read; where you trust it, convert it:\n{conversion(path, key)}"
+                    f"read; where you trust it, convert it:\n{command}"
                 ) from error
             raise ValueError(why.partition("WeightsUnpickler error: ")[2] or why or "it is empty") from error
 
@@ -133,9 +140,3 @@ def _check_archive(path: Path) -> None:
         raise ValueError("it holds two files of one name")
     if sum(entry.file_size for entry in entries) > 10 * path.stat().st_size:
         raise ValueError("it claims to unpack to more than ten times its size")
-
-
-def conversion(path: Path, key: str | None) -> str:
-    """A command that converts a pickle to safetensors, for users who trust it."""
-    code = CONVERT.format(keys=(key, *KEYS) if key else KEYS)
-    return shlex.join([sys.executable, "-c", code, str(path), f"{path}.safetensors"])

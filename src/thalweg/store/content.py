@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -49,24 +49,25 @@ class Content:
             self.around.pop()
 
     def _add(self, item: Any) -> None:
-        if isinstance(item, float):
-            self._raw(type(item).__name__, struct.pack("<d", item))
-        elif isinstance(item, bytes | bytearray | memoryview):
-            self._raw("bytes", bytes(item))
-        elif item is None or isinstance(item, bool | int | str | complex):
-            self._raw(type(item).__name__, str(item).encode("utf-8", "surrogatepass"))
-        elif isinstance(item, Tensor):
-            self._tensor(item)
-        elif isinstance(item, np.ndarray | np.generic):
-            self._array(np.asarray(item))
-        elif isinstance(item, Mapping):
-            self._all(item, sorted(((digest_of(key), value) for key, value in item.items()), key=lambda pair: pair[0]))
-        elif isinstance(item, Set):
-            self._all(item, sorted(map(digest_of, item)))
-        elif isinstance(item, Sequence):
-            self._all(item, item)
-        else:
-            self._all(item, _parts(item))
+        match item:
+            case float():
+                self._raw(type(item).__name__, struct.pack("<d", item))
+            case bytes() | bytearray() | memoryview():
+                self._raw("bytes", bytes(item))
+            case None | bool() | int() | str() | complex():
+                self._raw(type(item).__name__, str(item).encode("utf-8", "surrogatepass"))
+            case Tensor():
+                self._tensor(item)
+            case np.ndarray() | np.generic():
+                self._array(np.asarray(item))
+            case Mapping():
+                self._all(item, sorted(((digest_of(k), value) for k, value in item.items()), key=lambda pair: pair[0]))
+            case Set():
+                self._all(item, sorted(map(digest_of, item)))
+            case Sequence():
+                self._all(item, item)
+            case _:
+                self._all(item, _parts(item))
 
     def _raw(self, kind: str, content: Any) -> None:
         size = memoryview(content).nbytes
@@ -82,9 +83,8 @@ class Content:
 
     def _tensor(self, tensor: Tensor) -> None:
         tensor = tensor.detach()
-        self._raw(
-            "tensor", f"{tensor.dtype} {tensor.layout} {tuple(tensor.shape) if not tensor.is_nested else ''}".encode()
-        )
+        shape = "" if tensor.is_nested else tuple(tensor.shape)
+        self._raw("tensor", f"{tensor.dtype} {tensor.layout} {shape}".encode())
         if tensor.is_nested:
             self._all(tensor, tensor.unbind())
         elif tensor.layout != torch.strided:
@@ -93,21 +93,16 @@ class Content:
         elif tensor.is_quantized:
             self._all(tensor, [tensor.int_repr(), tensor.dequantize()])
         elif tensor.device.type != "meta":
-            flat = tensor.resolve_conj().resolve_neg().reshape(-1)
-            self._values(
-                lambda piece: piece.cpu().contiguous().view(torch.uint8).numpy().data, flat, tensor.element_size()
-            )
+            self._values(tensor.resolve_conj().resolve_neg().reshape(-1), tensor.element_size(), _tensor_bytes)
 
     def _array(self, array: np.ndarray) -> None:
         self._raw("array", f"{array.dtype.str} {array.shape}".encode())
         if array.dtype.hasobject:
             self._all(array, array.reshape(-1).tolist())
         else:
-            self._values(
-                lambda piece: np.ascontiguousarray(piece).view(np.uint8).data, array.reshape(-1), array.itemsize
-            )
+            self._values(array.reshape(-1), array.itemsize, _array_bytes)
 
-    def _values(self, content: Any, flat: Any, width: int) -> None:
+    def _values(self, flat: Any, width: int, content: Callable[[Any], memoryview]) -> None:
         """All of it, or for a large one the first, the last and evenly spaced blocks."""
         count = len(flat)
         if count * width <= LARGE:
@@ -118,16 +113,25 @@ class Content:
             self._raw("values", content(flat[start : start + block]))
 
 
+def _tensor_bytes(piece: Tensor) -> memoryview:
+    return piece.cpu().contiguous().view(torch.uint8).numpy().data
+
+
+def _array_bytes(piece: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(piece).view(np.uint8).data
+
+
 def _parts(item: Any) -> Iterable[Any]:
     """The parts of an object, as pickling would see them; for what cannot be pickled, its attributes."""
-    if isinstance(item, torch.Generator):
-        return [item.get_state()]
-    if isinstance(item, type | ModuleType | BuiltinFunctionType | torch.dtype | torch.device | torch.layout):
-        return [_name(item)]
-    if isinstance(item, MethodType):
-        return [item.__func__, item.__self__]
-    if isinstance(item, FunctionType):
-        return [_name(item), _constants(item), item.__defaults__, item.__kwdefaults__, *_captured(item)]
+    match item:
+        case torch.Generator():
+            return [item.get_state()]
+        case type() | ModuleType() | BuiltinFunctionType() | torch.dtype() | torch.device() | torch.layout():
+            return [_name(item)]
+        case MethodType():
+            return [item.__func__, item.__self__]
+        case FunctionType():
+            return [_name(item), _constants(item), item.__defaults__, item.__kwdefaults__, *_captured(item)]
     try:
         reduced = item.__reduce_ex__(4)
     except Exception:  # any exception, from objects that cannot be pickled

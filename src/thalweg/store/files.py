@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -29,14 +28,6 @@ WEIGHTS, CURVE, TRACE, SCAN, COMPARISON, BARRIERS = (
     "comparison.json",
     "barriers.json",
 )
-RUN_FIELDS = {  # of `run.json`, which describes a run
-    "command": str,
-    "settings": dict[str, Any],
-    "versions": dict[str, Any],
-    "code": dict[str, Any] | None,
-    "started": str,
-    "argv": list[str],
-}
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # that may hold weights
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
@@ -60,6 +51,11 @@ def write(path: Path, writer: Callable[[Path], object]) -> None:
             _sync(path.parent)
         finally:
             discard(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for a file of text."""
+    write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 @contextmanager
@@ -98,9 +94,12 @@ def reading(path: Path, what: str = "", advice: str = "it may be truncated") -> 
         ) from error
     except Exception as error:
         why = first_line(error)[:200]
-        whole = f"{path} is not a whole {what} ({why}): {advice}"
-        ours = f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {why})"
-        raise ThalwegError(whole if what else f"{ours}: restore it from a copy, or make it again") from error
+        if what:
+            raise ThalwegError(f"{path} is not a whole {what} ({why}): {advice}") from error
+        raise ThalwegError(
+            f"{path} is not a file that thalweg wrote whole ({type(error).__name__}: {why}): restore it from a copy, "
+            "or make it again"
+        ) from error
 
 
 def save_tensors(path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any]) -> None:
@@ -232,8 +231,10 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
 def expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
     """Raise unless a file is one of ours, of this kind, in the format that we read."""
     if found != kind:
-        told = "thalweg did not write it" if found is None else f"it holds {found[:80]}"
-        raise ThalwegError(f"{path} must be a file of {kind}, but {told}")
+        raise ThalwegError(
+            f"{path} must be a file of {kind}, but "
+            + ("thalweg did not write it" if found is None else f"it holds {found[:80]}")
+        )
     check_format(path, said.get("format"))
 
 
@@ -252,7 +253,7 @@ def is_safetensors(path: Path) -> bool:
 def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     text = json.dumps(content)
     record = {"thalweg": kind, "format": FORMAT, "sha256": text_digest(kind, text), "content": json.loads(text)}
-    write(path, lambda temporary: temporary.write_text(json.dumps(record, indent=1) + "\n"))
+    write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
@@ -323,8 +324,9 @@ def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
 
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
-    pickled = not is_safetensors(path)
-    advice = "give module= to read a checkpoint of other code" if pickled else "it may be truncated; restore it"
+    advice = (
+        "it may be truncated; restore it" if is_safetensors(path) else "give module= to read a checkpoint of other code"
+    )
     with reading(path, "safetensors file", advice), safe_open(path, framework="pt") as file:
         return read(file)
 
@@ -368,41 +370,3 @@ def _sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def check_fields(found: object) -> None:
-    """Raise a TypeError that names the first field of a dataclass that is not of its declared type.
-
-    >>> from dataclasses import make_dataclass
-    >>> check_fields(make_dataclass("Record", [("values", list[float])])(["one"]))
-    Traceback (most recent call last):
-    TypeError: 'values' is not a list[float]
-    """
-    hints = get_type_hints(type(found))
-    _check_types({name: getattr(found, name) for name in hints}, hints)
-
-
-def check_record(record: Mapping[str, Any]) -> None:
-    """Raise unless `run.json` held what we write there."""
-    _check_types(record, RUN_FIELDS)
-
-
-def _check_types(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    for name, hint in hints.items():
-        if not _fits(values[name], hint):
-            raise TypeError(f"'{name}' is not a {hint.__name__ if isinstance(hint, type) else hint}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    kind, inside = get_origin(hint), get_args(hint)
-    if hint is Any or kind is ClassVar:
-        return True
-    if kind in (Union, UnionType):
-        return any(_fits(value, one) for one in inside)
-    if kind is dict:
-        return isinstance(value, dict) and all(_fits(k, inside[0]) and _fits(v, inside[1]) for k, v in value.items())
-    if kind is list or (kind is tuple and inside[-1] is Ellipsis):
-        return isinstance(value, kind) and all(_fits(item, inside[0]) for item in value)
-    if kind is tuple:
-        return isinstance(value, tuple) and len(value) == len(inside) and all(map(_fits, value, inside))
-    return isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import Stopped, ThalwegError
 from . import files
 from .facts import differences, is_fact
+from .records import check_run
 
 if TYPE_CHECKING:
     from ..runtime.interleave import Job
@@ -165,7 +166,7 @@ class Run:
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
         before = files.load_json(record, "run")
         with files.reading(record):
-            files.check_record(before)
+            check_run(before)
         if before["command"] != command:
             raise ThalwegError(
                 f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder"

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ..store import files
-from ..store.files import check_fields
 from ..store.packing import packed, unpacked
+from ..store.records import decoded
 from .weights import Weights
 
 
@@ -46,6 +46,6 @@ class Checkpoint:
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
         with files.reading(Path(path)):
             extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # older files do not have it
-            found = cls(weights, files.below(tensors, "optimizer/"), about["kind"], about["epoch"], extra)
-            check_fields(found)
-        return found
+            own = {key: about[key] for key in ("kind", "epoch")}
+            state = files.below(tensors, "optimizer/")
+            return decoded(cls, {"weights": weights, "optimizer": state, "extra": extra, **own})

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ThalwegError
 from ..runtime.compute import shards_of
-from ..store.files import check_fields, load_tensors, save_tensors
+from ..store.files import load_tensors, save_tensors
+from ..store.records import decoded
 from .state import plain
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -195,10 +196,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
-        names = {key: tuple(entry[key]) for key in ("names", "frozen", "statistics")}
-        pairs: dict[str, Any] = {key: tuple(map(tuple, entry[key])) for key in ("shapes", "aliases")}
-        found = cls(**names, **pairs, dtype=getattr(torch, entry["dtype"]))
-        check_fields(found)
+        found = decoded(cls, {**entry, "dtype": getattr(torch, entry["dtype"])})
         if (
             not found.names
             or len(found.names) != len(found.shapes)

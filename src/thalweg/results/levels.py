@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ThalwegError
-from .results import Scan
+from ..errors import ThalwegError
+from .scan import Scan
 
 NEAR, WALL = 0.4, 4.0  # a bowl is drawn whole: two fifths of a square lie below a quarter of what its corners reach
 DEPTH = 5.0  # how many factors of e lie between the first level above the lowest point and the highest

@@ -1,13 +1,14 @@
 """What `barriers` returns: losses and metrics on the straight lines between all pairs of several networks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from .errors import ThalwegError
-from .results import SHARES, Saved, Values, array, barrier, csv_text, grid, shown, titled
+from ..errors import ThalwegError
+from .saved import SHARES, Saved, Values, csv_text, grid, shown, titled
+from .scan import barrier
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +53,8 @@ class Barriers(Saved):
             quantity: "loss", "error", ...
             aligned: After alignment, instead of as they are.
         """
-        lines = self._lines(data, quantity, aligned)
         with np.errstate(invalid="ignore"):  # a loss may be infinite
-            return np.array([[barrier(self.t, values) for values in row] for row in lines])
+            return np.array([[barrier(self.t, v) for v in row] for row in self._lines(data, quantity, aligned)])
 
     def own(self, data: str | None = None, quantity: str = "loss") -> np.ndarray:
         """The value of each network by itself."""
@@ -80,27 +80,19 @@ class Barriers(Saved):
 
     def to_csv(self) -> str:
         """One line per pair, as they are and aligned: the barrier of every quantity of every data set."""
-        columns: dict[str, list[Any]] = {"first": [], "second": [], "aligned": []}
-        first, second = np.triu_indices(len(self.networks), 1)
-        for aligned in self.panels().values():
-            columns["first"] += [self.networks[i] for i in first]
-            columns["second"] += [self.networks[j] for j in second]
-            columns["aligned"] += [int(aligned)] * len(first)
-            for data, quantity in self.quantities():
-                found = self.between(data, quantity, aligned)[first, second].tolist()
-                columns.setdefault(f"{data}_{quantity}", []).extend(found)
+        i, j = np.triu_indices(len(self.networks), 1)
+        panels, names = self.panels().values(), np.array(self.networks)
+        columns: dict[str, list[Any]] = {
+            "first": [*names[i]] * len(panels),
+            "second": [*names[j]] * len(panels),
+            "aligned": [int(aligned) for aligned in panels for _ in i],
+        }
+        for data, quantity in self.quantities():
+            found = [self.between(data, quantity, aligned)[i, j] for aligned in panels]
+            columns[f"{data}_{quantity}"] = np.concatenate(found).tolist()
         return csv_text(columns)
 
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        held = {
-            key: {name: {q: array(v) for q, v in each.items()} for name, each in entry[key].items()}
-            for key in ("values", "aligned")
-        }
-        return cls(**{**entry, **held, "t": array(entry["t"])})
-
     def check(self) -> None:
-        super().check()
         shape = (len(self.networks), len(self.networks), len(self.t))
         arrays = [values for held in (self.values, self.aligned) for each in held.values() for values in each.values()]
         if self.t.ndim != 1 or len(self.t) < 2 or len(self.networks) < 2 or not arrays:

@@ -1,0 +1,13 @@
+"""What measurements return: small, frozen, numpy alone, and all that tables and figures need."""
+
+from .barriers import Barriers
+from .comparison import Comparison
+from .ensembles import CurveEnsemble, Report
+from .saved import SHARES, Saved, Values, csv_text, grid, plain, shown, titled
+from .scan import Scan, corrections
+from .walk import Trace, Walk
+
+__all__ = [
+    "SHARES", "Barriers", "Comparison", "CurveEnsemble", "Report", "Saved", "Scan", "Trace", "Values", "Walk",
+    "corrections", "csv_text", "grid", "plain", "shown", "titled",
+]  # fmt: skip

@@ -1,0 +1,59 @@
+"""What `walk` returns: the networks it collected, and what happened on the way."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .saved import SHARES, Saved
+
+if TYPE_CHECKING:
+    from ..weightspace.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Saved):
+    """What happened along one walk, iteration by iteration.
+
+    Attributes:
+        lr: Learning rate of each iteration.
+        loss: Loss of each iteration.
+        distance: Euclidean distance from the start after each iteration.
+        collected: The iterations after which a network was collected.
+        steps: Iterations per epoch.
+        watched_at: The iterations at which `watched` was measured; 0 is the start.
+        watched: Data set -> quantity -> values.
+        units: As in `Scan`.
+    """
+
+    saved_as = "trace"
+    names = ("trace.json", "trace-1.json")
+    lr: np.ndarray
+    loss: np.ndarray
+    distance: np.ndarray
+    collected: list[int]
+    steps: int
+    watched_at: list[int] = field(default_factory=list)
+    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=SHARES.copy)
+
+    def check(self) -> None:
+        if not self.lr.shape == self.loss.shape == self.distance.shape == (len(self.lr),) or self.steps < 1:
+            raise ValueError("it does not have one value per iteration")
+        if any(len(values) != len(self.watched_at) for entry in self.watched.values() for values in entry.values()):
+            raise ValueError("what was watched does not have one value per look")
+        if not all(0 < i <= len(self.lr) for i in self.collected):
+            raise ValueError("networks were collected after iterations that are not there")
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What a walk collected.
+
+    Attributes:
+        members: The networks, on the CPU, in the order of their collection.
+        traces: What happened on the way, one per start.
+    """
+
+    members: "tuple[Weights, ...]"
+    traces: tuple[Trace, ...]
