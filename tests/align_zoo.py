@@ -1,50 +1,15 @@
 """Kinds of networks whose hidden units can be renumbered, small, with what is found in each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from align_layers import LAYERS
+from align_species import Of, Species, images, pairs, sequences, signals, text, tokens, vectors, volumes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import thalweg as tw
-
-
-@dataclass(frozen=True)
-class Species:
-    """A network with a batch.
-
-    Attributes:
-        groups: How many groups of units can be renumbered.
-        share: The share of the parameters in tensors that can be renumbered.
-        task: By default a classification.
-    """
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[], Any]
-    groups: int
-    share: float
-    task: tw.Task = tw.classification()  # noqa: RUF009
-
-    def module(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return self.make()
-
-
-class Of(nn.Module):
-    """A network of named parts and a function of them."""
-
-    def __init__(self, forward: Callable[..., Any], **parts: Any):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.function = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
 
 
 def basic_block(before: int, after: int, stride: int) -> nn.Module:
@@ -316,45 +281,6 @@ def shuffled() -> nn.Module:
     return Of(forward, one=nn.Conv2d(3, 12, 3), two=nn.Conv2d(12, 16, 3, groups=2), head=nn.Linear(16, 4))
 
 
-def images() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(3, 3, 8, 8, generator=g), torch.randint(4, (3,), generator=g)
-
-
-def vectors() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(5, 6, generator=g), torch.randint(4, (5,), generator=g)
-
-
-def pairs() -> Any:
-    return vectors()[0], vectors()[0].flip(0), vectors()[1]
-
-
-def sequences() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(3, 7, 6, generator=g), torch.randint(4, (3,), generator=g)
-
-
-def tokens() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randint(9, (3, 7), generator=g), torch.randint(4, (3,), generator=g)
-
-
-def text() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randint(9, (3, 7), generator=g), torch.randint(9, (3, 7), generator=g)
-
-
-def signals() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(3, 2, 16, generator=g), torch.randint(4, (3,), generator=g)
-
-
-def volumes() -> Any:
-    g = torch.Generator().manual_seed(0)
-    return torch.randn(2, 1, 6, 6, 6, generator=g), torch.randint(4, (2,), generator=g)
-
-
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.ReLU(inplace=True), nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 4))
 
@@ -427,7 +353,7 @@ SPECIES = {
     "GLU, PReLU": Species(gated, vectors, 2, 0.98),
     "mixture of experts": Species(experts, vectors, 2, 0.98),
     "cumsum": Species(cumulative, vectors, 1, 0.6),
-}
+} | LAYERS
 
 
 @cache

@@ -7,9 +7,9 @@ from torch import nn
 from zoo import bits, same_bits
 
 import thalweg as tw
-from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
 from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
+from thalweg.weightspace.tracing import RULES
 
 TASK = tw.classification()
 
@@ -25,10 +25,9 @@ def scrambled(module, seed=0):
 
 
 def answer(species, module):
-    batch = species.batch()
-    inputs = [t.double() if t.is_floating_point() else t for t in batch[:-1]]
+    batch = tuple(t.double() if t.is_floating_point() else t for t in species.batch())
     with torch.no_grad():
-        return module(*inputs)
+        return species.task.predict(module, batch)[0]
 
 
 @pytest.mark.parametrize("name", SPECIES)
@@ -114,6 +113,19 @@ def test_a_network_that_draws_random_numbers_is_refused():
     noisy = Of(lambda net, x: net.two(net.one(x) + torch.randn(8)), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers: turn them off"):
         tw.symmetries(noisy, TASK, SPECIES["MLP"].batch())
+
+
+def test_a_shape_that_depends_on_the_data_is_refused():
+    net = Of(lambda net, x: net.two(net.one(x)[x[:, 0] > -9].relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    with pytest.raises(tw.ThalwegError, match=r"the shape of what 'index' returns depends on the values .* by hand"):
+        tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+
+
+def test_a_scripted_network_is_refused():
+    with pytest.warns(DeprecationWarning, match="script"):
+        net = torch.jit.script(SPECIES["MLP"].module(1))
+    with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand"):
+        tw.symmetries(net, TASK, SPECIES["MLP"].batch())
 
 
 def test_a_batch_that_does_not_fit_is_refused():

@@ -127,12 +127,32 @@ def split(atom: Atom, outer: int) -> Sequence[Atom] | None:
             return None
         pairs = zip(*(half for half in halves if half), strict=True)
         return refine(atom, "product", [Atom(p[0].size, "choice", p, atom.chooser) for p in pairs])
-    if atom.kind or atom.size % outer:
+    if atom.size % outer:
         return None
+    if atom.kind == "sum":  # of parts of one size, told apart by their index
+        parts, first = pieces(atom, [inner] * outer), Atom(outer, pinned=INDEXED)
+        return parts and refine(atom, "product", [first, chosen(parts, first)])
     first, rest = Atom(outer), Atom(inner)
     if outer <= FEW and not atom.pinned:
         rest = Atom(inner, "choice", fresh([inner] * outer), first)
     return refine(atom, "product", [first, rest])
+
+
+def chosen(parts: Sequence[Atom], chooser: Atom) -> Atom:
+    """One of several parts of the same size, by the index of the chooser."""
+    alike = parts[0].size == 1 or all(find(part) is find(parts[0]) for part in parts)
+    return parts[0] if alike else Atom(parts[0].size, "choice", tuple(parts), chooser)
+
+
+def pieces(atom: Atom, sizes: Sequence[int]) -> list[Atom] | None:
+    """Parts of these sizes, one after another; None where that is not possible."""
+    found: list[Atom] = []
+    for size in sizes[:-1]:
+        halves = cut(atom, size) if 0 < size < atom.size else None
+        if halves is None:
+            return None
+        found, atom = [*found, halves[0]], halves[1]
+    return [*found, atom]
 
 
 def regroup(atoms: Iterable[Atom], sizes: Iterable[int]) -> Axes | None:
@@ -154,6 +174,15 @@ def regroup(atoms: Iterable[Atom], sizes: Iterable[int]) -> Axes | None:
                 return None
         found.append(product(taken))
     return Axes(found)
+
+
+def parted(atom: Atom, outer: int) -> Axes:
+    """An axis as `outer` parts of the same size; pinned where it cannot be taken apart like that."""
+    sizes = outer, atom.size // outer
+    found = regroup([atom], sizes)
+    if found is None:
+        pin(atom, APART)
+    return found or fresh(sizes, APART)
 
 
 def cut(atom: Atom, at: int) -> tuple[Atom, Atom] | None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
@@ -22,15 +22,14 @@ from ..runtime.rng import seeded
 from ..tasks import Task, check_task
 from .axes import Atom, Axes, choose, factors, find, fresh, pin, product, settle
 from .layout import Layout, named_parameters, named_statistics, unwrapped
-from .operations import trace
 from .permutation import Term, renumber, spread
 from .probe import Probe
+from .tracing import HAND, trace
 from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 ENOUGH = 4  # examples that a proof computes with
-HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
 
 
 @dataclass(frozen=True)
@@ -216,11 +215,11 @@ class Traced:
         return _grouped({name: tuple(each) for name, each in axes.items()})
 
     def _by_graph(self) -> Found:
-        called = self.called = _Called(self.net, *self._recorded(self.example))
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
         names = {id(tensor): name for name, tensor in self.tensors.items()}
         try:
-            with _computing(self.net), torch.enable_grad(), warnings.catch_warnings():
+            called = self.called = self._recorded(self.example)
+            with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.program = torch.export.export(called, called.inputs(), strict=False)
         except Exception as error:
@@ -259,25 +258,32 @@ class Traced:
         ]  # fmt: skip
         return [tensor.detach().clone() for tensor in found]
 
-    def arguments(self, batch: Any) -> tuple[Tensor, ...] | None:
-        """The inputs of the network for a batch; None for one of another shape than the graph."""
-
-        def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
-            raise _Reached(_Called(self.net, args, kwargs, []).inputs())
-
-        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
-        try:
-            self.task.predictions(self.net, self._converted(batch))
-        except _Reached as reached:
-            inputs = reached.inputs
-        finally:
-            hook.remove()
+    def arguments(self, batch: Any) -> list[Tensor] | None:
+        """The inputs of the graph for a batch; None for one of another shape."""
+        batch = self._converted(batch)
+        inputs = tensors_in(self._reached(batch) if self.called.alone else batch)
         alike = [tensor.shape for tensor in inputs] == [tensor.shape for tensor in self.called.inputs()]
         return inputs if alike else None
 
-    def _recorded(self, batch: Any) -> tuple[Any, Any, list[int]]:
-        """How the task calls the network, and which of the tensors that it returns the task uses."""
-        calls: list[tuple[Any, Any, list[Tensor]]] = []
+    def _reached(self, batch: Any) -> Any:
+        """What the task calls the network with."""
+
+        def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
+            raise _Reached((args, kwargs))
+
+        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.task.predictions(self.net, batch)
+        except _Reached as reached:
+            return reached.given
+        finally:
+            hook.remove()
+
+    def _recorded(self, batch: Any) -> "_Called":
+        """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if
+        it calls the network several times, or parts of it.
+        """
+        calls: list[tuple[Any, list[Tensor]]] = []
 
         def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             leaves: list[Tensor] = []
@@ -289,7 +295,7 @@ class Traced:
                 return item
 
             answer = mapped(output, leaf)
-            calls.append((args, kwargs, leaves))
+            calls.append(((args, kwargs), leaves))
             return answer
 
         hook = self.net.register_forward_hook(note, with_kwargs=True)
@@ -298,14 +304,13 @@ class Traced:
                 made = tensors_in(self.task.predictions(self.net, batch)[0])
         finally:
             hook.remove()
-        if not calls or not calls[0][2]:
-            raise ThalwegError(f"the task must call the network, and get tensors from it, to be traced: {HAND}")
-        args, kwargs, leaves = calls[0]
-        total = [tensor.sum() for tensor in made if tensor.requires_grad]
-        moving = [leaf for leaf in leaves if leaf.requires_grad]
-        slopes = torch.autograd.grad(sum(total, torch.zeros(())), moving, allow_unused=True) if total else moving
-        unused = {id(leaf) for leaf, slope in zip(moving, slopes, strict=True) if slope is None}
-        return args, kwargs, [k for k, leaf in enumerate(leaves) if id(leaf) not in unused]
+        total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
+        if len(calls) != 1 or not calls[0][1] or _reaches(total, self.tensors.values()):
+            return _Called(self.net, lambda given: self.task.predictions(self.net, given)[0], batch)
+        given, leaves = calls[0]
+        blind = not total.requires_grad
+        used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
+        return _Called(self.net, lambda given: self.net(*given[0], **given[1]), given, used)
 
     def _named(self, atoms: Mapping[str, Axes]) -> Found:
         while loose := [atom for axes in atoms.values() for axis in axes for atom in _undecided(axis)]:
@@ -338,7 +343,8 @@ class Traced:
             near = set(self.groups).intersection(*mine) - {name}
             outer = [other for other in near if all(labels[name] == labels[other] == 1 for labels in mine)]
             alone = [other for other in outer if any(other in labels and name not in labels for labels in blocks)]
-            found |= {name: min(alone)} if alone else {}
+            before = [other for other in outer if [*self.groups].index(other) < [*self.groups].index(name)]
+            found |= {name: min(alone or before)} if alone or before else {}
         return {name: outer for name, outer in found.items() if outer not in found}
 
     def proven(self) -> Symmetries:
@@ -457,28 +463,34 @@ def _cycle(size: int, generator: torch.Generator) -> Tensor:
 class _Reached(BaseException):
     """A task has called its network."""
 
-    def __init__(self, inputs: tuple[Tensor, ...]):
+    def __init__(self, given: Any):
         super().__init__()
-        self.inputs = inputs
+        self.given = given
+
+
+def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
+    """Whether a sum depends on one of these."""
+    moving = [leaf for leaf in leaves if leaf.requires_grad] if total.requires_grad else []
+    slopes = torch.autograd.grad(total, moving, retain_graph=True, allow_unused=True) if moving else ()
+    return any(slope is not None for slope in slopes)
 
 
 class _Called(nn.Module):
-    """The network as a task called it, as a function of tensors; it returns those that the task uses."""
+    """A call of the network, or a whole task with it, as a function of tensors; it returns those that the task uses."""
 
-    def __init__(self, net: nn.Module, args: Any, kwargs: Any, used: Sequence[int]):
+    def __init__(self, net: nn.Module, call: Callable[[Any], Any], given: Any, used: Sequence[int] | None = None):
         super().__init__()
-        self.net, self.used = net, used
-        self.flat, self.spec = tree_flatten((args, kwargs))
+        self.net, self.call, self.given, self.used, self.alone = net, call, given, used, used is not None
 
     def inputs(self) -> tuple[Tensor, ...]:
-        return tuple(item for item in self.flat if isinstance(item, Tensor))
+        return tuple(tensors_in(self.given))
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        flat = [next(given) if isinstance(item, Tensor) else item for item in self.flat]
-        args, kwargs = tree_unflatten(flat, self.spec)
-        found = tensors_in(self.net(*args, **kwargs))
-        return [found[k] for k in self.used]
+        waiting = iter(tensors)
+        given = mapped(self.given, lambda item: next(waiting) if isinstance(item, Tensor) else item)
+        with _InDouble():
+            found = tensors_in(self.call(given))
+        return found if self.used is None else [found[k] for k in self.used]
 
 
 class _InDouble(TorchFunctionMode):

@@ -1,0 +1,165 @@
+"""What the layers of networks do to the axes of their tensors: convolutions, norms, attention, recurrent layers."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
+from .operations import POSITION, Operation, broadcast, contract
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def linear(call: Operation) -> Axes:
+    return contract("...i,oi,o->...o" if len(call["weight"]) > 1 else "...i,i,->...", *call.tensors)
+
+
+def bilinear(call: Operation) -> Axes:
+    return contract("...i,...j,oij,o->...o", *call.tensors)
+
+
+def attention(call: Operation) -> Axes:
+    query, key, mask = call["query"], call["key"], call["attn_mask"]
+    masked = "" if mask is None else f",{'...' if len(mask) > 2 else ''}{'gls'[-len(mask) :]}"
+    found = contract(f"...gld,...hsd,...hse{masked}->...gle", query, key, call["value"], mask)
+    heads, several = query[-3], key[-3]
+    unify(parted(heads, several.size)[0], several)  # a key may serve several queries
+    for axis in [query[-2], key[-2]] if call["is_causal"] else []:
+        pin(axis, POSITION)
+    return found
+
+
+def _placed(before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
+    """Positions, in space or time, that are moved or mixed."""
+    for axis, size in zip(before, shape, strict=True):
+        if size > 1:
+            pin(axis, POSITION)
+    return list(fresh(shape, POSITION))
+
+
+def convolution(call: Operation) -> Axes:
+    x, weight = call["input"], call["weight"]
+    groups, turned = call["groups"], "transpose" in call.name or call["transposed"]
+    places = len(weight) - 2
+    channels = x[-places - 1]
+    theirs, own = parted(channels, groups), parted(weight[0], groups)
+    unify(theirs[0], own[0])
+    unify(theirs[1], own[1] if turned else weight[1])
+    out = product([own[0], weight[1]]) if turned else weight[0]
+    if call["bias"] is not None:
+        unify(call["bias"][0], out)
+    space: list[Atom] = []
+    for before, kernel, size in zip(x[-places:], weight[2:], call.shape[-places:], strict=True):
+        pin(kernel, POSITION)
+        space += [before] if kernel.size == 1 and before.size == size else _placed([before], [size])
+    return Axes([*x[: -places - 1], out, *space])
+
+
+def spatial(call: Operation) -> Any:
+    """Pooling and resizing."""
+    x, several = call.tensors[0], isinstance(call.shape, list)
+    shape = call.shape[0] if several else call.shape
+    places = int(re.search(r"(\d)d", call.name).group(1))  # type: ignore[union-attr]
+    found = Axes([*x[:-places], *_placed(x[-places:], shape[-places:])])
+    return [found] * len(call.shape) if several else found
+
+
+def patches(call: Operation) -> Axes:
+    """Positions that become channels, or channels that become positions."""
+    x, shape = call.tensors[0], call.shape
+    at = len(x) - (2 if call.name == "col2im" else 3)
+    if shape[at] >= x[at].size:
+        channels = product([x[at], *fresh([shape[at] // x[at].size], POSITION)])
+    else:
+        channels, places = parted(x[at], shape[at])
+        pin(places, POSITION)
+    for axis in x[at + 1 :]:
+        pin(axis, POSITION)
+    return Axes([*x[:at], channels, *fresh(shape[at + 1 :], POSITION)])
+
+
+def shuffled(call: Operation) -> Axes:
+    x = call.tensors[0]
+    return Axes([x[0], product(parted(x[1], call["groups"])[::-1]), *x[2:]])
+
+
+def sampled(call: Operation) -> Axes:
+    """Channels at places that a grid gives."""
+    x, grid = call["input"], call["grid"]
+    for axis in (*x[2:], grid[-1]):
+        pin(axis, POSITION)
+    return Axes([*broadcast(Axes(x[:1]), Axes(grid[:1])), x[1], *grid[1:-1]])
+
+
+def channelwise(call: Operation) -> Axes:
+    """Normalisation with one value per channel."""
+    x, *rest = call.tensors
+    for axes in rest:
+        unify(axes[0], x[1])
+    parted(x[1], call["num_groups"] or 1)
+    return x
+
+
+def embedding(call: Operation) -> Axes:
+    pin(call["weight"][0], INDEXED)
+    return Axes([*call["indices"], call["weight"][1]])
+
+
+def embedding_bag(call: Operation) -> list[Axes]:
+    pin(call["weight"][0], INDEXED)
+    first, *rest = [fresh(shape, INDEXED) for shape in call.shape]
+    return [Axes([*first[:-1], call["weight"][1]]), *rest]
+
+
+def _gates(name: str, features: Atom, inputs: Axes, hidden: Axes, biases: Sequence[Axes], state: Atom) -> None:
+    """Weights of gates times hidden units."""
+    unify(inputs[1], features)
+    wanted = product([*fresh([GATES[name]], "its gates have an order"), state])
+    for axes in (inputs, hidden, *biases):
+        unify(axes[0], wanted)
+
+
+def cell(call: Operation) -> Any:
+    x, several = call["input"], isinstance(call.shape, list)
+    biases = [axes for axes in (call["b_ih"], call["b_hh"]) if axes is not None]
+    state = call["w_hh"][1]
+    _gates(call.name.removesuffix("_cell"), x[-1], call["w_ih"], call["w_hh"], biases, state)
+    for axes in call["hx"] if several else [call["hx"]]:
+        unify(axes[-1], state)
+    found = Axes([*x[:-1], state])
+    return [found, found] if several else found
+
+
+def recurrent(call: Operation) -> list[Axes]:
+    """Layers of gates times hidden units, whose last states are stacked; if projected, their outputs are others."""
+    x = call["input"]
+    settle_loose(x)
+    layers, ways = call["num_layers"], 2 if call["bidirectional"] else 1
+    each = len(call["params"]) // (layers * ways)
+    outputs: list[Atom] = []
+    cells: list[Atom] = []
+    features = x[-1]
+    for at in range(0, len(call["params"]), each):
+        inputs, hidden, *rest = call["params"][at : at + each]
+        outputs.append(hidden[1])
+        cells.append(rest[-1][1] if each % 2 else hidden[1])
+        if each % 2:
+            unify(rest.pop()[0], hidden[1])
+        _gates(call.name, features, inputs, hidden, rest, cells[-1])
+        if len(outputs) % ways == 0:
+            features = total(outputs[-ways:])
+    for axes, node, units in zip(call.tensors[1:], _starts(call.node), (outputs, cells), strict=False):
+        for k, unit in enumerate(units if "zeros" not in str(node.target) else ()):
+            unify(choose(axes[-1], axes[0], k), unit)
+    batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
+    chooser = Atom(len(outputs))
+    last = [Axes([chooser, *batch, chosen(units, chooser)]) for units in (outputs, cells)]
+    return [Axes([*x[:-1], features]), *last]
+
+
+def _starts(node: fx.Node) -> list[Any]:
+    """Where the first states come from."""
+    first = node.args[1]
+    return [first] if isinstance(first, fx.Node) else list(first)  # type: ignore[arg-type]

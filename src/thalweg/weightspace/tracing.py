@@ -1,0 +1,140 @@
+"""Follows the axes of tensors through an exported graph; an operation without a rule pins all it touches."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from ..errors import ThalwegError
+from . import layers, operations
+from .axes import APART, fresh, settle_loose
+from .operations import Operation, unknown
+
+HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
+KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
+
+
+def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any] | None = None) -> list[Any]:
+    """Follow the axes of the inputs through a graph to its outputs.
+
+    Args:
+        graph: The graph of an exported program, or of a block inside one.
+        inputs: Axes for tensors, anything else as it is; one per placeholder.
+        seen: Filled with what each node gives.
+    """
+    values: dict[fx.Node, Any] = {} if seen is None else seen
+    waiting = iter(inputs)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(waiting)
+        elif node.op == "get_attr":
+            held = operator.attrgetter(node.target)(graph)
+            values[node] = fresh(held.shape, "it is a constant") if isinstance(held, Tensor) else held
+        elif node.op == "output":
+            return [values.get(each) for each in tree_leaves(node.args[0])]
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = _perform(node, args, kwargs)
+    return []
+
+
+def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    inner = next((k for k, value in enumerate(args) if isinstance(value, fx.GraphModule)), None)
+    if inner is not None and named(node).startswith("wrap_with"):  # a block under no_grad or autocast
+        return trace(args[inner], args[inner + 1 :])
+    name = named(node)
+    shape = _shape(node.meta.get("val"), name)
+    schema = getattr(node.target, "_schema", None)
+    given = {a.name: a.default_value for a in schema.arguments} if schema else {}
+    given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
+    call = Operation(name, node.target, given, shape, node)
+    rule = RULES.get(name) or (operations.elementwise if _pointwise(name) else unknown)
+    if rule.__name__ not in KEEPING and not (rule is operations.elementwise and len(call.tensors) == 1):
+        for axes in call.tensors:
+            settle_loose(axes)
+    try:
+        found = rule(call)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # arguments that a rule is not for
+        found = None
+    return unknown(call, APART) if found is None and shape is not None else found
+
+
+@cache
+def _pointwise(name: str) -> bool:
+    """Whether torch itself says that an operation works on each entry alone."""
+    packets = [getattr(torch.ops.aten, each, None) for each in (name, name.removeprefix("special_"))]
+    return any(
+        torch.Tag.pointwise in getattr(packet, o).tags for packet in packets if packet for o in packet.overloads()
+    )
+
+
+def named(node: fx.Node) -> str:
+    """The operation of a node, in place or not."""
+    return str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")).rstrip("_")
+
+
+def _shape(value: Any, name: str) -> Any:
+    """Sizes of a tensor, a list of them for several, None for anything else."""
+    if isinstance(value, list | tuple):
+        return [_shape(each, name) for each in value]
+    if not isinstance(value, Tensor):
+        return None
+    if any(isinstance(size, torch.SymInt) for size in value.shape):
+        raise ThalwegError(
+            f"the network cannot be traced, since the shape of what '{name}' returns depends on the values in the "
+            f"batch: {HAND}"
+        )
+    return tuple(value.shape)
+
+
+RULES: Mapping[str, Callable[[Operation], Any]] = {
+    name: rule
+    for rule, names in (
+        # beside those that torch calls pointwise
+        (operations.elementwise, "alias alpha_dropout absolute contiguous copy detach detach_copy divide dropout "
+         "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
+         "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
+         "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
+         "_weight_norm complex polar real imag conj"),
+        (layers.linear, "linear"), (layers.bilinear, "bilinear"), (operations.einsum, "einsum"),
+        (operations.matmul, "matmul mm bmm addmm baddbmm mv dot vdot addmv"),
+        (operations.tensordot, "tensordot inner outer ger"), (operations.distances, "cdist"),
+        (layers.attention, "scaled_dot_product_attention"),
+        (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (layers.spatial, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+         "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+         "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d "
+         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+         "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
+         "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"),
+        (layers.patches, "pixel_shuffle pixel_unshuffle im2col col2im"), (layers.shuffled, "channel_shuffle"),
+        (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
+        (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
+        (operations.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
+         "frobenius_norm prod any all max min median mode argmax argmin nansum nanmean cosine_similarity dist "
+         "pairwise_distance mse_loss l1_loss smooth_l1_loss huber_loss"),
+        (operations.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
+         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn"),
+        (operations.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
+        (operations.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
+        (operations.expand, "expand expand_as broadcast_to"), (operations.repeat, "repeat tile"),
+        (operations.interleaved, "repeat_interleave"), (operations.cat, "cat concat concatenate hstack vstack"),
+        (operations.stack, "stack"), (operations.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
+         "zeros_like ones_like full_like empty_like scalar_tensor"),
+        (operations.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
+        (operations.sliced, "slice narrow"), (operations.gated, "glu"), (operations.select, "select"),
+        (operations.unbind, "unbind"), (operations.indexed, "index"), (operations.written, "index_put"),
+        (operations.gathered, "gather index_select index_add index_copy scatter_add scatter_reduce"),
+        (operations.padded, "pad constant_pad_nd"), (operations.paired, "view_as_real view_as_complex"),
+        (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),
+        (layers.recurrent, " ".join(layers.GATES)), (layers.cell, " ".join(f"{name}_cell" for name in layers.GATES)),
+    )
+    for name in names.split()
+}  # fmt: skip
