@@ -1,15 +1,34 @@
 """The user's own optimizer: plain torch to the bit in `fit`, a naive loop in float64 in `connect`."""
 
+import os
+import signal
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.errors import Stopped
+from thalweg.store.runs import Run
 from thalweg.training.loop import Settings
 from thalweg.training.own_optimizer import moving_parameters
 from thalweg.training.step import UniformBends
@@ -83,6 +102,82 @@ def test_fit_is_plain_torch_to_the_bit(name, optimizer):
     assert (ours.vector - tw.Weights.of(animal.module(1)).vector).abs().max() > 1e-3
 
 
+EVERY = {
+    "adam fused": partial(Adam, fused=True, weight_decay=0.1),
+    "adam upwards": partial(Adam, maximize=True, lr=1e-4),
+    "sgd dampened": partial(SGD, lr=0.05, momentum=0.9, dampening=0.3, foreach=True),
+    "adadelta": partial(Adadelta, weight_decay=0.1),
+    "adafactor": partial(Adafactor, weight_decay=0.1),
+    "adamax": Adamax,
+    "nadam": partial(NAdam, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam": RAdam,
+    "rprop": Rprop,
+    "asgd": partial(ASGD, t0=3.0, lambd=0.1),
+}
+
+
+class Routed(nn.Module):
+    """Each batch goes through one of two layers, and none through the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x):
+        return self.layers[len(x) % 2](x)
+
+
+def routed(dtype=torch.float64):
+    torch.manual_seed(3)
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randn(n, 4, generator=g).to(dtype), torch.randint(3, (n,), generator=g)) for n in (4, 3, 6, 5, 7)]
+    return Routed().to(dtype), data
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *EVERY])
+def test_parameters_without_gradient_in_a_step_are_left_alone_in_it(optimizer, accumulate):
+    """As in plain torch, where their `.grad` is None: no decay, no momentum, no step counted."""
+    (module, data), chosen = routed(), (OPTIMIZERS | EVERY)[optimizer]
+    ours = tw.fit(module, tw.classification(), data, epochs=2, schedule=rate, optimizer=chosen, accumulate=accumulate)
+    made = plainly(chosen, list(module.named_parameters()))
+    given = [group["lr"] for group in made.param_groups]
+    for i, group in enumerate([data[k : k + accumulate] for k in range(0, 5, accumulate)] * 2, start=1):
+        for settings, own in zip(made.param_groups, given, strict=True):
+            settings["lr"] = rate(i) * (own / given[0])
+        made.zero_grad()
+        for x, y in group:
+            share = len(y) / sum(len(labels) for _, labels in group)
+            (nn.functional.cross_entropy(module(x), y) * share).backward()
+        made.step()
+    theirs = tw.Weights.of(module)
+    close = torch.allclose(ours.vector, theirs.vector, rtol=1e-9, atol=1e-12)
+    assert close if accumulate > 1 else torch.equal(ours.vector, theirs.vector)
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_every_optimizer_resumes_to_the_bit(optimizer, tmp_path):
+    (module, data), seen = routed(torch.float32), []
+
+    def predict(net, batch):
+        in_a_step = net.training and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        seen.extend([1] * in_a_step)
+        if in_a_step and len(seen) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return net(batch[0]), batch[1]
+
+    def go(run):
+        task = tw.Task(tw.classification().loss, predict)
+        settings = {"optimizer": EVERY[optimizer], "run": run, "epochs": 3}
+        return tw.connect(module, tw.Bezier(*ends, 2), task, data, **settings)
+
+    ends = [tw.Weights.of(routed(torch.float32)[0]), tw.Weights.of(Routed())]
+    with pytest.raises(Stopped):
+        go(Run(tmp_path / "run", every=1))
+    again, whole = go(tmp_path / "run"), go(None)
+    assert all(torch.equal(a.vector, b.vector) for a, b in zip(again.bends, whole.bends, strict=True))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_without_lr_the_rates_are_the_optimizers_own(optimizer):
     """A loop that never sets a rate; in `connect`, the same as a constant schedule of that rate."""
@@ -133,6 +228,44 @@ def test_rates_that_are_missing_or_given_twice_are_named(given, told):
     animal = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match=told):
         tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, **given)
+
+
+class Replacing(SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
+class Rateless(Optimizer):
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, settings)
+
+    def step(self, closure=None):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "told"),
+    [
+        (AdamW(nn.Linear(2, 2).parameters()), r"not an optimizer that is already made .*; got AdamW$"),
+        (lambda named: [p for _, p in named], r"it gave \[Parameter containing:$"),
+        (lambda named: [{"parameters": [p for _, p in named]}], "it gave .{,80}$"),
+        (lambda named: AdamW(nn.Linear(2, 2).parameters()), "not a module's own; 2 of 2 are others"),
+        (torch.optim.LBFGS, "without a closure, and LBFGS needs one"),
+        (Rateless, "needs a learning rate 'lr', which is set in every step; that of Rateless is None"),
+        (partial(Rateless, lr=None), "that of Rateless is None"),
+        (
+            lambda named: SGD([{"params": [p], "lr": 0.1 * ("bias" in name)} for name, p in named]),
+            "another group first",
+        ),
+        (partial(Replacing, lr=0.1), "write to its parameters in place, and Replacing has replaced '0.weight'"),
+    ],
+)
+def test_what_is_no_optimizer_is_named(optimizer, told):
+    animal = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match=told):
+        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, optimizer=optimizer)
 
 
 def test_one_rate_given_twice_is_no_contradiction():
@@ -274,6 +407,37 @@ def test_the_optimizers_decay_may_act_at_phi(name, streamed, kind):
         made.step()
     theirs = torch.stack([torch.cat([p.detach().flatten() for p in bend]) for bend in bends])
     torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("upwards", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [SGD, AdamW, Adafactor, partial(NAdam, decoupled_weight_decay=True), partial(RAdam, decoupled_weight_decay=True)],
+)
+def test_decay_at_phi_pulls_towards_zero(kind, upwards):
+    """With a gradient of zero nothing else moves the bends, in whichever way the optimizer decays."""
+    check_pull(partial(kind, maximize=upwards, weight_decay=0.5))
+
+
+def test_decay_at_phi_of_muon():
+    check_pull(partial(Muon, weight_decay=0.5))
+
+
+def check_pull(optimizer):
+    torch.manual_seed(0)
+    module, ends = (
+        nn.Linear(3, 3, bias=False).double(),
+        [tw.Weights.of(nn.Linear(3, 3, bias=False).double()) for _ in "ab"],
+    )
+    curve, ts = tw.Bezier(*ends, 2), []
+    recorded = tw.Bezier(*ends, 2)
+    recorded.coefficients = lambda t: ts.append(t) or curve.coefficients(t)
+    task, x = tw.Task(lambda outputs, targets: 0 * outputs.sum(1)), torch.ones(2, 3).double()
+    settings = {"epochs": 1, "schedule": lambda i: 0.1, "optimizer": optimizer, "decay_at": "phi"}
+    ours = tw.connect(module, recorded, task, [(x, x)], **settings)
+    c, phi = curve.coefficients(ts[2]).tolist(), curve.point(ts[2]).vector
+    for k, (moved, bend) in enumerate(zip(ours.bends, curve.bends, strict=True), start=1):
+        torch.testing.assert_close(moved.vector, bend.vector - 0.1 * 0.5 * c[k] * phi, rtol=1e-12, atol=1e-14)
 
 
 def test_decay_at_phi_needs_a_known_optimizer_and_one_t():

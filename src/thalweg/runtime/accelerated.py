@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +102,8 @@ class Accelerated:
     def _watched(self, batch: Any, lr: float) -> Tensor:
         """The first step: the copy of the network must use its own weights, and compute what the original does."""
         step, probe = self.plain, self.plain.probe
-        loss, looked = step.mean_loss, list[Watch]()
+        loss, looked, moved = step.mean_loss, list[Watch](), list(chain(*step.motion.moved))
+        places = [_address(tensor) for _, tensor, _ in moved]
 
         def watching(*args: Any) -> Any:
             step.mean_loss = loss
@@ -117,6 +119,11 @@ class Accelerated:
             found = self._step(batch, lr)
         finally:
             step.mean_loss = loss
+        if gone := [name for (name, tensor, _), place in zip(moved, places, strict=True) if _address(tensor) != place]:
+            raise ThalwegError(
+                f"an optimizer must write to its parameters in place, and {type(step.optimizer).__name__} has replaced "
+                f"'{gone[0]}': let it use copy_ or add_ instead of .data ="
+            )
         if looked:
             with suppress(torch.OutOfMemoryError), probe.kept():
                 prove_copy(probe, looked[0])
@@ -143,3 +150,8 @@ class Accelerated:
             self.captured.replay.close()
             vars(self.captured).clear()
         vars(self.plain).clear()
+
+
+def _address(tensor: Tensor) -> int:
+    """Of a shard, if it is one."""
+    return getattr(tensor, "_local_tensor", tensor).data_ptr()

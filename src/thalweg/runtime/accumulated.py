@@ -45,7 +45,9 @@ class Accumulated:
             mean = mean * (number / most) + loss.detach() * (own / most) if mean is not None else loss.detach()
             number = number + own
         step.number = number
-        return _Mean.apply(mean.to(loss.dtype), gradients, *step.probe.moving.values())
+        pairs = zip(step.probe.moving.values(), gradients, strict=True)
+        reached = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
+        return _Mean.apply(mean.to(loss.dtype), [g for _, g in reached], *(parameter for parameter, _ in reached))
 
 
 def _mixed(one: Gradients, share: float | Tensor, two: Gradients, other: float | Tensor) -> Gradients:
@@ -53,7 +55,8 @@ def _mixed(one: Gradients, share: float | Tensor, two: Gradients, other: float |
     for tensors, weight in ((one, share), (two, other)):
         torch._foreach_mul_([tensor for tensor in tensors if tensor is not None], weight)
     both = [(a, b) for a, b in zip(one, two, strict=True) if a is not None and b is not None]
-    torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(one, two, strict=True)]
 
 
@@ -61,10 +64,10 @@ class _Mean(torch.autograd.Function):
     """A loss whose gradients are already known."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, gradients: Gradients, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, mean: Tensor, gradients: Sequence[Tensor], *parameters: Tensor) -> Tensor:
         ctx.gradients = gradients
         return mean.clone()
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        return None, None, *(None if gradient is None else gradient * slope for gradient in ctx.gradients)
+        return None, None, *(gradient * slope for gradient in ctx.gradients)

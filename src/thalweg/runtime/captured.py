@@ -70,6 +70,8 @@ class Captured:
             self.fused(gradients, probe.point)
         else:
             probe.gather(gradients)
+            probe.skipped.clear()
+            probe.skipped.update(unused)
             self._update(loss.detach())
 
     def _update(self, loss: Tensor) -> None:

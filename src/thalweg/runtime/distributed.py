@@ -205,7 +205,7 @@ class DistributedStep(RankStep):
         """The mean loss of the whole batch, of which this rank has `number` examples."""
         probe, parts = self.step.probe, self._parts()
         self.reached.fill_(1)
-        for k in (k for k, name in enumerate(probe.layout.names) if name in probe.unreached):
+        for k in (k for k, name in enumerate(probe.layout.names) if name in probe.skipped):
             self.reached[k] = 0
         for piece, part in zip(self.pieces, parts, strict=True):
             piece.copy_(part.reshape(-1))
@@ -216,9 +216,10 @@ class DistributedStep(RankStep):
         self.message[:-2].div_(self.last[1].clone())
         for piece, part in zip(self.pieces, parts, strict=True):
             part.copy_(piece.reshape(part.shape))
-        if probe.unreached:
+        if probe.skipped:
             names = zip(probe.layout.names, self.reached.tolist(), strict=True)
-            probe.remember_reached({name for name, share in names if not share} & probe.unreached)
+            probe.skipped.intersection_update([name for name, share in names if not share])
+            probe.remember_reached(probe.skipped)
         return self.last[0].to(loss.dtype, copy=True)  # the next step writes here
 
 

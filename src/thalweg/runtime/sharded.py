@@ -212,7 +212,8 @@ class ShardedProbe(Probe):
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=self._shards()[0].device)
         self.grad = torch.zeros_like(self.point)
         self._places, self._grads = self.slots(self.point), self.slots(self.grad)
-        self.unreached, self.shared = set(self.layout.names), dict[str, int]()
+        self.unreached, self.skipped = set(self.layout.names), set(self.layout.names)
+        self.shared = dict[str, int]()
         self._own = {name: parameters[name] for name in self.layout.frozen} | dict(named_buffers(self.module))
         self.load(Weights.of(module) if weights is None else weights)
 

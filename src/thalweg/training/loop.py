@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from .walk_methods import Method
 
 
-OPTIMIZER = "a function: an optimizer class, a partial of one, or one of named parameters (see help(thalweg.fit))"
+OPTIMIZER = (
+    "a function that makes one: an optimizer class, a partial of one, or one of named parameters, not an optimizer "
+    "that is already made (see help(thalweg.fit))"
+)
 OnEpoch = Callable[[dict[str, float]], object]
 
 
@@ -90,7 +93,7 @@ class Settings:
             ("clip", self.clip is None or self.clip > 0, "above 0, the largest norm of the gradient"),
         ):
             if not fits:
-                raise ThalwegError(f"{name} must be {rule}; got {getattr(self, name)!r}")
+                raise ThalwegError(f"{name} must be {rule}; got {repr(getattr(self, name)).partition(' (')[0]}")
         if self.schedule is not None and self.lr is not None and not self._scales:
             raise ThalwegError(
                 f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them out"

@@ -51,7 +51,8 @@ def rates(first: Any, given: Sequence[Any]) -> list[Any]:
     bases = [float(rate) for rate in given]
     if bases[0] == 0 and any(bases):
         raise ThalwegError(
-            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}"
+            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}: put "
+            "another group first"
         )
     if isinstance(first, float) and first == bases[0]:
         return bases

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from ..errors import ThalwegError, during
 from ..weightspace.layout import named_parameters
@@ -52,6 +52,7 @@ class _DecayAtPhi:
                 "one of torch.optim, or weight_decay= of the call and none in the optimizer"
             )
         self.motion, phi = motion, _values(motion.probe, motion.probe.point)
+        self.decoupled = isinstance(optimizer, Adafactor | Muon)  # of others, a setting says so
         groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
         self.places = [
@@ -70,10 +71,10 @@ class _DecayAtPhi:
             if tensor.grad is None:
                 continue
             pull = place.to(tensor) * (coefficients[i].to(tensor) * rate)
-            if group.get("decoupled_weight_decay"):
+            if group.get("decoupled_weight_decay", self.decoupled):
                 tensor.sub_(pull * group["lr"])
             else:
-                gradient.add_(pull)
+                gradient.add_(pull, alpha=-1 if group.get("maximize") else 1)
 
 
 def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:
@@ -82,7 +83,7 @@ def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Op
     if not isinstance(optimizer, Optimizer):
         raise ThalwegError(
             "optimizer= must be a torch optimizer class, a partial of one, or a function that turns named parameters "
-            f"into an optimizer or into parameter groups for SGD; it gave {optimizer!r}"
+            f"into an optimizer or into parameter groups for SGD; it gave {repr(optimizer).splitlines()[0]:.80}"
         )
     try:
         signature(optimizer.step).bind()
@@ -97,6 +98,11 @@ def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Op
             "weight decay is the call's, an L2 penalty at the point where the gradient is taken, or the optimizer's "
             f"own, not both; got weight_decay={settings.weight_decay:g}, and {own[0]:g} in {type(optimizer).__name__}: "
             "give one of them weight_decay=0"
+        )
+    if odd := [group.get("lr") for group in groups if not isinstance(group.get("lr"), int | float | Tensor)]:
+        raise ThalwegError(
+            "every parameter group needs a learning rate 'lr', which is set in every step; that of "
+            f"{type(optimizer).__name__} is {odd[0]!r}: use an optimizer that takes its rate from there"
         )
     rates(1.0, [group["lr"] for group in groups])
     if settings.takes_own_rate and not groups[0]["lr"] > 0:
@@ -141,7 +147,7 @@ def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
         inner = inner.func
     with during("making the optimizer"):
         made = factory([tensor for _, tensor in named] if isinstance(inner, type) else list(named))
-        if isinstance(made, list | tuple) and made and all(isinstance(group, dict) for group in made):
+        if isinstance(made, list | tuple) and made and all(isinstance(one, dict) and "params" in one for one in made):
             return _sgd(made, settings)
     return made
 

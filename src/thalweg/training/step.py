@@ -87,7 +87,7 @@ class Step:
         if self.weight_decay and not self.decays_early:
             self.motion.decay(self.weight_decay)
         for name, tensor, gradient in chain(*self.motion.moved):  # in each step, since some optimizers reset it
-            tensor.grad = None if name in self.probe.unreached else gradient
+            tensor.grad = None if name in self.probe.skipped else gradient
         for group, rate in zip(self.optimizer.param_groups, rates(lr, self.given), strict=True):
             group["lr"] = rate
         if self.motion.own_decay is not None:

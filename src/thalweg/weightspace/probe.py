@@ -80,6 +80,7 @@ class Probe:
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
+        self.skipped = set(self.layout.names)  # those that the last one has not depended on
         self.state = ModuleState(self.module)
         self._drops = overrides_train(self.module)
         self._own: dict[str, Tensor] = {
@@ -206,18 +207,18 @@ class Probe:
         else:
             for parameter in self._parameters:
                 parameter.grad = None
-        watched = self._watchers
+        self.skipped.update(self._watched)
         loss.backward()
         if not self.views:
             self.gather([parameter.grad for parameter in self._parameters])
+        if self.unreached - self.skipped:
+            self.remember_reached(self.skipped)
+            self.check()
         if len(self.unreached) == len(self.layout.names):
             raise ThalwegError(
                 "the loss depends on weights outside the network that was given: its forward pass uses another "
                 "module's (a replaced .forward that is bound to the original, say); make it use its own"
             )
-        if len(self.unreached) < len(watched):
-            self._forget_reached()
-            self.check()
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """The gradient of `loss` per parameter, in the memory layout of `grad`, which is not written; None for
@@ -234,9 +235,9 @@ class Probe:
         torch._foreach_copy_([slot for slot, _ in pairs], [g for _, g in pairs])
 
     def remember_reached(self, unreached: Collection[str]) -> None:
-        """Restore, from an earlier part of the same run, which parameters no loss has depended on."""
+        """Of all that no loss had depended on, only these are left."""
         self.unreached.intersection_update(unreached)
-        self._forget_reached()
+        self.__dict__.pop("decayed", None)
 
     def decay(self, weight_decay: float) -> None:
         """Add weight decay at `point` to `grad`."""
@@ -325,20 +326,14 @@ class Probe:
         return found
 
     @cached_property
-    def _watchers(self) -> dict[str, Any]:
-        """Made before the first backward pass, which most probes never have; a hook that held the probe would keep it
-        alive, since its parameters hold the hook.
+    def _watched(self) -> tuple[str, ...]:
+        """All names, with hooks made before the first backward pass, which most probes never have; a hook that held the
+        probe would keep it alive, since its parameters hold the hook.
         """
-        unreached = self.unreached
-        return {
-            name: parameter.register_post_accumulate_grad_hook(lambda _, name=name: unreached.discard(name))
-            for name, parameter in self.moving.items()
-        }
-
-    def _forget_reached(self) -> None:
-        for name in [name for name in self._watchers if name not in self.unreached]:
-            self._watchers.pop(name).remove()
-        self.__dict__.pop("decayed", None)
+        skipped = self.skipped
+        for name, parameter in self.moving.items():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: skipped.discard(name))
+        return self.layout.names
 
 
 def probe_at(
