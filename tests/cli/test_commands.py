@@ -254,6 +254,7 @@ def test_connect_with_points_also_scans_and_resumes_as_one(here, monkeypatch):
     alone = tw.Scan.load("alone-scan")
     assert (whole.name, whole.t.tolist()) == (alone.name, alone.t.tolist())
     assert whole.values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
+    assert tw.Scan.load("whole/scan/line").t.tolist() == [0, 0.5, 1]
     shutil.rmtree(here / "whole" / "scan")  # as if killed between the two
     ok(*command, "--points", "5", "--resume")
     assert tw.Scan.load("whole/scan").values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()

@@ -181,7 +181,9 @@ def connect(
     points: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Then measure this many points along the curve and draw them, into OUT/scan: `thalweg scan`."
+            min=2,
+            help="Then measure this many points along the curve, and a third of them on the straight line, and draw "
+            "them, into OUT/scan: `thalweg scan`.",
         ),
     ] = None,
     stream: Annotated[
@@ -215,7 +217,8 @@ def connect(
     if points is None:
         return done(out, following(scan, measured, out, out="scan"))
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
-    _scan(Arguments({**known, "what": [out], "out": out / "scan", "points": str(points)}, inputs))
+    on_lines = max(points // 3, 2) | 1  # with the middle
+    _scan(Arguments({**known, "what": [out], "out": out / "scan", "points": str(points)}, inputs), on_lines)
 
 
 def scan(
@@ -259,7 +262,7 @@ def scan(
     _scan(Arguments(locals()))
 
 
-def _scan(own: Arguments) -> None:
+def _scan(own: Arguments, on_lines: int | None = None) -> None:
     what, out, points, line = (own.given[name] for name in ("what", "out", "points", "line"))
     if points != "adaptive" and not points.isdecimal():
         raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
@@ -274,7 +277,7 @@ def _scan(own: Arguments) -> None:
             lines["unaligned"] = tw.Permutation.load(what[0]).inverse().apply(target.end)
     for name, end in lines.items():
         straight, run = tw.Segment(target.start, end), own.run.child(name)
-        results = {out / name: _measured(own, straight, points=wanted, run=run), **results}
+        results = {out / name: _measured(own, straight, points=on_lines or wanted, run=run), **results}
     if "unaligned" in lines:
         for folder, name in ((out, type(target).__name__), (out / "line", "Segment")):
             results[folder] = replace(results[folder], name=f"aligned {name}")
