@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from torch import nn
 
 import thalweg as tw
@@ -81,15 +80,14 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
 
 
 def _draw(folder: Path, profiles: dict[str, tw.Scan], planes: dict[str, tw.Scan], compared: tw.Comparison) -> None:
-    along, budget = Figure((10, 4), layout="constrained"), Figure(layout="constrained")
-    around = Figure((14, 3.4), layout="compressed")
-    left, right = along.subplots(1, 2)
-    tw.figures.profile(profiles, "train", "loss", left)
-    tw.figures.profile(profiles, "test", "error", right)
-    tw.figures.surfaces(planes, "train", "loss", around.subplots(1, 3))
-    tw.figures.budget(compared, ax=budget.subplots())
-    for name, figure in {"profile": along, "planes": around, "budget": budget}.items():
-        tw.figures.save(figure, folder / name)
+    def profile(axes: Any) -> None:
+        tw.figures.profile(profiles, "train", "loss", axes[0])
+        tw.figures.profile(profiles, "test", "error", axes[1])
+
+    tw.figures.save_panels(folder / "profile", profile, (10, 4), 1, 2)
+    around = partial(tw.figures.surfaces, planes, "train", "loss")
+    tw.figures.save_panels(folder / "planes", around, (14, 3.4), 1, 3, "compressed")
+    tw.figures.save_panels(folder / "budget", partial(tw.figures.budget, compared, None))
 
 
 def _network(seed: int) -> nn.Module:

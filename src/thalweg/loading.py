@@ -74,8 +74,7 @@ def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights 
 
 def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:
     """The members of an ensemble (its folder, or a run folder with one in it), or the one network of another path."""
-    pooled = any((folder / MANIFEST).is_file() for folder in (path, path / "members"))
-    if pooled:
+    if any((folder / MANIFEST).is_file() for folder in (path, path / "members")):
         return Ensemble.load(path, model).members
     found = load_start(path, model, key)
     return [found.weights if isinstance(found, Checkpoint) else found]

@@ -20,9 +20,10 @@ from ..errors import Diverged, Stalled, Stopped, ThalwegError
 from . import paper
 from .averaging import barriers, soup
 from .bench import bench
-from .curves import align, connect, fit, plane, scan
+from .curves import connect, plane, scan
 from .demo import demo
 from .ensembles import compare, ensemble, walk
+from .networks import align, fit
 from .page import page
 
 app = typer.Typer(

@@ -1,8 +1,7 @@
 """thalweg barriers and soup: whether several networks can be averaged, and their average."""
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -46,23 +45,37 @@ def barriers(
     of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
     """
     own = Arguments(locals())
-    from matplotlib.figure import Figure
-
-    from ..store.files import write
+    from ..store.files import write_text
 
     inputs = own.inputs
-    measured = {"weight_decay": weight_decay, "bn_batches": inputs.bn_batches, **own.running}
-    networks = _networks(own)
-    found = tw.barriers(inputs.model, networks, inputs.task, inputs.data, align=align, points=points, **measured)
-    drawn = [pair for pair in found.quantities() if pair[1] in ("loss", "error")]
-    columns = len(found.panels())
-    figure = Figure(figsize=(1.4 + 4.4 * columns, 4.4 * len(drawn)), layout="compressed")
-    for axes, (data, quantity) in zip(figure.subplots(len(drawn), columns, squeeze=False), drawn, strict=True):
-        tw.figures.barriers(found, data, quantity, axes)
-    tw.figures.save(figure, out / "barriers")
-    write(out / "barriers.csv", partial(Path.write_text, data=found.to_csv()))
+    found = tw.barriers(
+        inputs.model,
+        _networks(own),
+        inputs.task,
+        inputs.data,
+        align=align,
+        points=points,
+        weight_decay=weight_decay,
+        bn_batches=inputs.bn_batches,
+        **own.running,
+    )
+    _draw_barriers(found, out / "barriers")
+    write_text(out / "barriers.csv", found.to_csv())
     typer.echo(found.table())
     done(out, following(page, own.given, out, out="page.html"))
+
+
+def _draw_barriers(found: "tw.Barriers", stem: Path) -> None:
+    """A row of panels for the loss and the error on each data set."""
+    drawn = [(data, quantity) for data, quantity in found.quantities() if quantity in ("loss", "error")]
+
+    def plot(axes: Any) -> None:
+        for row, (data, quantity) in zip(axes, drawn, strict=True):
+            tw.figures.barriers(found, data, quantity, row)
+
+    rows, columns = len(drawn), len(found.panels())
+    size = (1.4 + 4.4 * columns, 4.4 * rows)
+    tw.figures.save_panels(stem, plot, size, rows, columns, "compressed", squeeze=False)
 
 
 def soup(

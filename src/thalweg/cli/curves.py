@@ -1,10 +1,10 @@
-"""thalweg fit, align, connect, scan and plane: networks, curves between them, and the loss along and around these."""
+"""thalweg connect, scan and plane: curves between networks, and the loss along and around them."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,133 +14,14 @@ import thalweg as tw
 
 from ..errors import ThalwegError
 from . import options
-from .options import Arguments, bar, done, following
+from .options import Arguments, done, following
 from .page import page
 
 PERMUTATION = "permutation.safetensors"
-
-
-def fit(
-    task: options.Task,
-    out: options.Out,
-    epochs: options.Epochs = 30,
-    lr: options.OwnRate = None,
-    optimizer: options.Optimizer = None,
-    schedule: options.Schedule = None,
-    warmup: options.Warmup = 0.0,
-    momentum: options.Momentum = 0.9,
-    weight_decay: options.Decay = 0.0,
-    clip: options.Clip = None,
-    accumulate: options.Accumulate = 1,
-    keep: Annotated[
-        list[int] | None,
-        typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
-    ] = None,
-    seed: options.Seed = 0,
-    runs: Annotated[
-        int,
-        typer.Option(
-            min=1, help="How many networks, with the seeds --seed, --seed + 1 and so on; on a GPU three at a time."
-        ),
-    ] = 1,
-    device: options.Device = None,
-    precision: options.Precision = "fp32",
-    compile: options.Compile = None,
-    graph: options.Graph = None,
-    stop_if_stalled: options.StopIfStalled = False,
-    resume: options.Resume = False,
-    every: options.Every = "1m",
-    quiet: options.Quiet = False,
-) -> None:
-    """Train one network, or several interleaved: the ends of a curve.
-
-    Prints loss and error, and writes `weights.safetensors`; of several networks into one folder each, `seed-0` and so
-    on.
-    """
-    given = {**locals()}
-    from ..runtime.interleave import at_once
-
-    folders = {seed: out} if runs == 1 else {number: out / f"seed-{number}" for number in range(seed, seed + runs)}
-    each = [Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
-    inputs = [own.inputs for own in each]
-    jobs = [
-        partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training)
-        for own, made in zip(each, inputs, strict=True)
-    ]
-    trained = at_once(jobs, next(inputs[0].model.parameters()).device)
-    for number, made, weights in zip(folders, inputs, trained, strict=True):
-        decay = each[0].penalty
-        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=decay, progress=bar(quiet))
-        typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
-    done(out, _after_fit(given, list(folders.values())))
-
-
-def _after_fit(given: dict[str, Any], networks: list[Path]) -> str:
-    """A curve, if there are two networks of one task; the second network, if there is one."""
-    seed = given["seed"]
-    ends = networks[:2] if len(networks) > 1 else [*_other_network(networks[0], given["task"], seed), *networks]
-    if len(ends) == 1:
-        return following(fit, {**given, "seed": seed + 1}, out=str(networks[0]))
-    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network do not apply to a curve
-    return following(connect, kept, *ends, out="curve")
-
-
-def _other_network(out: Path, task: str, seed: int) -> list[Path]:
-    """A network next to this one, trained on the same task from another seed, if there is one."""
-    from ..store.files import WEIGHTS, load_json
-    from ..store.runs import RECORD
-
-    for record in sorted(out.parent.glob(f"*/{RECORD}")):
-        with suppress(ThalwegError):
-            settings = load_json(record, "run")["settings"]
-            if settings.get("task") == task and settings.get("seed") != seed and (record.parent / WEIGHTS).is_file():
-                return [record.parent]
-    return []
-
-
 Ends = Annotated[
     list[Path],
     typer.Argument(metavar="START END", help="Folders of `thalweg fit`, or checkpoints: .safetensors, .pt, .ckpt."),
 ]
-
-
-def align(
-    ends: Ends,
-    task: options.Task,
-    out: options.Out,
-    by: Annotated[
-        Literal["weights", "activations"],
-        typer.Option(
-            help="What is matched: the weights of units, or their activations on the training data.",
-            case_sensitive=False,
-        ),
-    ] = "weights",
-    key: options.Key = None,
-    seed: options.Seed = 0,
-    device: options.Device = None,
-) -> None:
-    """Renumber the hidden units of END to match those of START: the same function, nearer.
-
-    Prints which units can be renumbered, and writes `weights.safetensors` and `permutation.safetensors`.
-    """
-    own = Arguments(locals())
-    from ..store.runs import Run, start_run
-
-    a, b = _two_networks(own, "two networks are aligned")
-    aligned = tw.align(own.inputs.model, a, b, own.inputs.task, own.inputs.train, by=by, seed=seed)
-    start_run(out, "align", own.settings)
-    aligned.permutation.save(out / PERMUTATION)
-    Run(out).finish(lambda folder: aligned.save(folder / "weights.safetensors"))
-    typer.echo(f"{aligned.symmetries}\n{aligned}")
-    done(out, following(connect, own.given, ends[0], out, out="curve"))
-
-
-def _two_networks(own: Arguments, rule: str) -> "list[tw.Weights]":
-    ends = own.given["ends"]
-    loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
-    if len(loaded) != 2:
-        raise ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
-    return loaded
 
 
 def connect(
@@ -200,7 +81,7 @@ def connect(
     """
     own = Arguments({name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
-    a, b = _two_networks(own, "a curve joins two networks")
+    a, b = two_networks(own, "a curve joins two networks")
     aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed) if align else None
     if aligned is not None:
         b = aligned
@@ -219,6 +100,14 @@ def connect(
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
     on_lines = max(points // 3, 2) | 1  # with the middle
     _scan(Arguments({**known, "what": [out], "out": out / "scan", "points": str(points)}, inputs), on_lines)
+
+
+def two_networks(own: Arguments, rule: str) -> "list[tw.Weights]":
+    ends = own.given["ends"]
+    loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
+    if len(loaded) != 2:
+        raise ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
+    return loaded
 
 
 def scan(
@@ -267,8 +156,7 @@ def _scan(own: Arguments, on_lines: int | None = None) -> None:
     if points != "adaptive" and not points.isdecimal():
         raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
     wanted = int(points) if points.isdecimal() else points
-    found = _curve_or_networks(own, 2, "give one curve or two networks to scan")
-    target = found if isinstance(found, tw.Curve) else tw.Segment(*found)
+    target = _curve_or_line(own)
     results = {out: _measured(own, target, points=wanted)}
     lines = {}
     if line and target.bends and target.start.distance(target.end) > 0:
@@ -373,15 +261,16 @@ def _plane_of(points: "list[tw.Weights]", single: bool, what: list[Path], seed: 
     return tw.Plane(*points) if len(points) == 3 and single else tw.Plane.fit(points)
 
 
-def _curve_or_networks(own: Arguments, number: int, rule: str) -> "tw.Curve | list[tw.Weights]":
+def _curve_or_line(own: Arguments) -> "tw.Curve":
+    """The curve that was given, or the straight line between two networks."""
     from ..loading import is_curve, load_curve
 
     what, model = own.given["what"], own.inputs.model
     if len(what) == 1:
         return load_curve(what[0], model)
-    if len(what) != number or any(map(is_curve, what)):
-        raise ThalwegError(f"{rule}; got {' '.join(map(str, what))}")
-    return [tw.Weights.load(path, model, own.given["key"]) for path in what]
+    if len(what) != 2 or any(map(is_curve, what)):
+        raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
+    return tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))
 
 
 def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
@@ -394,25 +283,24 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     """Scans by folder as text and CSV, and in the last folder one figure of all, with a row per data set: its loss, and
     its error where there is one.
     """
-    from matplotlib.figure import Figure
-
     from ..reporting.axes import drawn_height
-    from ..store.files import write
+    from ..store.files import write_text
 
     *_, (last, result) = results.items()
     name, height = "profile", 4.0
     draw: Any = partial(tw.figures.profile, {each.name: each for each in results.values()})
-    if result.x is not None and result.y is not None:
+    if result.kind == "plane":
         name, draw = "surface", partial(tw.figures.surface, result)
         height = min(8.0, max(3.0, 1.0 + 4.0 * drawn_height(result)))
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
-    figure = Figure(figsize=(5.5 * len(columns), height * len(result.values)), layout="constrained")
-    panels = figure.subplots(len(result.values), len(columns), squeeze=False)
-    for row, data in zip(panels, result.values, strict=True):
-        for ax, quantity in zip(row, columns, strict=True):
+
+    def plot(axes: Any) -> None:
+        for ax, (data, quantity) in zip(axes.flat, product(result.values, columns), strict=True):
             draw(data, quantity, ax)
-    tw.figures.save(figure, last / name)
+
+    size = (5.5 * len(columns), height * len(result.values))
+    tw.figures.save_panels(last / name, plot, size, len(result.values), len(columns), squeeze=False)
     for folder, each in results.items():
-        write(folder / "scan.csv", partial(Path.write_text, data=each.to_csv()))
+        write_text(folder / "scan.csv", each.to_csv())
         # what both say about the ends, only once
         typer.echo((each if folder == last else replace(each, stored={})).table())

@@ -1,6 +1,7 @@
 """thalweg walk, ensemble and compare: networks that are collected on a walk, pooled, and compared at equal cost."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -58,8 +59,6 @@ def walk(
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
     own = Arguments(locals())
-    from matplotlib.figure import Figure
-
     from ..loading import load_start
 
     inputs = own.inputs
@@ -73,9 +72,8 @@ def walk(
         **own.training,
     )
     for number, trace in enumerate(found.traces, start=1):
-        figure = Figure(figsize=(7, 8), layout="constrained")
-        tw.figures.trace(trace, axes=figure.subplots(3, 1, sharex=True))
-        tw.figures.save(figure, out / f"trace-{number}")
+        plot = partial(tw.figures.trace, trace, None, None)
+        tw.figures.save_panels(out / f"trace-{number}", plot, (7, 8), rows=3, sharex=True)
     typer.echo(f"collected {len(found.members)} networks")
     done(out, following(ensemble, own.given, out, out="ensemble"))
 
@@ -102,8 +100,6 @@ def ensemble(
     Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
     own = Arguments(locals())
-    from matplotlib.figure import Figure
-
     from ..loading import load_members
     from ..store.files import no_link
 
@@ -120,9 +116,7 @@ def ensemble(
         pooled.save(no_link(out / "members"))
         run.finish(lambda folder: report.save(folder / "report.json"))
     if report.reliability:
-        figure = Figure(figsize=(6, 6), layout="constrained")
-        tw.figures.reliability(report, ax=figure.subplots())
-        tw.figures.save(figure, out / "reliability")
+        tw.figures.save_panels(out / "reliability", partial(tw.figures.reliability, report), (6, 6))
     typer.echo(f"on '{name}'\n{report.table()}")
     done(out, following(page, own.given, out, out="page.html"))
 
@@ -163,8 +157,6 @@ def compare(
     Prints errors, costs and how many independent networks each is worth; writes `comparison.json` and two figures.
     """
     own = Arguments(locals())
-    from matplotlib.figure import Figure
-
     from ..loading import load_inputs
 
     inputs = own.inputs
@@ -185,10 +177,8 @@ def compare(
         held_out=held_out and inputs.data[chosen_data(inputs.data, held_out)],
         **own.training,
     )
-    for draw, file in ((tw.figures.budget, "comparison"), (tw.figures.equivalents, "equivalents")):
-        figure = Figure(layout="constrained")
-        draw(result, ax=figure.subplots())
-        tw.figures.save(figure, out / file)
+    tw.figures.save_panels(out / "comparison", partial(tw.figures.budget, result, None))
+    tw.figures.save_panels(out / "equivalents", partial(tw.figures.equivalents, result, None))
     typer.echo(f"on '{name}'\n{result.table()}")
     done(out, following(page, own.given, out, out="page.html"))
 

@@ -1,6 +1,6 @@
 """Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..results import Barriers, Comparison, CurveEnsemble, Report, Scan, Trace, shown, titled
+from ..results import Barriers, Scan, Trace, shown, titled
 from ..results.levels import LEVELS, Scale
 from ..store.files import write
-from .axes import STYLES, drawn_height, factor, finish, one, places, several, smooth, stretched, styled
+from .axes import STYLES, drawn_height, factor, finish, one, several, smooth, stretched, styled
+from .ensemble_figures import budget, curve_ensemble, equivalents, growth, pair_ensemble, reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +25,7 @@ __all__ = [
     "save", "surface", "surfaces", "trace",
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
-NUMBERS = (1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 100, 200, 500, 1000)  # of networks, along an axis
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
-# for single networks and ensembles, distinguishable in grey
-MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
-# a curve ensemble's scalings, and their names in figures
-SCALED = {"none": "before rescaling", "per point": "after rescaling"}
 FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what is outside the plane: the loss drawn below it is not its own
 
 
@@ -233,102 +229,6 @@ def lines(
     return ax
 
 
-def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes | None" = None) -> "Axes":
-    """Plot the test error of phi(0) and phi(t) ensembled against t; the level is that of both ends ensembled.
-
-    Args:
-        found: The ensemble of one curve, or of several by name.
-        ax: Axes to draw into; new ones by default.
-    """
-    ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
-    for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
-        ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
-    ax.axhline(100 * each.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
-    return finish(ax, "t", "test error of two networks (%)", limits=(0, 1), above=len(named) + 1)
-
-
-def curve_ensemble(found: CurveEnsemble, axes: "Sequence[Axes] | None" = None) -> Any:
-    """Plot the test error and cross-entropy along a curve, with the ensemble's as levels, before and after temperature
-    scaling.
-
-    Args:
-        found: The ensemble of points of a curve.
-        axes: Two axes to draw into; new ones by default.
-    """
-    left, right = several(axes, 1, 2)
-    left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
-    for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
-        left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
-        right.plot(found.t, found.nll[scaling], color=colour, linestyle=style, label=name)
-    finish(left, "t", "test error (%)", limits=(0, 1), above=2)
-    finish(right, "t", "test cross-entropy", limits=(0, 1), above=2)
-    return left, right
-
-
-def reliability(
-    found: CurveEnsemble | Report | Mapping[str, Sequence[Sequence[float]]], ax: "Axes | None" = None
-) -> "Axes":
-    """Plot accuracy against confidence; a calibrated prediction lies on the diagonal.
-
-    Args:
-        found: A curve ensemble or the report of an ensemble, plotted before and after temperature scaling; or name ->
-            bins as in `Report.reliability`.
-        ax: Axes to draw into; new ones by default.
-    """
-    if isinstance(found, Report):
-        both = {"the ensemble": found.reliability, "after temperature scaling": found.calibrated_reliability}
-        found = {name: bins for name, bins in both.items() if bins}
-    if isinstance(found, CurveEnsemble):
-        found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
-    ax = one(ax)
-    ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
-    for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
-        share, accuracy, confidence = 100 * np.array(bins).T
-        ax.plot(
-            confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name
-        )
-        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
-    ax.set_aspect("equal")
-    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
-
-
-def growth(
-    reports: Report | Mapping[str, Report],
-    score: str | None = None,
-    budget: float | None = None,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    """Plot a score against the epochs spent: crosses are single networks, diamonds the ensemble so far.
-
-    Args:
-        reports: One report, or several by the name of the method; without `epochs` the x axis is the number of
-            networks.
-        score: The score; the first by default.
-        budget: Epochs of one budget, every multiple of which is marked.
-        ax: Axes to draw into; new ones by default.
-    """
-    reports = {"networks": reports} if isinstance(reports, Report) else reports
-    score = score or next(iter(next(iter(reports.values())).scores))
-    ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
-    for (name, report), place in zip(reports.items(), places(reports), strict=True):
-        (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
-        at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
-        alone, pooled = (
-            [factor(score) * entry.get(score, np.nan) for entry in entries]
-            for entries in (report.members, report.growth)
-        )
-        ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
-        drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
-        ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
-    if timed and budget:
-        spent = max(max(report.epochs or [0]) for report in reports.values())
-        for k in range(1, round(spent / budget) + 1):
-            ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
-            ax.annotate(f"{k}B", (k * budget, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-    ax.locator_params(axis="x", integer=True)
-    return finish(ax, "epochs spent" if timed else "networks", f"test {titled(score)}")
-
-
 def trace(
     trace: Trace, data: str | None = None, quantity: str | None = None, axes: "Sequence[Axes] | None" = None
 ) -> Any:
@@ -369,87 +269,6 @@ def _watched(trace: Trace, data: str | None, quantity: str | None) -> tuple[str,
     return label, np.array(trace.watched_at), values
 
 
-def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Plot a score of each method against the budget; bars show the standard deviation over runs.
-
-    Args:
-        comparison: What `compare` returned.
-        score: The score; the first by default.
-        ax: Axes to draw into; new ones by default.
-    """
-    ax, entries, score = one(ax), comparison.entries, score or comparison.first_score
-    shifts = np.linspace(-0.06, 0.06, len(entries))
-    for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
-        pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])
-        at = np.array(comparison.multiples) + shift  # the spread is not known for a pool of several runs
-        ax.errorbar(
-            at,
-            pairs[:, 0],
-            pairs[:, 1],
-            color=colour,
-            linestyle=style,
-            marker=marker,
-            capsize=3,
-            label=comparison.titled(name),
-        )
-    ax.set_xticks(comparison.multiples, [f"{k}B" for k in comparison.multiples])
-    return finish(ax, f"budget (B = {comparison.budget} epochs)", titled(score))
-
-
-def equivalents(
-    found: Comparison | Mapping[str, Report], reference: Report | None = None, ax: "Axes | None" = None
-) -> "Axes":
-    """Plot how many independent networks have the calibrated NLL of an ensemble, against the networks in it.
-
-    A triangle on a mark stands for more than the independent networks that there are, or for fewer than one.
-
-    Args:
-        found: A comparison; or reports by the name of the method.
-        reference: The report of an ensemble of independent networks, if `found` are reports.
-        ax: Axes to draw into; new ones by default.
-    """
-    if not isinstance(found, Comparison) and reference is None:
-        raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
-    series, most = _worth(found, reference)
-    ax = one(ax)
-    ax.plot([1, most], [1, most], color="grey", linewidth=1, label="independent networks")
-    for (label, at, worth), (colour, style) in zip(series.values(), styled(series), strict=True):
-        drawn = np.clip(worth, 1, most)
-        ax.plot(at, drawn, color=colour, linestyle=style, linewidth=1, marker="o", markersize=4, label=label)
-        for beyond, triangle in ((worth > most, 10), (worth < 1, 11)):  # based on the point, up and down
-            ax.plot(at[beyond], drawn[beyond], marker=triangle, markersize=8, linestyle="", color=colour)
-    widest = max([most, *(at.max() for _, at, _ in series.values())])
-    ax.set(xscale="log", yscale="log")
-    for axis, end in ((ax.xaxis, widest), (ax.yaxis, most)):
-        ticks = [*(k for k in NUMBERS if 1.15 * k < end), int(end)]
-        axis.set_ticks(ticks, map(str, ticks))
-        axis.set_ticks([], minor=True)
-    y = "independent networks with that calibrated NLL"
-    return finish(ax, "networks in the ensemble (forward passes)", y, above=2)
-
-
-def _worth(
-    found: Comparison | Mapping[str, Report], reference: Report | None
-) -> tuple[dict[str, tuple[str, np.ndarray, np.ndarray]], int]:
-    """For each method its label, its numbers of networks and what they are worth; and how many are independent."""
-    if isinstance(found, Comparison):
-        budgets = found.multiples
-        return {
-            name: (
-                found.titled(name),
-                np.array([found.networks(name, k) for k in budgets]),
-                np.array([found.equivalent(name, k) for k in budgets]),
-            )
-            for name in found.entries
-            if name not in ("Independent", "Ind")
-        }, max(budgets)
-    assert reference is not None
-    return {
-        name: (name, np.arange(1, len(report.growth) + 1), np.array(report.equivalents(reference)))
-        for name, report in found.items()
-    }, len(reference.growth)
-
-
 def save(figure: "Figure", stem: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF.
 
@@ -461,6 +280,33 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
     for path in paths:
         write(path, partial(figure.savefig, format=path.suffix[1:], dpi=150))
     return paths
+
+
+def save_panels(
+    stem: str | Path,
+    plot: Callable[[Any], object],
+    size: tuple[float, float] | None = None,
+    rows: int = 1,
+    columns: int = 1,
+    layout: Any = "constrained",
+    **settings: Any,
+) -> list[Path]:
+    """Write a new figure as PNG and PDF, after `plot` has drawn into its axes, an array of them if there are several.
+
+    Args:
+        stem: The path without a suffix.
+        plot: Gets the axes.
+        size: Width and height in inches.
+        rows: Of panels.
+        columns: Of panels.
+        layout: How matplotlib arranges them.
+        settings: Further arguments of matplotlib's `subplots`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(size, layout=layout)
+    plot(figure.subplots(rows, columns, **settings))
+    return save(figure, stem)
 
 
 def _runs(scans: Any) -> dict[str, list[Scan]]:

@@ -13,8 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ThalwegError
-from ..store.files import place
-from ..store.files import write as write_whole
+from ..store.files import place, write_text
 from .contents import READERS, content, find
 
 SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
@@ -53,8 +52,7 @@ def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace:
         raise ThalwegError(
             f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
         )
-    text = _filled(", ".join(Path(run).resolve().name for run in runs), shown)
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text(path, _filled(", ".join(Path(run).resolve().name for run in runs), shown))
     return path
 
 

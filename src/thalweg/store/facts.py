@@ -147,13 +147,12 @@ def _rates(name: str, old: Fact, new: Fact) -> Iterator[str]:
 
 
 def _data(name: str, old: Fact, new: Fact) -> Iterator[str]:
+    before, now = old["parts"], new["parts"]
     if old["batches"] != new["batches"]:
         yield f"the number of batches in {name} was {old['batches']} and is {new['batches']}"
-        return
-    before, now = old["parts"], new["parts"]
-    yield from (
-        f"{part} of {name} has changed" for part in sorted({*before, *now}) if before.get(part) != now.get(part)
-    )
+    else:
+        changed = (part for part in sorted({*before, *now}) if before.get(part) != now.get(part))
+        yield from (f"{part} of {name} has changed" for part in changed)
 
 
 _COMPARE: dict[str, Callable[[str, Fact, Fact], Iterator[str]]] = {

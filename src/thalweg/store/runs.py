@@ -107,7 +107,7 @@ class Run:
 
     def rewrite(self, name: str, entries: Sequence[Mapping[str, Any]], changed: bool = True) -> None:
         if changed:
-            files.write(self.folder / name, lambda temporary: temporary.write_text("".join(map(_hashed, entries))))
+            files.write_text(self.folder / name, "".join(map(_hashed, entries)))
 
     def finish(self, write: Callable[[Path], object]) -> None:
         """Write the result; the state for resuming is no longer needed."""
@@ -161,8 +161,11 @@ class Run:
         if not _occupied(self.folder):
             return _record(self.folder, command, settings)
         if not (self.resume and record.is_file()):
-            known = "resume it (--resume; in Python resume=True), choose another folder, or remove it"
-            advice = known if record.is_file() else "choose another"
+            advice = (
+                "resume it (--resume; in Python resume=True), choose another folder, or remove it"
+                if record.is_file()
+                else "choose another"
+            )
             raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
         before = files.load_json(record, "run")
         with files.reading(record):
@@ -249,10 +252,16 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
-    facts = {key: value for key, value in settings.items() if is_fact(value)}
-    plain = {key: value for key, value in settings.items() if key not in facts}
-    about = {"versions": versions(), "code": _code(), "started": _now(), "argv": sys.argv[1:]}
-    files.save_json(folder / RECORD, "run", {"command": command, "settings": plain, "facts": facts, **about})
+    record = {
+        "command": command,
+        "settings": {key: value for key, value in settings.items() if not is_fact(value)},
+        "facts": {key: value for key, value in settings.items() if is_fact(value)},
+        "versions": versions(),
+        "code": _code(),
+        "started": _now(),
+        "argv": sys.argv[1:],
+    }
+    files.save_json(folder / RECORD, "run", record)
 
 
 def versions() -> dict[str, str]:
