@@ -515,14 +515,43 @@ def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
 
 
 def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
-    def pairs(number, *listed):
-        experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, seeds=listed)
+    def pairs(model, number, *listed):
+        experiment = open_experiment(tmp_path, "cifar10", model, "smoke", progress=False, seeds=listed)
         wanted = ENTRIES["aligned"].wanted(experiment, number)
         return {part.seeds for part, _ in wanted}, {part.place(need).name for part, need in wanted}
 
-    curves = {f"bezier-0-{by}-{n}" for by in ("plain", "weights", "activations") for n in (1, 2)}
-    assert pairs(2) == ({(0, 1), (2, 3)}, {f"network-{k}" for k in range(4)} | curves)
-    assert pairs(5, 7, 3, 4, 9, 8)[0] == {(7, 3), (4, 9)}
+    plain, aligned = (
+        {f"bezier-0-{by}-{n}" for by in ways for n in (1, 2)} for ways in (["plain"], aligned_entry.WAYS[1:])
+    )
+    networks = {f"network-{k}" for k in range(4)}
+    assert pairs("preresnet20", 2) == ({(0, 1), (2, 3)}, networks | plain)
+    assert pairs("vgg16", 2)[1] > networks | plain | aligned
+    assert pairs("preresnet20", 5, 7, 3, 4, 9, 8)[0] == {(7, 3), (4, 9)}
+
+
+def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):
+    def line(pair, by):
+        height = {"": 0.5, "weights": 0.3, "activations": 0.2 if pair.seeds == (0, 1) else 0.35}[by]
+        return made_up({0: height})[0][0]
+
+    def curve(pair, name, need):
+        return made_up({0: 0.01 * need.epochs})[0][0]
+
+    monkeypatch.setattr(aligned_entry, "_line", line)
+    monkeypatch.setattr(aligned_entry, "_measured", curve)
+    monkeypatch.setattr(aligned_entry, "prepare", lambda wanted: trained.extend(need.by for _, need in wanted))
+    experiment, trained = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False), []
+    rows, claims = aligned_entry.aligned(experiment, tmp_path, 2)
+    assert {*trained} == {"", "activations"}  # 0.275 on average
+    ways = [(row["aligned by"], row["epochs"]) for row in rows]
+    assert ways == [
+        *(("-", "line"), ("-", 1), ("-", 2), ("weights", "line")),
+        *(("activations", "line"), ("activations", 1), ("activations", 2)),
+    ]
+    assert sum("aligned by weights" in claim.says for claim in claims) == 2
+    assert sum("aligned by activations" in claim.says for claim in claims) == 4
+    [canvas] = drawing.drawings(tmp_path, Result("aligned", "made", rows, [])).values()
+    assert [line.get_label() for line in canvas.axes[0].lines] == ["as they are", "aligned by activations"]
 
 
 def test_a_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypatch):

@@ -124,6 +124,7 @@ def _aligned(folder: Path, result: Result, axes: Any) -> None:
     named = {row["aligned by"]: f"aligned by {row['aligned by']}" for row in result.rows} | {"-": "as they are"}
     usual = min(row["lr"] for row in result.rows if row["lr"])
     trained = {by: [row for row in result.rows if (row["aligned by"], row["lr"]) == (by, usual)] for by in named}
+    trained = {by: of for by, of in trained.items() if of}  # not every alignment has curves
     lengths = [row["epochs"] for row in trained["-"]]
     for ax, kind in zip(axes[0], ("mean", "max"), strict=True):
         key = f"{kind} test error (%)"
@@ -131,9 +132,10 @@ def _aligned(folder: Path, result: Result, axes: Any) -> None:
         figures.lines(series, "epochs of the curve", f"{kind} test error along it (%)", ax).set_xscale("log")
         ax.set_xticks(lengths, map(str, lengths))
         ax.minorticks_off()
-    long = lengths[-1] if len(lengths) > len(trained["weights"]) else None  # the paper's, of which there is one
+    long = lengths[-1] if len(lengths) > min(map(len, trained.values())) else None  # the paper's, of which there is one
     for ax, epochs in zip(axes[1], (0, lengths[1]), strict=True):
-        shown = {(by, epochs): f"{name}, {f'{epochs} epochs' if epochs else 'line'}" for by, name in named.items()}
+        how = f"{epochs} epochs" if epochs else "line"
+        shown = {(by, epochs): f"{named[by]}, {how}" for by in (trained if epochs else named)}
         shown |= {("-", long): f"as they are, {long} epochs"} if long and epochs else {}
         files = {name: folder / f"{'plain' if by == '-' else by}-{n}-0.json" for (by, n), name in shown.items()}
         figures.profile({name: Scan.load(file) for name, file in files.items()}, "test", "error", ax)

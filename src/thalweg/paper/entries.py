@@ -165,7 +165,13 @@ ENTRIES = {
         Entry(
             "trivial", curve_entries.trivial, (("mnist", "fc"),), NETWORKS, points=lambda own, seeds: own.scale.points
         ),
-        Entry("aligned", aligned_entry.aligned, OF_ALIGNED, parts=aligned_entry.of_all_pairs),
+        Entry(
+            "aligned",
+            aligned_entry.aligned,
+            OF_ALIGNED,
+            parts=aligned_entry.of_all_pairs,
+            more="the aligned curves of networks that the paper does not have, as many as plain ones",
+        ),
         Entry("ensembles", ensemble_entries.ensembles, OF_ENSEMBLES, each=RUNS),
         Entry("fge-trace", ensemble_entries.fge_trace, PRERESNET, each=RUNS),
         Entry("diversity", ensemble_entries.diversity, PRERESNET, [*NETWORKS, Need("snapshot", 0), WALK]),
