@@ -102,6 +102,20 @@ def test_a_loss_without_gradient_is_still_named():
         tw.fit(nn.Linear(4, 3).double(), task, ZOO["mlp"].batches(), epochs=1, lr=0.1, accumulate=2)
 
 
+def test_a_part_without_any_label_that_counts_adds_nothing():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 4, generator=g).double(), torch.randint(3, (6,), generator=g)
+    full, empty = (x, y), (x, torch.full_like(y, -100))
+    module = nn.Linear(4, 3).double()
+    runs = [
+        tw.fit(module, tw.classification(), parts, epochs=1, lr=0.1, accumulate=2)
+        for parts in ([full], [full, empty], [empty, full])
+    ]
+    assert all(torch.allclose(run.vector, runs[0].vector, rtol=1e-12) for run in runs)
+    with pytest.raises(tw.ThalwegError, match="leave such batches out"):
+        tw.fit(module, tw.classification(), [full, full, empty], epochs=1, lr=0.1, accumulate=2)
+
+
 def test_each_part_is_divided_among_ranks():
     """Of a single example only the second rank has any."""
     parts = Parts([(torch.arange(4), torch.arange(4)), (torch.arange(1), torch.arange(1))])

@@ -259,6 +259,7 @@ class Rateless(Optimizer):
             lambda named: SGD([{"params": [p], "lr": 0.1 * ("bias" in name)} for name, p in named]),
             "another group first",
         ),
+        (lambda named: AdamW([{"params": [p for _, p in named], "weight_decay": -1}]), "0 or more; got -1 in AdamW"),
         (partial(Replacing, lr=0.1), "write to its parameters in place, and Replacing has replaced '0.weight'"),
     ],
 )

@@ -1,20 +1,24 @@
 """transformers: the loss a model computes itself, and a walk inside its `Trainer`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, compiler, nn
+from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..errors import ThalwegError
 from ..tasks import IGNORED, Net, Number, Task
 from ..training.optimizers import rates
 from ..training.own_loop import collect
 from ..training.walk_methods import Method
 from ..weightspace.weights import Weights
 
-# of `loss_type`: labels are the tokens, shifted by the model itself
+# of `loss_type`: labels are the tokens, as a rule shifted by the model itself
 AHEAD = ("ForCausalLM", "ForConditionalGeneration", None)
 
 
@@ -33,24 +37,69 @@ def own_loss(model: nn.Module) -> Task:
     Args:
         model: A model of the same architecture, or a peft model. Tokens labelled -100 are ignored.
     """
-    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    ahead = 1 if not encodes and getattr(model, "loss_type", None) in AHEAD else 0
+    tokens = _Tokens(model)
 
     def predict(net: Net, batch: Any) -> tuple[Answer, Tensor]:
-        answer, labels = net(**batch), batch["labels"]
-        logits = answer.logits
-        if not _per_token(labels):
-            return Answer(answer.loss, logits.reshape(labels.shape) if labels.is_floating_point() else logits), labels
-        labels = labels[:, ahead:]
-        # prompts come before the tokens
-        logits = logits[:, logits.shape[1] - labels.shape[1] - ahead :][:, : labels.shape[1]]
-        return Answer(answer.loss, logits), labels.flatten()
+        labels = _labels(batch)
+        if labels.is_floating_point():
+            answer = net(**batch)
+            return Answer(answer.loss, answer.logits.reshape(labels.shape)), labels
+        # without any label that counts, a mean would be NaN, and stay NaN when it is weighted by 0
+        answer = net(**{**batch, "labels": labels.where((tokens.counted(labels) != IGNORED).any(), 0)})
+        if labels.ndim < 2:
+            return Answer(answer.loss, answer.logits), labels
+        tokens.look(answer.loss, answer.logits, labels)
+        return Answer(answer.loss, tokens.predicting(answer.logits, labels)), tokens.counted(labels).flatten()
 
     def size(batch: Any) -> Number:
-        labels = batch["labels"]
-        return (labels[:, ahead:] != IGNORED).sum() if _per_token(labels) else len(labels)
+        labels = _labels(batch)
+        return len(labels) if labels.is_floating_point() else (tokens.counted(labels) != IGNORED).sum()
 
     return Task(lambda answer, labels: answer.loss, predict, size=size)
+
+
+def _labels(batch: Any) -> Tensor:
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, Tensor):
+        raise ThalwegError(
+            "the loss that a model computes itself needs batches that are dicts with a tensor of 'labels'; got "
+            + (f"{sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__)
+            + ": add them, or use Task(loss, predict, size=) for a loss from other targets"
+        )
+    return labels
+
+
+class _Tokens:
+    """Which labels the loss of a model is the mean over: all but the first where it predicts the next token, unless
+    prompts come before it.
+    """
+
+    def __init__(self, model: nn.Module):
+        encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        self.ahead = 1 if not encodes and getattr(model, "loss_type", None) in AHEAD else 0
+        self.prompts, self.looked = 0, False
+
+    def counted(self, labels: Tensor) -> Tensor:
+        return labels[:, max(self.ahead - self.prompts, 0) :] if labels.ndim > 1 else labels
+
+    def predicting(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The logits of these labels."""
+        count = self.counted(labels).shape[1]
+        return logits[:, logits.shape[1] - count - self.ahead :][:, :count]
+
+    @torch.no_grad()
+    def look(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """At the first answer, since some models called causal predict the token itself: the other way, if it gives
+        the loss.
+        """
+        if self.looked or compiler.is_compiling() or logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
+            return
+        self.looked, self.prompts, usual, off = True, logits.shape[1] - labels.shape[1], self.ahead, []
+        for self.ahead in (usual, 1 - usual):
+            pairs = zip(self.predicting(logits, labels), self.counted(labels), strict=True)
+            each = [F.cross_entropy(one.float(), own, reduction="sum") for one, own in pairs]  # with little memory
+            off.append(float(sum(each) / (self.counted(labels) != IGNORED).sum() - loss))
+        self.ahead = 1 - usual if abs(off[1]) < min(abs(off[0]), 1e-4 * abs(float(loss))) else usual
 
 
 @dataclass(frozen=True)
@@ -64,10 +113,6 @@ class Answer:
     def logits(self) -> Tensor:
         """One row for each label; copied only where they are asked for, which training does not."""
         return self.each if self.each.ndim < 3 else self.each.flatten(0, 1)
-
-
-def _per_token(labels: Tensor) -> bool:
-    return labels.ndim > 1 and not labels.is_floating_point()
 
 
 class WalkCallback(TrainerCallback):

@@ -93,7 +93,10 @@ def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Op
         ) from None
     groups = optimizer.param_groups
     _check_whole(named, [id(tensor) for group in groups for tensor in group["params"]])
-    if settings.weight_decay and (own := [group["weight_decay"] for group in groups if group.get("weight_decay")]):
+    own = [group["weight_decay"] for group in groups if group.get("weight_decay")]
+    if negative := [decay for decay in own if decay < 0]:
+        raise ThalwegError(f"weight_decay must be 0 or more; got {negative[0]} in {type(optimizer).__name__}")
+    if settings.weight_decay and own:
         raise ThalwegError(
             "weight decay is the call's, an L2 penalty at the point where the gradient is taken, or the optimizer's "
             f"own, not both; got weight_decay={settings.weight_decay:g}, and {own[0]:g} in {type(optimizer).__name__}: "
