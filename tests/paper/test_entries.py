@@ -1,4 +1,4 @@
-"""Every entry of the paper runs, with the paper's numbers beside ours; the smallest scale, and networks to match."""
+"""Every entry of the paper runs, with the paper's numbers next to ours; the smallest scale, and networks to match."""
 
 import fcntl
 import json

@@ -65,10 +65,10 @@ def _number(value: str) -> Any:
         return value
 
 
-def beside(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[str, Any]:
+def with_published(key: str, ours: Any, table: str, name: str, **wanted: Any) -> dict[str, Any]:
     """A cell: our value, and those of the paper and of its reference code under `name` in their rows of a table.
 
-    >>> beside("1B", 26.0, "ensembles", "error_1B", dataset="CIFAR-100", model="VGG-16", method="FGE")
+    >>> with_published("1B", 26.0, "ensembles", "error_1B", dataset="CIFAR-100", model="VGG-16", method="FGE")
     {'1B': 26.0, '1B (paper)': 25.7, '1B [code]': 25.4}
     """
     rows = {PAPER: row_of(table, **wanted), CODE: row_of(f"reference_{table}", **wanted)}

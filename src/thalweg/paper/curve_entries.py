@@ -18,7 +18,7 @@ from ..reporting.result import PAPER, Claim
 from ..results import titled
 from ..runtime.cuda_graphs import aside
 from ..weightspace.origin import OriginPath
-from .claims import TWENTIETH, beside, figure, limit, quoted, row_of
+from .claims import TWENTIETH, figure, limit, quoted, row_of, with_published
 from .drawing import PANELS
 from .experiment import KINDS, Experiment, Need
 
@@ -53,7 +53,7 @@ def curves(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     for key in ("length_ratio", *(f"{d}_{q}_{k}" for d, q, keys in TABLE for k in keys)):
         rows.append({"": key.replace("_", " ") + (" (%)" if "error" in key else "")})
         for name, scan in scans.items():
-            rows[-1] |= beside(name, _measured(scan, key), "curves", key, **_row_of_curves(experiment, name))
+            rows[-1] |= with_published(name, _measured(scan, key), "curves", key, **_row_of_curves(experiment, name))
     found = [*_low_all_along(experiment, scans), _losses_agree(scans)]
     return rows, found + (_as_published(rows) if experiment.recipe.changes else [])
 

@@ -12,7 +12,7 @@ import thalweg as tw
 
 from ..reporting.result import Claim
 from . import claims
-from .claims import beside, figure, quoted
+from .claims import figure, quoted, with_published
 from .curve_entries import CURVES, Outcome, keep
 from .drawing import METHODS
 from .experiment import Experiment
@@ -97,12 +97,12 @@ def ensembles(experiment: Experiment, out: Path, seeds: int) -> Outcome:
             {
                 "method": method,
                 "networks per run": each,
-                **beside("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where),
-                **beside("+-", spread, "ensembles", "error_1B_std", **where),
+                **with_published("1B (%)", statistics.mean(alone), "ensembles", "error_1B", **where),
+                **with_published("+-", spread, "ensembles", "error_1B_std", **where),
             }
         )
         for k in range(2, min(seeds, 3) + 1):
-            rows[-1] |= beside(f"{k}B (%)", at_budget[k - 1], "ensembles", f"error_{k}B", **where)
+            rows[-1] |= with_published(f"{k}B (%)", at_budget[k - 1], "ensembles", f"error_{k}B", **where)
     return rows, claims.on_budgets(rows, seeds)
 
 

@@ -313,11 +313,11 @@ def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
     return [(experiment, need) for experiment, need in once.values() if not experiment.finished(need)]
 
 
-def prepare(wanted: Wanted, number: int = 3) -> None:
+def prepare(wanted: Wanted) -> None:
     """Train everything that does not exist yet; what is independent is interleaved."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", tw.Stalled)  # a network that did not train is not an end
         for stage in (0, 1):
             here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
             if here:
-                at_once([partial(experiment.fulfil, need) for experiment, need in here], here[0][0].device, number)
+                at_once([partial(experiment.fulfil, need) for experiment, need in here], here[0][0].device)

@@ -20,8 +20,8 @@ RECIPES = {
 
 
 class ImageExperiment(Experiment):
-    """An experiment on a folder of images, `train/<class>/...` and `val/<class>/...`, as its makers publish
-    ImageNet.
+    """An experiment on a folder of images, `train/<class>/...` and `val/<class>/...`, as ImageNet is
+    published.
     """
 
     size, workers = 224, 8

@@ -96,7 +96,7 @@ def test_single_files(server, published, tmp_path):
 def test_nothing_is_left_of_a_download_that_breaks_off(server, offered, tmp_path):
     server.broken = True
     with pytest.raises(
-        tw.ThalwegError, match=r"could not be fetched \(it broke off after \d+ of \d+ bytes\): unpack http://"
+        tw.ThalwegError, match=r"could not be downloaded \(it broke off after \d+ of \d+ bytes\): unpack http://"
     ):
         ptb(tmp_path, download=True)
     assert below(tmp_path) == []
@@ -106,17 +106,19 @@ def test_nothing_is_left_of_a_download_that_breaks_off(server, offered, tmp_path
 
 def test_nothing_is_left_of_something_else(server, offered, tmp_path):
     server.offer("simple-examples.tgz", b"<html>moved</html>")
-    with pytest.raises(tw.ThalwegError, match=r"what came from http://.*tgz is not the file its makers publish"):
+    with pytest.raises(tw.ThalwegError, match=r"what came from http://.*tgz is not the published file"):
         ptb(tmp_path, download=True)
     assert below(tmp_path) == []
 
 
 def test_no_page_and_no_server(server, offered, tmp_path, monkeypatch):
     server.files.clear()
-    with pytest.raises(tw.ThalwegError, match=rf"tgz could not be fetched \(.*404.*\): unpack {offered} in {tmp_path}"):
+    with pytest.raises(
+        tw.ThalwegError, match=rf"tgz could not be downloaded \(.*404.*\): unpack {offered} in {tmp_path}"
+    ):
         ptb(tmp_path, download=True)
     monkeypatch.setattr("thalweg.paper.data.fetch.urlopen", unreachable)
-    with pytest.raises(tw.ThalwegError, match=r"could not be fetched \(no route to host\): unpack"):
+    with pytest.raises(tw.ThalwegError, match=r"could not be downloaded \(no route to host\): unpack"):
         ptb(tmp_path, download=True)
 
 
@@ -126,7 +128,7 @@ def unreachable(url, timeout):
 
 def test_a_folder_that_cannot_be_made(offered, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(tw.ThalwegError, match="could not be fetched"):
+    with pytest.raises(tw.ThalwegError, match="could not be downloaded"):
         ptb(tmp_path / "file", download=True)
 
 
@@ -141,7 +143,7 @@ def test_an_archive_writes_only_the_files_of_the_set(server, published, tmp_path
     }
     content = archive(packed, link)
     published("ptb", TEXT, {server.offer("simple-examples.tgz", content): content})
-    with pytest.raises(tw.ThalwegError, match=r"ptb\.train\.txt is not the file"):
+    with pytest.raises(tw.ThalwegError, match=r"ptb\.train\.txt is not the published file"):
         ptb(tmp_path / "data", download=True)
     assert below(tmp_path) == ["data/simple-examples/data/ptb.train.txt"]
     assert not Path("/tmp/thalweg-outside").exists()
@@ -151,7 +153,7 @@ def test_an_archive_writes_only_the_files_of_the_set(server, published, tmp_path
 
 def test_no_archive_at_all(server, published, tmp_path):
     published("ptb", TEXT, {server.offer("simple-examples.tgz", b"text"): b"text"})
-    with pytest.raises(tw.ThalwegError, match="could not be fetched"):
+    with pytest.raises(tw.ThalwegError, match="could not be downloaded"):
         ptb(tmp_path, download=True)
 
 
@@ -161,9 +163,9 @@ def test_absent_and_not_wanted(tmp_path):
     base = "https://ossci-datasets.s3.amazonaws.com/mnist"
     names = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
     assert str(error.value) == (
-        f"MNIST must lie in {tmp_path} as its makers publish it, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is "
-        f"not there: put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, or let it be "
-        "fetched: --download, in Python download=True"
+        f"MNIST must be in {tmp_path} as it is published, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is "
+        f"missing: put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, or download it "
+        "with --download, in Python download=True"
     )
     assert below(tmp_path) == []
 

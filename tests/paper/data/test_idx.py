@@ -42,7 +42,7 @@ def test_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, pu
     written(tmp_path / "MNIST" / "raw", packed(files))
     for folder in (tmp_path, tmp_path / "MNIST" / "raw"):
         with pytest.raises(
-            tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not the file .*mnist/train-images-idx3-ubyte"
+            tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not the published file.*mnist/train-images-idx3-ubyte"
         ):
             mnist(folder)
     published("mnist", files)
@@ -62,5 +62,5 @@ def test_damaged_and_missing_files(tmp_path, files, written):
     with pytest.raises(tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not a whole gz file"):
         mnist(tmp_path)
     labels.unlink()
-    with pytest.raises(tw.ThalwegError, match=r"train-labels-idx1-ubyte is not there: put https.*into .*MNIST.raw"):
+    with pytest.raises(tw.ThalwegError, match=r"train-labels-idx1-ubyte is missing: put https.*into .*MNIST.raw"):
         mnist(tmp_path)

@@ -21,11 +21,11 @@ def test_words_by_frequency_then_by_the_alphabet(place, tmp_path, published, wri
 
 
 def test_wrong_and_absent_text(tmp_path, published, written):
-    with pytest.raises(tw.ThalwegError, match=r"the Penn Treebank must lie .*unpack http.*simple-examples\.tgz in"):
+    with pytest.raises(tw.ThalwegError, match=r"the Penn Treebank must be .*unpack http.*simple-examples\.tgz in"):
         ptb(tmp_path)
     published("ptb", TEXT)
     written(tmp_path, {**TEXT, "ptb.valid.txt": b" a\n"})
-    with pytest.raises(tw.ThalwegError, match=r"ptb\.valid\.txt is not the file its makers publish"):
+    with pytest.raises(tw.ThalwegError, match=r"ptb\.valid\.txt is not the published file"):
         ptb(tmp_path)
 
 

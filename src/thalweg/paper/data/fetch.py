@@ -152,9 +152,9 @@ class Copy(NamedTuple):
 
     def content(self, name: str, check: bool = True) -> bytes:
         """The decompressed content of one of the files; with `check` its md5 must be the published one."""
-        path, remedy = self.path(name), f"delete it, and fetch it again from {self.form.origin(name)}"
+        path, remedy = self.path(name), f"delete it, and download it again from {self.form.origin(name)}"
         if path is None:
-            raise ThalwegError(f"{self.folder / name} is missing: fetch it from {self.form.origin(name)}")
+            raise ThalwegError(f"{self.folder / name} is missing: download it from {self.form.origin(name)}")
         content = path.read_bytes() if path.suffix != ".gz" else _unpacked(path, remedy)
         digest = md5(content, usedforsecurity=False).hexdigest()
         require(not check or digest == self.form.files[name], str(path), remedy)
@@ -194,8 +194,8 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
         return usual
     best = min([usual, *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
     raise ThalwegError(
-        f"{form.title} must lie in {folder} as its makers publish it, and {best.folder / best.missing()[0]} is not "
-        f"there: {_by_hand(best.form, folder)}, or let it be fetched: --download, in Python download=True"
+        f"{form.title} must be in {folder} as it is published, and {best.folder / best.missing()[0]} is missing: "
+        f"{_by_hand(best.form, folder)}, or download it with --download, in Python download=True"
     )
 
 
@@ -211,7 +211,7 @@ def fetch(form: Form, folder: Path) -> None:
                 for whole in _unpack(form, path) if form.archived else [path]:
                     whole.replace(home / whole.name)
         except (OSError, HTTPException, tarfile.TarError) as error:
-            raise ThalwegError(f"{url} could not be fetched ({error}): {_by_hand(form, folder)}") from error
+            raise ThalwegError(f"{url} could not be downloaded ({error}): {_by_hand(form, folder)}") from error
 
 
 def download(url: str, expected: str, path: Path) -> None:
@@ -226,7 +226,7 @@ def download(url: str, expected: str, path: Path) -> None:
                 progress.advance()
         if file.tell() < size:
             raise OSError(f"it broke off after {file.tell():,} of {size:,} bytes")
-    require(digest.hexdigest() == expected, f"what came from {url}", "try again later, or ask its makers")
+    require(digest.hexdigest() == expected, f"what came from {url}", "try again later, or ask its publisher")
 
 
 def _unpack(form: Form, archive: Path) -> Iterator[Path]:
@@ -249,7 +249,7 @@ def _by_hand(form: Form, folder: Path) -> str:
 
 def require(same: bool, what: str, remedy: str) -> None:
     if not same:
-        raise ThalwegError(f"{what} is not the file its makers publish, for its md5 is another: {remedy}")
+        raise ThalwegError(f"{what} is not the published file, since its md5 is another: {remedy}")
 
 
 def _unpacked(path: Path, remedy: str) -> bytes:

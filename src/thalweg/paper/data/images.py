@@ -69,11 +69,11 @@ class ImageFolder(Dataset[Example]):
 def _classes(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise ThalwegError(
-            f"images must lie in a folder, with a folder for each class in it; there is no folder {folder}"
+            f"images must be in a folder that holds a folder for each class; there is no folder {folder}"
         )
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise ThalwegError(f"images must lie in a folder for each class; {folder} holds no folder: name the one above")
+        raise ThalwegError(f"images must be in a folder for each class; {folder} holds no folder: name the one above")
     if {"train", "val"} <= set(names):
         raise ThalwegError(
             f"{folder} holds the parts 'train' and 'val' of a data set: name one of them, as {folder / 'train'}"

@@ -48,7 +48,7 @@ class _Reader(pickle.Unpickler):
         if f"{module}.{name}" not in STAND_INS:
             raise ThalwegError(
                 f"{self.path} must be a pickle of plain arrays, and it asks for {module}.{name}, which could run "
-                "anything: do not use it, and fetch it again from its makers"
+                "anything: do not use it, and download it again from its publisher"
             )
         return STAND_INS[f"{module}.{name}"]
 
@@ -71,5 +71,5 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged pickle may end in any of them
         raise ThalwegError(
-            f"{path} is not a whole pickle of arrays ({type(error).__name__}): fetch it again"
+            f"{path} is not a whole pickle of arrays ({type(error).__name__}): download it again"
         ) from error

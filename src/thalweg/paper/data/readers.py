@@ -63,7 +63,7 @@ def _array(copy: Copy, name: str, dimensions: int) -> Tensor:
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     data = content[4 + 4 * dimensions :]
     if content[:4] != bytes([0, 0, 8, dimensions]) or not data or len(data) != prod(shape):
-        raise ThalwegError(f"{copy.path(name)} is not a whole idx file of bytes: fetch it again")
+        raise ThalwegError(f"{copy.path(name)} is not a whole idx file of bytes: download it again")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).reshape(shape)
 
 
@@ -126,7 +126,7 @@ def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
         labels = entries["fine_labels" if "fine_labels" in entries else "labels"]
         return entries["data"].tensor().reshape(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.long)
     except Exception as error:  # a damaged pickle may hold anything
-        raise ThalwegError(f"{path} does not hold images with labels ({error!r}): fetch it again") from error
+        raise ThalwegError(f"{path} does not hold images with labels ({error!r}): download it again") from error
 
 
 class Corpus(NamedTuple):

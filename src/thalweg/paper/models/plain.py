@@ -42,9 +42,11 @@ def conv3fc3(width: float = 1.0, classes: int = 10) -> nn.Sequential:
         classes: The number of classes.
     """
     units = _units(1000, width)
-    convolutions: list[nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 128)):
-        convolutions += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)]
+    convolutions = [
+        layer
+        for before, after in ((3, 32), (32, 64), (64, 128))
+        for layer in (nn.Conv2d(before, after, 5, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2))
+    ]
     hidden = [nn.Linear(1152, units), nn.ReLU(inplace=True), nn.Linear(units, units), nn.ReLU(inplace=True)]
     return he_by_outputs(nn.Sequential(*convolutions, nn.Flatten(), *hidden, nn.Linear(units, classes)))
 
