@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import thalweg as tw
 from thalweg import demo as demo_module
 from thalweg.cli import app
-from thalweg.reporting.contents import content, find
+from thalweg.reporting.contents import content
+from thalweg.reporting.result_files import find
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,22 +1,20 @@
-"""What a page shows: the result files inside folders, found, checked and named, and gathered as plain data."""
+"""What a page shows: the results in files, checked, and gathered as plain data."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from math import isnan, nan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ThalwegError
 from ..results import SHARES, Barriers, Comparison, Report, Scan, Trace
 from ..results.levels import Scale
 from ..store import files
 from ..store.records import check_run
 from .axes import factor, places
 from .result import Result
+from .result_files import ResultFile
 
 MISSING = {
     "summary": "No scan here: make one with `thalweg scan CURVE --task ... --out scan`.",
@@ -30,69 +28,6 @@ EQUIVALENT = "equivalent in independent networks"
 STEPS = 4000  # about this many points of a walk are shown, however long it is
 # what a finished command leaves
 RESULTS = {"scan": files.SCAN, "compare": files.COMPARISON, "barriers": files.BARRIERS}
-MEASURED = ("scan", "report", "comparison", "trace", "barriers")
-USUAL = (*MEASURED, "run", "result")  # names that say nothing the folder does not
-
-
-@dataclass(frozen=True)
-class ResultFile:
-    """One file of ours: where it is, what kind it is, and its content.
-
-    Args:
-        path: The file.
-        kind: Its kind.
-        content: What it holds.
-        group: The folder above the one it is in, relative to where the search began; results in one group belong
-            together.
-        label: A short name inside the group.
-    """
-
-    path: Path
-    group: str
-    label: str
-    kind: str
-    content: dict[str, Any]
-
-    @property
-    def full_label(self) -> str:
-        return f"{self.group}/{self.label}" if self.group else self.label
-
-
-def find(folders: Sequence[str | Path]) -> list[ResultFile]:
-    """Every JSON file of ours in the folders and their subfolders; a damaged one is an error that names it."""
-    for folder in folders:
-        if not files.place(folder).is_dir():
-            raise ThalwegError(
-                f"a page is made from folders that thalweg commands have written; {folder} is not a folder"
-            )
-    roots = [Path(folder).resolve() for folder in folders]
-    bases = roots if len(roots) == 1 else [root.parent for root in roots]
-    common = Path(os.path.commonpath(bases))
-    found: dict[Path, ResultFile] = {}
-    for root, base in zip(roots, bases, strict=True):
-        for path in sorted(root.rglob("*.json")):
-            hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-            if not hidden and path not in found and (kind := files.json_kind(path)) is not None:
-                item = ResultFile(path, *_named(path, base, common), kind, files.load_json(path, kind))
-                known = [(each.group, each.kind, each.content) for each in found.values() if root in each.path.parents]
-                if kind == "run" or (item.group, kind, item.content) not in known:
-                    found[path] = item
-    return list(found.values())
-
-
-def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
-    """Group and label; a folder passed by itself is named by its place among the others."""
-    # parts of a run, such as the straight line of a curve, are inside its folder
-    runs = [folder for folder in path.parents if folder.is_relative_to(base) and (folder / "run.json").is_file()]
-    around = base / [path.parent, *runs][-1].relative_to(base).parent
-    alone = path.stem == path.parent.name and not any((path.parent / f"{name}.json").is_file() for name in MEASURED)
-    named = path.parent if alone or path.stem in USUAL else path.with_suffix("")
-    label = base.relative_to(common) / named.relative_to(around)
-    return _plain(around.relative_to(base)), _plain(label) or base.name
-
-
-def _plain(path: Path) -> str:
-    return path.as_posix().removeprefix(".")
 
 
 def content(found: Sequence[ResultFile]) -> dict[str, Any]:
@@ -207,8 +142,13 @@ def _barriers(item: ResultFile) -> dict[str, Any]:
         }
         for data, quantity in found.quantities()
     ]
-    said = {"networks": found.networks, "alignment": found.alignment, "csv": found.to_csv()}
-    return {"label": item.full_label, "matrices": matrices, **said}
+    return {
+        "label": item.full_label,
+        "matrices": matrices,
+        "networks": found.networks,
+        "alignment": found.alignment,
+        "csv": found.to_csv(),
+    }
 
 
 def _report(item: ResultFile) -> dict[str, Any]:
@@ -309,13 +249,16 @@ def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
 def _run(item: ResultFile) -> dict[str, Any]:
     record = item.content
     times = " to ".join(_time(record[key]) for key in ("started", "finished") if key in record)
-    facts = {"command": record["command"], "time": times, "arguments": " ".join(record["argv"])}
-    facts |= _flat(record["versions"]) | _flat(record["code"] or {}, "code ") | _flat(record["settings"])
-    return {
-        "label": item.full_label,
-        "title": f"{record['command']}, {_time(record['started'])}",
-        "facts": list(facts.items()),
+    facts = {
+        "command": record["command"],
+        "time": times,
+        "arguments": " ".join(record["argv"]),
+        **_flat(record["versions"]),
+        **_flat(record["code"] or {}, "code "),
+        **_flat(record["settings"]),
     }
+    title = f"{record['command']}, {_time(record['started'])}"
+    return {"label": item.full_label, "title": title, "facts": list(facts.items())}
 
 
 def _time(stamp: str) -> str:
@@ -346,8 +289,8 @@ def _brief(value: Any) -> str:
 
 def _data_of(runs: Iterable[ResultFile]) -> dict[str, str]:
     """Folder -> the data set on which its run measured."""
-    named = {str(item.path.parent): item.content["settings"].get("data") for item in runs}
-    return {folder: name for folder, name in named.items() if isinstance(name, str)}
+    named = ((item.path.parent, item.content["settings"].get("data")) for item in runs)
+    return {str(folder): name for folder, name in named if isinstance(name, str)}
 
 
 def _unfinished(item: ResultFile) -> str:

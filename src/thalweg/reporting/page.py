@@ -14,7 +14,8 @@ from typing import Any
 from .. import __version__
 from ..errors import ThalwegError
 from ..store.files import place, write_text
-from .contents import READERS, content, find
+from .contents import READERS, content
+from .result_files import find
 
 SCRIPTS = ("tools", "tables", "chart", "plane", "surface", "curves", "numbers", "ensembles", "main")
 

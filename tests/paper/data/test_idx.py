@@ -42,7 +42,8 @@ def test_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, pu
     written(tmp_path / "MNIST" / "raw", packed(files))
     for folder in (tmp_path, tmp_path / "MNIST" / "raw"):
         with pytest.raises(
-            tw.ThalwegError, match=r"train-images-idx3-ubyte\.gz is not the published file.*mnist/train-images-idx3-ubyte"
+            tw.ThalwegError,
+            match=r"train-images-idx3-ubyte\.gz is not the published file.*mnist/train-images-idx3-ubyte",
         ):
             mnist(folder)
     published("mnist", files)
