@@ -85,7 +85,7 @@ def by_hand(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]], ran
 
 
 def of_epochs(train: Callable[..., object], number: int) -> float:
-    """Seconds per step of the second of two epochs, with what is done at its end; rank 0 alone is told."""
+    """Seconds per step of the second of two epochs, with what is done at its end; on rank 0 only."""
     seen: list[float] = []
     train(epochs=2, lr=LR, weight_decay=DECAY, progress=False, on_epoch=lambda entry: seen.append(finished()))
     return (seen[1] - seen[0]) / number if seen else 0.0

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the folder to write to")
     parser.add_argument("--data", type=Path, default=None, help="the folder of the data; or THALWEG_DATA")
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
-    parser.add_argument("--every", type=int, default=5, help="keep every so many epochs")
+    parser.add_argument("--every", type=int, default=5, help="how many epochs between kept checkpoints")
     parser.add_argument("--grid", type=int, default=61, help="points along each side; those needed are measured")
     settings = parser.parse_args()
     began, cuda = time.perf_counter(), torch.cuda.is_available()

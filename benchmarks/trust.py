@@ -2,8 +2,8 @@
 
 Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both
 belong to the same load of the machine: the pass that is watched, what watching adds to the first batch of the last
-point, a second look at that point, and what a network keeps besides its weights being captured and put back at every
-point. Steps are timed with the watch and without, in turns.
+point, a second look at that point, and what a network keeps in addition to its weights being captured and put back at
+every point. Steps are timed with the watch and without it, interleaved.
 """
 
 import time

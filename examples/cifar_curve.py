@@ -3,8 +3,8 @@
 $ python examples/cifar_curve.py --data ~/data --out cifar-curve
 
 40 epochs for each network and 100 for the curve, with the other settings of the paper's public code, which has 200 and
-600 (`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). A run that was stopped goes on when the same
-command is given again.
+600 (`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). A run that was stopped is resumed when
+the same command is given again.
 
 To compare with, highest train loss and test error for CIFAR-10 in the paper's table of curves: 2.569 and 90 % on the
 straight line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.

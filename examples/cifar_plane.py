@@ -3,7 +3,7 @@
 $ python examples/cifar_plane.py cifar-curve --data ~/data
 
 Draws train loss and test error in the plane through both networks and the bend of the curve between them, in which the
-whole curve lies, as in the paper's first figure. A scan that was stopped goes on when the same command is given again.
+whole curve lies, as in the paper's first figure. A scan that was stopped is resumed by the same command.
 
 After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the curve, with train losses down to 0.23, and
 2.7 inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there

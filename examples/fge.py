@@ -2,7 +2,7 @@
 
 $ python examples/fge.py
 
-40 epochs on 512 handwritten digits with random crops, 785 others for testing, ten seeds; beside the error its
+40 epochs on 512 handwritten digits with random crops, 785 others for testing, ten seeds; next to the error its
 difference to one network with its standard error over the seeds:
 
     one network               error 3.04 %                   nll 0.096
