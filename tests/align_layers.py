@@ -167,7 +167,7 @@ def bags() -> nn.Module:
         far = torch.cdist(one, net.centres) + F.pairwise_distance(one, net.centres[0], keepdim=True)
         return F.cosine_similarity(net.mixed(one, two)[:, None], net.classes, dim=2) - far
 
-    parts = {"bag": nn.EmbeddingBag(9, 6), "words": nn.Embedding(9, 5), "mixed": nn.Bilinear(6, 5, 7)}
+    parts = {"bag": nn.EmbeddingBag(9, 6), "words": nn.Embedding(9, 5, max_norm=2.0), "mixed": nn.Bilinear(6, 5, 7)}
     return Of(forward, **parts, classes=nn.Parameter(torch.randn(4, 7)), centres=nn.Parameter(torch.randn(4, 6)))
 
 

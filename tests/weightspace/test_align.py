@@ -1,5 +1,7 @@
 """Alignment: planted orders are found again, what comes out is the same function, and what does not fit is refused."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +65,28 @@ def test_a_planted_order_is_recovered_by_activations(name):
     b = random_permutation(found(name)).apply(a)
     aligned = tw.align(module, a, b, species.task, many(species), by="activations")
     assert torch.equal(aligned.vector, a.vector)
+
+
+def test_units_that_are_always_the_same_are_matched_by_weights():
+    """Their correlations would be rounding errors divided by each other."""
+
+    def make(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 4))
+        with torch.no_grad():
+            net[0].weight[::2], net[0].bias[::2] = 0.0, torch.rand(20)
+        return net
+
+    a, batches = tw.Weights.of(make(1)), many(SPECIES["MLP"])
+    b = random_permutation(tw.symmetries(make(0), TASK, batches[0])).apply(noisy(a))
+    assert torch.equal(tw.align(make(0), a, b, TASK, batches, by="activations").vector, noisy(a).vector)
+
+
+def test_activations_that_are_not_finite_are_refused():
+    a, b = pair()
+    (x, y), other = many(SPECIES["MLP"], 2)
+    with pytest.raises(tw.ThalwegError, match="only finite activations can be matched, and some are not: look for NaN"):
+        tw.align(two_layers(), a, b, TASK, [other, (x / 0, y)], by="activations")
 
 
 def two_layers():
@@ -278,5 +302,8 @@ def test_aligned_weights_are_weights_and_what_is_made_from_them_is_plain(tmp_pat
     assert [type(point) for point in made] == [tw.Weights] * 3
     assert made[2].digest() == b.digest()
     assert aligned.to("cpu").after == aligned.bare().after == aligned.after
+    for twin in (pickle.loads(pickle.dumps(aligned)), copy.deepcopy(aligned)):
+        assert (twin.after, twin.digest()) == (aligned.after, aligned.digest())
+        assert twin.permutation.inverse().apply(twin).digest() == b.digest()
     aligned.save(tmp_path / "b.safetensors")
     assert tw.Weights.load(tmp_path / "b.safetensors").digest() == aligned.digest()

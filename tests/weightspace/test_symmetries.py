@@ -133,6 +133,65 @@ def test_a_batch_that_does_not_fit_is_refused():
         tw.symmetries(SPECIES["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
 
 
+class Auxiliary(nn.Module):
+    """With a second head that takes part in training alone."""
+
+    def __init__(self, noise=False):
+        super().__init__()
+        self.body, self.head, self.noise = nn.Linear(6, 8), nn.Linear(8, 4), noise
+        self.second = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 4))
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        if not self.training:
+            return self.head(hidden)
+        return self.head(hidden), self.second(hidden + torch.randn(len(x), 1) if self.noise else hidden)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_parts_for_training_alone_follow_the_others(noise):
+    net, (x, y) = Auxiliary(noise), SPECIES["MLP"].batch()
+    symmetries = tw.symmetries(net, TASK, (x, y))
+    assert symmetries.groups["body.weight[0]"].axes[-1] == ("second.0.weight", 1)
+    assert symmetries.groups["second.0.weight[0]"].size == 5
+    assert symmetries.pinned["second.3.weight[0]"] == "it is an output"
+    net.second[2].eval()
+    torch.manual_seed(0)
+    before = net(x)
+    random_permutation(symmetries).apply(tw.Weights.of(net)).load_into(net)
+    torch.manual_seed(0)
+    for one, two in zip(net(x), before, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_parts_for_training_alone_are_proven(monkeypatch):
+    """With a rule that is wrong for an operation in the second head."""
+    net = Auxiliary()
+    net.second[1] = Of(lambda _, x: x.cumsum(1))
+    monkeypatch.setitem(RULES, "cumsum", RULES["dropout"])
+    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    assert [*symmetries.dropped] == ["second.0.weight[0]"]
+
+
+def test_what_takes_part_nowhere_is_pinned():
+    net = Of(lambda net, x: net.two(net.one(x).relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4), idle=nn.Linear(8, 3))
+    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    assert len(symmetries.groups) == 1
+    assert symmetries.pinned["idle.weight[1]"] == "it is not used on this batch"
+
+
+@pytest.mark.parametrize("what", ["NaN in the batch", "no examples", "NaN in the network"])
+def test_nothing_is_proven_without_finite_outputs(what):
+    """Outputs that are all NaN would be equal whatever is renumbered."""
+    net, (x, y) = SPECIES["MLP"].module(1), SPECIES["MLP"].batch()
+    batch = {"NaN in the batch": (x / 0 * 0, y), "no examples": (x[:0], y[:0]), "NaN in the network": (x, y)}[what]
+    if what == "NaN in the network":
+        net[0].weight.data /= 0
+    for groups in (None, {"wrong": {"0.weight": 0}}):
+        with pytest.raises(tw.ThalwegError, match="for this batch none is a finite number: give a batch with examples"):
+            tw.symmetries(net, TASK, batch, groups=groups)
+
+
 def branching():
     """Its graph depends on its input."""
     return Of(
@@ -188,9 +247,35 @@ def test_groups_by_hand_may_hold_several_entries_per_unit():
     assert not symmetries.dropped
 
 
+def test_groups_by_hand_may_lie_inside_gates():
+    """A packed sequence cannot be traced."""
+
+    def forward(net, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return net.head(net.body(packed)[1][0][-1])
+
+    net = Of(forward, body=nn.LSTM(6, 8, batch_first=True), head=nn.Linear(8, 4))
+    batch = torch.randn(3, 7, 6), torch.tensor([7, 5, 3]), torch.tensor([0, 1, 2])
+    with pytest.raises(tw.ThalwegError, match="cannot be traced"):
+        tw.symmetries(net, TASK, batch)
+    body = {"body.weight_ih_l0": 0, "body.weight_hh_l0": (0, 1), "body.bias_ih_l0": 0, "body.bias_hh_l0": 0}
+    symmetries = tw.symmetries(net, TASK, batch, groups={"state": {**body, "head.weight": 1}})
+    assert symmetries.axes["body.bias_ih_l0"] == (("product", 32, ("fixed", 4), ("group", 8, "state")),)
+    assert [*tw.symmetries(net, TASK, batch, groups={"state": body}).dropped] == ["state"]
+
+
+def test_a_network_that_cannot_be_traced_leaves_no_graph_on_the_screen(capfd):
+    with pytest.raises(tw.ThalwegError, match="cannot be traced"):
+        tw.symmetries(branching(), TASK, SPECIES["MLP"].batch())
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
+        ({"hidden": {}}, "'hidden' has '': None, which is none of this network"),
+        ({"hidden": {"one.weight": "0"}}, "'hidden' has 'one.weight': '0', which is none"),
+        ({"hidden": "one.weight"}, "'hidden' has 'one.weight': None, which is none"),
         ({"hidden": {"nothing": 0}}, "'hidden' has 'nothing': 0, which is none of this network"),
         ({"hidden": {"one.bias": 1}}, "'hidden' has 'one.bias': 1, which is none"),
         ({"hidden": {"one.weight": (0, 1)}}, "axis 0 of 'one.weight' in 'hidden' is not: correct groups="),

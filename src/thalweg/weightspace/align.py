@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import Any, Literal, overload
@@ -23,7 +24,7 @@ from .weights import Weights, check_agreement, check_list
 
 PASSES = 100  # at most; a few are enough
 CONTRACTIONS = {"linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "bmm", "addmm", "einsum"}  # what units are for
-TINY = 1e-300
+ROUNDING = 1e-10  # of the squares: a variance below it is none
 FAINT = 1e-4  # a correlation that decides nothing
 LEAST = 1e-6  # relative gain below which nothing has moved
 Pair = tuple[Tensor, Tensor, tuple[str, ...]]  # blocks of both networks, and the groups of their dimensions
@@ -49,6 +50,10 @@ class Aligned(Weights):
     after: float
     passes: int
     seconds: float
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = ("permutation", "symmetries", "before", "after", "passes", "seconds")
+        return partial(Aligned, **{name: getattr(self, name) for name in own}), super().__reduce__()[1]
 
     def __str__(self) -> str:
         return (
@@ -377,6 +382,11 @@ class Correlations(fx.Interpreter):
                 inputs = self.traced.arguments(batch)
                 if inputs is not None:
                     self._add(*(self._run(state, inputs) for state in states))
+        if not all(tensor.isfinite().all() for sums, _, _ in self.sums.values() for tensor in sums):
+            raise ThalwegError(
+                "only finite activations can be matched, and some are not: look for NaN in batches, a and b, or use "
+                "by='weights'"
+            )
         return [self._pair(*sums) for sums in self.sums.values()]
 
     def _run(self, state: Sequence[Any], inputs: Sequence[Tensor]) -> dict[tuple[str, int], Block]:
@@ -395,8 +405,10 @@ class Correlations(fx.Interpreter):
     @staticmethod
     def _pair(sums: Sequence[Tensor], shape: Sequence[int], labels: tuple[str, ...]) -> Pair:
         count, x, y, xx, yy, xy = sums
-        spreads = ((xx - x * x / count).clamp_min(0).outer((yy - y * y / count).clamp_min(0))).sqrt()
-        found = (xy - x.outer(y) / count) / spreads.clamp_min(TINY)  # a unit that is always off matches none
+        one, two = (
+            torch.where((v := sq - s * s / count) > ROUNDING * sq, v.rsqrt(), 0.0) for s, sq in ((x, xx), (y, yy))
+        )
+        found = (xy - x.outer(y) / count) * one.outer(two)  # a unit that is always the same matches none
         same = torch.eye(len(x), dtype=found.dtype, device=found.device)
         kept = tuple(label for label in labels if label)
         return same.view(*shape, -1), found.T.reshape(*shape, -1), (*kept, "")

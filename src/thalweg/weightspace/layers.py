@@ -107,6 +107,12 @@ def embedding(call: Operation) -> Axes:
     return Axes([*call["indices"], call["weight"][1]])
 
 
+def renormed(call: Operation) -> Axes:
+    """Rows of an embedding that are made no longer than its `max_norm`."""
+    pin(call["self"][0], INDEXED)
+    return call["self"]
+
+
 def embedding_bag(call: Operation) -> list[Axes]:
     pin(call["weight"][0], INDEXED)
     first, *rest = [fresh(shape, INDEXED) for shape in call.shape]

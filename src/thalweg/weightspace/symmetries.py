@@ -3,8 +3,9 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
+from io import StringIO
 from math import inf, prod
 from operator import attrgetter
 from typing import Any
@@ -120,7 +121,7 @@ def symmetries(
         batch: One batch; a few of its examples are used.
         groups: Groups by hand, for networks that cannot be traced: name -> tensor -> its axis, or several. An axis
             that is longer than the shortest of its group, such as that of a linear layer after a flattened
-            convolution, holds several entries per unit. They are proven in the same way.
+            convolution, or of the gates of an LSTM, holds several entries per unit. They are proven in the same way.
 
     Returns:
         What can be renumbered, and what is pinned and why.
@@ -136,6 +137,8 @@ Found = tuple[dict[str, Group], dict[str, tuple[Term, ...]]]
 
 class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
+
+    trained: "_Called | None" = None  # the same in training mode, if other parts take part there
 
     def __init__(
         self,
@@ -156,7 +159,13 @@ class Traced:
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         self.batch = self._fitting(self._converted(batch))
         self.example = self._converted(batch) if whole_batch else self.batch
-        if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
+        outputs = self.outputs()
+        if not any(tensor.isfinite().any() for tensor in outputs):
+            raise ThalwegError(
+                "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
+                "a batch with examples, without NaN, and a network with finite weights"
+            )
+        if apart(outputs, self.outputs(seed=1)) > CLOSE:
             raise ThalwegError(
                 "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
                 "proven, and this one draws random numbers: turn them off in eval mode"
@@ -190,19 +199,23 @@ class Traced:
         ) from failure
 
     def outputs(self, batch: Any = None, seed: int = 0) -> list[Tensor]:
-        """The task's outputs for the batch."""
+        """The task's outputs for the batch, and those in training of a network with parts for that alone."""
         with _computing(self.net, seed), torch.no_grad():
             found = tensors_in(self.task.predictions(self.net, self.batch if batch is None else batch)[0])
+            if self.trained:
+                with _training(self.net):
+                    found += self.trained(*self.trained.inputs())
         return [tensor.detach().clone() for tensor in found]
 
     def _by_hand(self, groups: Mapping[str, Any]) -> Found:
         axes: dict[str, list[Term]] = {name: [("fixed", n) for n in t.shape] for name, t in self.tensors.items()}
         for group, members in groups.items():
-            places = [(name, axis) for name, given in members.items() for axis in _several(given)]
-            for name, axis in places:
-                if name not in axes or not -len(axes[name]) <= axis < len(axes[name]):
+            given = members.items() if isinstance(members, Mapping) else [(members, None)]
+            places = [(name, axis) for name, several in given for axis in _several(several)]
+            for name, axis in places or [("", None)]:
+                if name not in axes or not isinstance(axis, int) or not -len(axes[name]) <= axis < len(axes[name]):
                     rule = "a group maps trainable tensors, or batch-norm statistics, to their axes"
-                    raise ThalwegError(f"{rule}; '{group}' has '{name}': {axis}, which is none of this network")
+                    raise ThalwegError(f"{rule}; '{group}' has '{name}': {axis!r}, which is none of this network")
             size = min(axes[name][axis][1] for name, axis in places)
             for name, axis in places:
                 rest, odd = divmod(axes[name][axis][1], size)
@@ -214,38 +227,57 @@ class Traced:
         self.why = {f"{n}[{k}]": "not in any group" for n in axes for k, t in enumerate(axes[n]) if t[0] == "fixed"}
         return _grouped({name: tuple(each) for name, each in axes.items()})
 
+    def _turned(self, group: Group) -> dict[str, tuple[Term, ...]]:
+        """The axes with the units of a group given by hand inside their other entries, as in the gates of an LSTM."""
+
+        def turn(term: Term) -> Term:
+            return (*term[:2], term[3], term[2]) if term[0] == "product" and term[2][2:] == (group.name,) else term
+
+        return {name: tuple(map(turn, terms)) for name, terms in self.axes.items()}
+
     def _by_graph(self) -> Found:
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
-        names = {id(tensor): name for name, tensor in self.tensors.items()}
         try:
-            called = self.called = self._recorded(self.example)
-            with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.program = torch.export.export(called, called.inputs(), strict=False)
+            self.called = self._recorded(self.example)
+            self.program = _exported(self.called)
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
+        self._follow(self.called, self.program, atoms)
+        if self._idle(atoms):  # auxiliary heads, say, may take part in training alone
+            with suppress(Exception), _training(self.net):
+                called = self._recorded(self.batch)
+                called.used = None  # whether the task uses an output or not
+                self._follow(called, _exported(called), atoms)
+                self.trained = called
+            if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
+                self.trained = None
+        for axis in [axis for name in self._idle(atoms) for axis in atoms[name]]:
+            pin(axis, "it is not used on this batch")
+        return self._named(atoms)
+
+    def _follow(self, called: "_Called", program: Any, atoms: Mapping[str, Axes]) -> None:
+        """Join and pin the axes of all tensors as the operations of a graph say."""
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
         inputs: list[Any] = []
-        nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
-        for spec, node in zip(self.program.graph_signature.input_specs, nodes, strict=True):
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+        for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
             held = attrgetter(spec.target)(called) if spec.kind.name in ("PARAMETER", "BUFFER") else None
             if id(held) in names:
                 inputs.append(atoms[names[id(held)]])
             elif isinstance(node.meta.get("val"), Tensor):
-                kept = (
-                    "it is an input" if spec.target is None else f"'{spec.target.removeprefix('net.')}' does not move"
-                )
+                kept = f"'{str(spec.target).removeprefix('net.')}' does not move" if spec.target else "it is an input"
                 inputs.append(fresh(node.meta["val"].shape, kept))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
-        for axes in trace(self.program.graph_module, inputs, self.seen):
+        for axes in trace(program.graph_module, inputs, self.seen):
             for axis in axes if isinstance(axes, Axes) else ():
                 pin(axis, "it is an output")
+
+    def _idle(self, atoms: Mapping[str, Axes]) -> list[str]:
+        """The tensors that no graph uses."""
         used = {id(axes) for node, axes in self.seen.items() if node.op == "placeholder" and node.users}
-        for axes in [axes for axes in atoms.values() if id(axes) not in used]:
-            for axis in axes:
-                pin(axis, "it is not used on this batch")
-        return self._named(atoms)
+        return [name for name, axes in atoms.items() if id(axes) not in used]
 
     def state(self, weights: Weights) -> list[Tensor]:
         """What the graph takes before its inputs, with these weights."""
@@ -359,6 +391,8 @@ class Traced:
                 groups[name] = finer
             elif (error := trial.error([group])) <= CLOSE:
                 groups[name] = group
+            elif not self.seen and trial.error([group], self._turned(group)) <= CLOSE:
+                groups[name], self.axes = group, self._turned(group)
             else:
                 dropped[name] = error
         if trial.error(groups.values()) > CLOSE:  # each alone, but not all
@@ -407,7 +441,7 @@ class Trial:
             for name, tensor in self.traced.tensors.items():
                 tensor.copy_(values[name])
 
-    def error(self, groups: Iterable[Group]) -> float:
+    def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
         """How far a random renumbering of these groups moves the outputs, relative to the largest."""
         groups = list(groups)
         within = {group.name: group.within for group in groups if group.within}
@@ -415,7 +449,8 @@ class Trial:
         touched = {name for group in groups for name, _ in group.axes}
         with torch.no_grad():
             for name in touched:
-                renumber(spread(self.traced.tensors[name].detach(), self.traced.axes[name]), orders, within)
+                terms = (axes or self.traced.axes)[name]
+                renumber(spread(self.traced.tensors[name].detach(), terms), orders, within)
         try:
             return apart(self.expected, self.traced.outputs())
         finally:
@@ -468,6 +503,23 @@ class _Reached(BaseException):
         self.given = given
 
 
+def _exported(called: "_Called") -> Any:
+    with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
+        return torch.export.export(called, called.inputs(), strict=False)
+
+
+@contextmanager
+def _training(net: nn.Module) -> Iterator[None]:
+    """Training mode, in which whole branches may be added, but not for layers: without dropout."""
+    try:
+        for part in net.modules():
+            part.training = any(True for _ in part.children())
+        yield
+    finally:
+        net.eval()
+
+
 def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
     """Whether a sum depends on one of these."""
     moving = [leaf for leaf in leaves if leaf.requires_grad] if total.requires_grad else []
@@ -511,8 +563,8 @@ def _computing(net: nn.Module, seed: int = 0) -> Iterator[None]:
         yield
 
 
-def _several(given: Any) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 def _leaves(axis: Atom) -> Iterator[Atom]:

@@ -134,6 +134,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (operations.gathered, "gather index_select index_add index_copy scatter_add scatter_reduce"),
         (operations.padded, "pad constant_pad_nd"), (operations.paired, "view_as_real view_as_complex"),
         (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),
+        (layers.renormed, "embedding_renorm"),
         (layers.recurrent, " ".join(layers.GATES)), (layers.cell, " ".join(f"{name}_cell" for name in layers.GATES)),
     )
     for name in names.split()
