@@ -3,9 +3,11 @@
 $ python benchmarks/ensembles.py --data ~/data --out paper
 
 Takes the networks, Snapshot runs and FGE walks that `thalweg paper run ensembles --data-set cifar100 --model vgg16` has
-trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. Prints one row per ensemble at
-one, two and three budgets, and one for its average as one network, and writes `comparison.json` and the figures. With
-`--scale smoke` and without data it runs every line on a CPU in about a minute; its networks learn nothing.
+trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. `--seeds 1,2,3` says which;
+one that does not begin to learn, as seed 0, ends the command with a sentence. The same command resumes what was
+interrupted. Prints one row per ensemble at one, two and three budgets, and one for its average as one network, then the
+same as one line of JSON, and writes `comparison.json` and the figures. With `--scale smoke` and without data it runs
+every line on a CPU in about a minute; its networks learn nothing.
 
 To compare with, test errors in percent of VGG-16 on CIFAR-100, of one network and of 100 (Ashukha et al., Pitfalls of
 In-Domain Uncertainty Estimation and Ensembling in Deep Learning, 2020), are in `ANCHORS`. By accuracy, FGE was worth
@@ -13,7 +15,10 @@ about 2.7 independent networks there, and hardly more with more of its networks.
 """
 
 import argparse
+import json
+import time
 from collections.abc import Sequence
+from math import isinf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,7 @@ from thalweg.paper.entries import ENTRIES, open_experiment
 from thalweg.paper.experiment import Experiment, prepare
 
 METHODS = {"Independent": "Ind", "Snapshot": "SSE", "FGE": "FGE"}
+SCORES = ("error", "nll", "calibrated_nll")
 ANCHORS = {
     "one network": 25.4,
     "SWAG": 23.0,
@@ -43,11 +49,12 @@ def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, se
     return [tw.update_bn(experiment.form, weights, experiment.clean).to("cpu") for weights in drawn]
 
 
-def judged(experiment: Experiment, seeds: int, samples: int) -> tw.Comparison:
-    runs: dict[str, list[Any]] = {name: members_of(experiment, key, seeds) for name, key in METHODS.items()}
-    runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in enumerate(runs["FGE"])]
+def judged(experiment: Experiment, samples: int) -> tw.Comparison:
+    seeds = experiment.seeds
+    runs: dict[str, list[Any]] = {name: members_of(experiment, key, len(seeds)) for name, key in METHODS.items()}
+    runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in zip(seeds, runs["FGE"], strict=True)]
     judge = Judge(experiment.form, experiment.task, experiment.test, None, experiment.clean, None)
-    one, multiples = judge.alone(runs["Independent"]), [*range(1, seeds + 1)]
+    one, multiples = judge.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
     entries = {
         name: {
             "title": name,
@@ -58,8 +65,28 @@ def judged(experiment: Experiment, seeds: int, samples: int) -> tw.Comparison:
         }
         for name, pool in runs.items()
     }
-    time = judge.milliseconds(runs["Independent"][0][0])
-    return tw.Comparison(experiment.recipe.epochs, multiples, [*range(seeds)], entries, time)
+    each = judge.milliseconds(runs["Independent"][0][0])
+    return tw.Comparison(experiment.recipe.epochs, multiples, [*seeds], entries, each)
+
+
+def compact(found: tw.Comparison) -> dict[str, Any]:
+    """The scores of each ensemble and of its average; null where a number is not known, "inf" where it is beyond."""
+
+    def row(method: str, k: int, averaged: bool) -> list[Any]:
+        values = [found.score(method, k, name, averaged)[0] for name in SCORES]
+        values += [*found.difference(method, k, "error", averaged), found.equivalent(method, k, averaged)]
+        known = [None if isnan(value) else "inf" if isinf(value) else round(value, 5) for value in values]
+        return [found.networks(method, k, averaged), *known]
+
+    rows = {
+        f"{k}B {method}{', averaged' * averaged}": row(method, k, averaged)
+        for k in found.multiples
+        for method, entry in found.entries.items()
+        for averaged in (False, True)
+        if not averaged or ("averaged" in entry and found.networks(method, k) > 1)
+    }
+    columns = ["networks", *SCORES, "error minus that of one", "its standard error", "equivalent"]
+    return {"seeds": found.seeds, "milliseconds": found.milliseconds, "columns": columns, "rows": rows}
 
 
 def main() -> None:
@@ -67,15 +94,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder that holds the data sets")
     parser.add_argument("--out", type=Path, default=Path("thalweg-paper"), help="the folder of `thalweg paper run`")
     parser.add_argument("--scale", choices=("full", "smoke"), default="full")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3])
     parser.add_argument("--samples", type=int, default=20, help="networks drawn by SWAG for each seed")
     given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    began, device = time.perf_counter(), "cuda" if torch.cuda.is_available() else "cpu"
     compute = tw.Compute("bf16" if device == "cuda" else "fp32")
-    settings: Any = {"given": given.data, "device": device, "compute": compute}
+    settings: Any = {"given": given.data, "device": device, "compute": compute, "seeds": given.seeds}
     experiment = open_experiment(given.out, "cifar100", "vgg16", given.scale, **settings)
-    prepare(ENTRIES["ensembles"].wanted(experiment, given.seeds))
-    found, folder = judged(experiment, given.seeds, given.samples), experiment.results / "judged"
+    prepare(ENTRIES["ensembles"].wanted(experiment, len(given.seeds)))
+    found, folder = judged(experiment, given.samples), experiment.results / "judged"
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / "comparison.json")
     for name, draw in {"budget": tw.figures.budget, "equivalents": tw.figures.equivalents}.items():
@@ -88,6 +115,7 @@ def main() -> None:
         + ", ".join(f"{name} {error}" for name, error in ANCHORS.items())
     )
     print(f"wrote {folder}; torch {torch.__version__}, {device}")
+    print(json.dumps({**compact(found), "seconds": round(time.perf_counter() - began)}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmarks that need transformers and peft run, tiny on a CPU; their numbers mean nothing there."""
+"""Benchmarks that need transformers and peft, or a GPU, run tiny on a CPU; their numbers mean nothing there."""
 
 import json
 import subprocess
@@ -26,3 +26,21 @@ def test_it_runs(name, words, found, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(out.read_text()).keys() >= set(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "found"),
+    [
+        ("ensembles", ["--samples", "2"], {"seeds": [4, 2], "columns": ["networks", "error", "nll", "calibrated_nll"]}),
+        ("training_plane", ["--every", "1", "--grid", "5"], {"seed 4": {"points": 25}, "seed 2": {"points": 25}}),
+    ],
+)
+def test_a_list_of_seeds(name, words, found, tmp_path):
+    """Twice, the second time from what the first has trained; its last line is JSON."""
+    script, out = str(BENCHMARKS / f"{name}.py"), str(tmp_path / "out")
+    command = [sys.executable, script, "--out", out, "--scale", "smoke", "--seeds", "4,2", *words]
+    first, again = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    one, two = (json.loads(text.splitlines()[-1]) for text in (first, again))
+    assert {key: one[key] for key in one if key not in ("seconds", "milliseconds")}.items() <= two.items()
+    for key, value in found.items():
+        assert value.items() <= one[key].items() if isinstance(value, dict) else one[key][: len(value)] == value
