@@ -42,7 +42,11 @@ def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         return (), {name: value for name, value in batch.items() if name != key}, batch[key]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return tuple(batch[:-1]), {}, batch[-1]
-    raise ThalwegError(f"a batch must be (inputs, ..., targets) or a dict; got {describe(batch)}: use Task(predict=)")
+    raise ThalwegError(
+        "a batch must be (inputs, ..., targets) or a dict; got "
+        + (f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else describe(batch))
+        + ": give data with labels, or use Task(predict=)"
+    )
 
 
 def outputs_of(result: Any) -> Tensor:
@@ -106,14 +110,12 @@ class Task:
     units: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        taken = sorted({"loss", "data_loss"} & set(self.metrics or {}))
-        if taken:
+        if taken := sorted({"loss", "data_loss"} & set(self.metrics or {})):
             raise ThalwegError(
                 f"'{taken[0]}' is the name of the task's own loss: give the metric of that name another one"
             )
         known = {"loss", "data_loss", *(("error",) if self.metrics is None else self.metrics)}
-        odd = [name for name, unit in self.units.items() if name not in known or not isinstance(unit, str)]
-        if odd:
+        if any(name not in known or not isinstance(unit, str) for name, unit in self.units.items()):
             raise ThalwegError(
                 f"units maps metrics of the task ({', '.join(sorted(known))}) to strings; got {dict(self.units)}"
             )
@@ -168,6 +170,11 @@ class Task:
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities of the classes in dimension 1."""
     return logits.softmax(dim=1)
+
+
+def token_softmax(logits: Tensor) -> Tensor:
+    """Probabilities of the classes in the last dimension, which becomes dimension 1."""
+    return softmax(logits.movedim(-1, 1))
 
 
 def identity(outputs: Tensor) -> Tensor:
@@ -242,7 +249,7 @@ def language_modelling(padding: bool = True) -> Task:
         logits, labels = predict_targets(net, batch)
         return logits.flatten(0, -2), labels.flatten()
 
-    return Task(_CrossEntropy(ignores=padding), predict)
+    return Task(_CrossEntropy(ignores=padding), predict, probabilities=token_softmax)
 
 
 def looking_is_free(tensor: Tensor) -> bool:

@@ -184,7 +184,7 @@ def test_bad_members():
     broken.vector.fill_(float("nan"))
     with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
         tw.Ensemble(module, [tw.Weights.of(module), broken]).score(animal.task, animal.batches())
-    for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), None)):
+    for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), "a")):
         with pytest.raises(tw.ThalwegError, match="must give tensors with one row for each"):
             tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(animal.task.loss, predict), animal.batches())
 

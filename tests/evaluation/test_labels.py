@@ -264,3 +264,31 @@ def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
     compared = tw.compare(network, task, batches, batches, [tw.Independent], budget=1, multiples=[1], seeds=[0], lr=0.1)
     assert compared.table().startswith("nll")
     assert tw.figures.budget(compared).get_ylabel() == "nll"
+
+
+@pytest.mark.parametrize("places", [[0], [1], [2], [0, 2]], ids=str)
+@pytest.mark.parametrize("none", ["ignored", "empty"])
+def test_batches_in_which_nothing_counts_are_passed_over(places, none):
+    """Wherever they are, as a prompt without an answer is in instruction tuning."""
+    whole = batches_of(sizes=(6, 5, 4))
+    batches = [
+        (x, torch.full_like(y, -100))
+        if k in places and none == "ignored"
+        else (x[:0], y[:0])
+        if k in places
+        else (x, y)
+        for k, (x, y) in enumerate(whole)
+    ]
+    points, task = [tw.Weights.of(network(seed)) for seed in range(2)], tw.classification()
+    values = tw.scan(network(), points, task, {"x": batches}).values["x"]
+    counted = [batch for k, batch in enumerate(whole) if k not in places]
+    for k, point in enumerate(points):
+        net = network()
+        point.load_into(net)
+        with torch.no_grad():
+            losses = torch.cat([nn.functional.cross_entropy(net(x), y, reduction="none") for x, y in counted])
+            wrong = torch.cat([net(x).argmax(1) != y for x, y in counted])
+        assert values["loss"][k] == pytest.approx(float(losses.mean()), rel=1e-9)
+        assert values["error"][k] == pytest.approx(float(wrong.double().mean()))
+    assert tw.soup(network(), points, task, batches).alone
+    assert tw.barriers(network(), points, task, batches, points=3).matrix.shape == (2, 2)

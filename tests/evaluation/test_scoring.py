@@ -196,7 +196,9 @@ def test_closed_form_temperature_of_constant_logits():
     ("batches", "message"),
     [
         ([torch.zeros(4, 1).double()], "a batch must be"),
-        ([(torch.zeros(4, 1).double(), None)], "targets that are no tensor"),
+        ([(torch.zeros(4, 1).double(), None)], "those of this batch are None: give data with labels"),
+        ([(torch.zeros(4, 1).double(),)], "got a tuple of 1: give data with labels"),
+        ([(torch.zeros(4, 1).double(), "labels")], "targets that are no tensor"),
         ([(torch.zeros(4, 1).double(), torch.randn(4, 2).double())], "a temperature is fitted to labels"),
         (labelled(-100, -100), "none of these labels counts"),
         ([], "the batches are empty"),
@@ -286,3 +288,24 @@ def test_equivalents_are_interpolated():
         [2.5]
     )  # two are as good as the better of one and two
     assert isnan(report(0.85).equivalents(report(1.0, float("nan")))[0])
+
+
+@pytest.mark.parametrize("value", [2, 0.5, torch.tensor(1.5)])
+def test_a_temperature_set_by_hand_is_saved_and_loaded(value, tmp_path):
+    net, points = constant([2.0, 0.0])
+    ensemble = tw.Ensemble(net, points)
+    ensemble.temperature = value
+    ensemble.save(tmp_path / "e")
+    back = tw.Ensemble.load(tmp_path / "e", net)
+    assert back.temperature == float(value)
+    expected = (torch.tensor([[2.0, 0.0]]).double() / float(value)).softmax(1)
+    assert torch.allclose(back.probabilities(torch.zeros(1, 1).double()).probabilities, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), "warm", True])
+def test_what_is_no_temperature_is_refused(value):
+    net, points = constant([2.0, 0.0])
+    ensemble = tw.Ensemble(net, points)
+    with pytest.raises(tw.ThalwegError, match="temperature"):
+        ensemble.temperature = value
+    assert ensemble.temperature is None

@@ -1,5 +1,7 @@
 """Ensembles in use: predictions without targets, and one module for all members."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -57,12 +59,37 @@ def flat(logits):
 def test_dimension_of_classes_is_asked_for_where_it_is_not_known():
     animal = ZOO["tied_lstm"]
     ensemble, inputs = tw.Ensemble(animal.module(1), points(animal, 2)), inputs_of(animal.batches()[0])
-    for task in (None, animal.task):
+    for task in (None, tw.Task(animal.task.loss)):
         with pytest.raises(tw.ThalwegError, match=r"which dimension of outputs \(.* has the classes must be said"):
             ensemble.probabilities(inputs, task)
     assert torch.allclose(
         ensemble.probabilities(inputs, tw.classification()).probabilities.sum(1), torch.ones(1).double()
     )
+
+
+def test_language_models_have_classes_in_the_last_dimension():
+    animal = ZOO["tied_lstm"]
+    members, inputs = points(animal, 3), inputs_of(animal.batches()[0])
+    ensemble = tw.Ensemble(animal.module(1), members)
+    expected = []
+    for member in members:
+        net = animal.module(1)
+        member.load_into(net)
+        with torch.no_grad():
+            expected.append(net.eval()(inputs).softmax(-1).transpose(1, 2))
+    found = ensemble.probabilities(inputs, tw.language_modelling())
+    assert torch.allclose(found.members, torch.stack(expected), rtol=0, atol=1e-12)
+    assert torch.allclose(found.probabilities, torch.stack(expected).mean(0), rtol=0, atol=1e-12)
+    assert torch.equal(ensemble.as_module(tw.language_modelling())(inputs), found.probabilities)
+
+
+def test_errors_of_the_network_say_what_it_was_given():
+    animal = ZOO["mlp"]
+    ensemble, (x, y) = tw.Ensemble(animal.module(1), points(animal, 2)), animal.batches()[0]
+    for inputs, message in ((x[:, 1:], "a batch of float64"), ((x, y), r"a batch of \(float64 .*, int64")):
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            ensemble.probabilities(inputs)
+        assert re.search(message, error.value.__notes__[0])
 
 
 def test_identical_members_have_no_mutual_information():

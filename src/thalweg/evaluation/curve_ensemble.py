@@ -10,7 +10,7 @@ from ..runtime.compute import Compute, present
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
-from ..tasks import Task, check_task, outputs_of, softmax
+from ..tasks import Task, check_task, outputs_of, softmax, token_softmax
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from . import metrics
@@ -59,7 +59,7 @@ def curve_ensemble(
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     check_task(task)
-    if task.probabilities not in (None, softmax):
+    if task.probabilities not in (None, softmax, token_softmax):
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has probabilities= of its own: leave it out"
         )

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count, to_device
-from ..errors import ThalwegError
+from ..error_notes import explained
+from ..errors import ThalwegError, number
 from ..results import Report
 from ..runtime.compute import present
 from ..runtime.progress import Progress
 from ..runtime.rng import seeded
 from ..store import files
-from ..tasks import Task, check_task, identity, softmax
+from ..tasks import Task, check_task, identity, softmax, token_softmax
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
@@ -29,7 +30,16 @@ from .calibration import tempered
 from .ensemble_folder import MANIFEST, load_member, read, save
 from .measure import Points, check_alone, check_finite, check_order, predicted
 from .scoring import Scored
-from .serving import EnsembleModule, Prediction, called, class_probabilities, class_softmax, network_at, scale
+from .serving import (
+    EnsembleModule,
+    Prediction,
+    called,
+    class_probabilities,
+    class_softmax,
+    network_at,
+    scale,
+    token_probabilities,
+)
 
 HELD_OUT = "held-out data"
 CROSS_FITTED = "each half of the data, for the other half"
@@ -54,20 +64,31 @@ class Ensemble:
         members: The networks, from one run or several; with batch norm they must have their statistics.
 
     Attributes:
-        temperature: What the averaged probabilities are scaled with, p ** (1 / temperature); None until `calibrate`.
+        temperature: What the averaged probabilities are scaled with, p ** (1 / temperature); None until `calibrate`, or
+            until it is set.
     """
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
         check_list(members, "an ensemble")
         self.module, self._probe = module, Probe(module)
         self.members, self._proven = list[Weights](), list[Task]()
-        self.temperature: float | None = None
+        self._temperature: float | None = None
         self._served: tuple[list[Weights], EnsembleModule] | None = None
         for member in members:
             self.add(member)
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def temperature(self) -> float | None:
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float | None) -> None:
+        if value is not None and not 0 < (value := float(number(value, "the temperature"))) < inf:
+            raise ThalwegError(f"a temperature is above 0 and finite, or None; got {value!r}")
+        self._temperature = value
 
     def add(self, member: Weights) -> None:
         """Add a member of the same architecture, with its batch-norm statistics; the temperature is no longer valid."""
@@ -116,7 +137,7 @@ class Ensemble:
         if own is identity:
             raise ThalwegError("this task has outputs and no probabilities of classes: use predict, or as_module(task)")
         inputs = to_device(inputs, self._probe.device)
-        with torch.no_grad():
+        with torch.no_grad(), explained(self._probe.module, inputs):
             if self._served is None or self._served[0] != self.members:
                 prove_on(self._probe, partial(called, self._probe.module), [inputs]).again()
                 self._served = list(self.members), self._steady(self.as_module(task), inputs)
@@ -148,7 +169,7 @@ class Ensemble:
 
         Returns:
             A module with the inputs of the network, on its device, with copies of all members, in evaluation mode; it
-            includes the ensemble's temperature.
+            includes the ensemble's temperature. For batches of any size give `torch.export` the inputs by position.
         """
         self._probe.load(self.members[0])  # without what earlier passes left in the network
         networks = [network_at(self._probe.module, member) for member in self.members]
@@ -372,6 +393,8 @@ def _own_probabilities(task: Task | None) -> Callable[[Any], Tensor]:
     if task is not None:
         check_task(task)
     given = None if task is None else task.probabilities
+    if given is token_softmax:
+        return token_probabilities
     return class_softmax if given is softmax else given or class_probabilities
 
 

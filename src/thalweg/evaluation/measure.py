@@ -198,9 +198,12 @@ def predicted(
                     found = then(outputs, wanted) if isinstance(wanted, Tensor) else None
                     if found is None or not found.ndim or not wanted.ndim:
                         raise ThalwegError(
-                            "predictions are averaged example by example, so a task's predict must give tensors with "
-                            "one row for each; it gave a single number, or targets that are no tensor: choose some in "
-                            "predict="
+                            "predictions are scored against targets, and those of this batch are None: give data with "
+                            "labels; for inputs alone there is Ensemble.probabilities"
+                            if wanted is None
+                            else "predictions are averaged example by example, so a task's predict must give tensors "
+                            "with one row for each; it gave a single number, or targets that are no tensor: choose "
+                            "some in predict="
                         )
                     values.append(found.cpu())
                     targets.append(wanted.cpu())

@@ -270,7 +270,8 @@ class Measurer:
             for name, measure in self.measures.items():
                 with undisturbed(self.data[name], seed=0):
                     measure(first)
-            found = {name: measure.means() for name, measure in self.measures.items()}  # waits for a GPU once
+            # waits for a GPU once; of the first batches alone perhaps none counts
+            found = {} if first else {name: measure.means() for name, measure in self.measures.items()}
             decay = 0.5 * self.weight_decay * float(square)
         self.last = (weights, {name: measure.early for name, measure in self.measures.items()}, self.points.pools)
         return {name: {"loss": means["data_loss"] + decay, **means} for name, means in found.items()}
@@ -292,7 +293,7 @@ def _look_again(at: Measurer, weights: Weights, early: Early, pools: Pools) -> N
         check_alone(at.probe, by_itself, with_others, what)
     for name, measure in at.measures.items():
         (alone, size), (after, as_many) = measure.early, early[name]
-        if size == as_many:  # otherwise less fits into GPU memory than before
+        if size == as_many and size:  # otherwise less fits into GPU memory than before
             what = (
                 f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "
                 f"after the others and {float(alone) / size:.6g} by itself"

@@ -71,7 +71,7 @@ def class_probabilities(outputs: Any) -> Tensor:
     if len(shape) == 3:
         raise ThalwegError(
             f"which dimension of outputs {shape} has the classes must be said: give task=classification() if it is "
-            "dimension 1, otherwise a task with probabilities=lambda logits: logits.softmax(-1).movedim(-1, 1)"
+            "dimension 1, and task=language_modelling() if it is the last"
         )
     return class_softmax(outputs)
 
@@ -85,6 +85,11 @@ def class_softmax(outputs: Any) -> Tensor:
             f"{tuple(logits.shape)}: give the task, with probabilities= of its own"
         )
     return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def token_probabilities(outputs: Any) -> Tensor:
+    """The same for classes in the last dimension."""
+    return class_softmax(outputs_of(outputs).movedim(-1, 1))
 
 
 def scale(probabilities: Tensor, temperature: float | None) -> Tensor:
