@@ -86,6 +86,35 @@ def test_a_loss_that_is_flat_or_not_finite_takes_one_round(function):
     assert len(scan.t) == 13
 
 
+@pytest.mark.parametrize("place", [0.01, 1 / 12, 0.2501, 1 / 3, 0.37, 0.5, 0.5 + 1e-9, 0.7071, 0.999])
+@pytest.mark.parametrize("height", [-3.0, 3.0, 0.3, 0.02])
+def test_a_jump_is_found_without_crowding_all_points_there(place, height):
+    """Slopes next to it would grow without limit as intervals become narrow."""
+    scan = scanned(lambda t: 1 + (t - 0.5) ** 2 + height * (t > place), line(), points="adaptive")
+    assert len(scan.t) <= 60
+    assert np.diff(scan.t).min() > 1e-6
+    spread = np.ptp(scan.values["x"]["loss"])
+    assert scan.summary()["x"]["loss"]["int"] == pytest.approx(13 / 12 + height * (1 - place), abs=0.0045 * spread)
+
+
+@pytest.mark.parametrize("points", ["adaptive", 21])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), 1e300])
+def test_a_summary_of_infinite_losses(points, value):
+    scan = scanned(lambda t: torch.where((t - 0.5).abs() < 0.3, value, t), line(), points=points)
+    found = scan.summary()["x"]["loss"]
+    assert found["min" if value < 0 else "max"] == value
+    inside = (np.abs(scan.t - 0.5) < 0.3).astype(float)
+    assert found["int"] == pytest.approx(value * float(np.trapezoid(inside, scan.t)), rel=0.02)
+    assert "inf" in scan.table() or "e+3" in scan.table()
+
+
+def test_a_chain_of_very_many_pieces_takes_one_round_and_no_warning():
+    chain = tw.PolyChain.through([tw.Weights.of(Loss(k / 100)) for k in range(101)])
+    scan = scanned(lambda t: t**2, chain, points="adaptive")
+    assert len(scan.t) == 201
+    assert scan.summary()["x"]["loss"]["int"] == pytest.approx(1 / 3, abs=1e-12)
+
+
 def test_a_rough_profile_stops_and_says_so():
     with pytest.warns(UserWarning, match=r"too rough for a tolerance of 1e-06 with 121 points: .* give a larger"):
         scan = scanned(lambda t: torch.sin(80 * t), line(), points="adaptive", tolerance=1e-6)

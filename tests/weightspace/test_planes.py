@@ -202,3 +202,5 @@ def test_bad_input_around_a_network():
         tw.Plane.around(ZOO["mlp"].module(1))
     with pytest.raises(tw.ThalwegError, match="those that would move are all 0"):
         tw.Plane.around(tw.Weights.of(nn.LayerNorm(4)))
+    with pytest.raises(tw.ThalwegError, match="a plane has two directions, and only one weight of this network"):
+        tw.Plane.around(tw.Weights.of(nn.Linear(1, 1)))

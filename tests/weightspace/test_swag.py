@@ -149,6 +149,7 @@ def test_bad_input():
     for bad in ({"n": 0}, {"n": 1.5}, {"n": 1, "scale": -1}, {"n": 1, "scale": float("inf")}, {"n": 1, "seed": "a"}):
         with pytest.raises(tw.ThalwegError):
             swag.sample(**bad)
+    assert len(swag.sample(1, seed=2**70)) == 1
     for rank in (1, -1, 2.5):
         with pytest.raises(tw.ThalwegError):
             tw.SWAG(rank=rank)

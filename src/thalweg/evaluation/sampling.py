@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ..errors import ThalwegError, number, several, whole
 from ..results import Values, corrections
 from ..results.levels import LEVELS, Scale
+from ..results.scan import JUMP
 from ..store.records import array
 from ..weightspace.curves import Curve, check_t
 from ..weightspace.planes import Plane
@@ -26,6 +27,7 @@ FLAT = 0.02  # a loss that varies by less than this share of itself is taken to 
 FIRST = 12  # intervals of the first round of an adaptive scan
 MOST = 121  # points of an adaptive scan along a curve, as many as of one with equal steps
 CUBIC = 4  # how many times smaller the error of a cubic is than that of a trapezoid, at least, if the loss is rough
+FINEST = 1 / 64  # of the tolerance: narrower intervals, as at a jump, are not divided
 COARSE = 10  # least cells along each side of an adaptive plane in its first round
 
 
@@ -105,7 +107,7 @@ class AlongCurve(Sampling):
         for entry in values.values():
             wanted |= _unresolved(entry["loss"], t, where["length"], cuts, self.tolerance)
         new = [{"t": float(middle)} for middle in ((t[:-1] + t[1:]) / 2)[wanted]]
-        if len(t) + len(new) <= MOST:
+        if not new or len(t) + len(new) <= MOST:
             return new
         warnings.warn(
             f"this profile is too rough for a tolerance of {self.tolerance:g} with {MOST} points: after {len(t)}, "
@@ -121,6 +123,7 @@ class AlongCurve(Sampling):
         return where, _values(found, lambda column: column[order])
 
 
+@np.errstate(over="ignore")  # of losses that are nearly infinite
 def _unresolved(loss: np.ndarray, t: np.ndarray, length: np.ndarray, cuts: np.ndarray, tolerance: float) -> np.ndarray:
     """The intervals that need a point in their middle; none where a loss is not finite."""
     spread = max(np.ptp(loss), FLAT * np.abs(loss).max())
@@ -128,8 +131,27 @@ def _unresolved(loss: np.ndarray, t: np.ndarray, length: np.ndarray, cuts: np.nd
         return np.zeros(len(t) - 1, dtype=bool)
     share = np.abs(corrections(loss, length, cuts)) / (spread * max(length[-1], np.finfo(float).tiny))
     largest = (share >= share.max() / 2) & (share.sum() > CUBIC * tolerance)
+    limited = (share * spread * length[-1] > 0.99 * JUMP * np.ptp(loss) * np.diff(length)) & (share > tolerance / 2)
+    jumps = _jumps(loss, t, cuts) > 2 * tolerance * spread
     sharp = _bends_at_top(loss, t, cuts) > CUBIC * tolerance * spread
-    return largest | sharp | (_highest(loss, t, cuts) > loss.max() + tolerance * spread)
+    unseen = _highest(loss, t, cuts) > loss.max() + tolerance * spread
+    return (largest | limited | jumps | sharp | unseen) & (np.diff(t) > FINEST * tolerance)
+
+
+def _jumps(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """How far off each trapezoid may be because the loss jumps in its interval: by how much that is steeper, or less
+    steep, than the one before, the one after, and one between the two.
+    """
+    found = np.zeros(len(t) - 1)
+    for start, stop in pairwise(cuts):
+        steps = np.diff(t[start : stop + 1])
+        slopes, middles = np.diff(loss[start : stop + 1]) / steps, t[start:stop] + steps / 2
+        before, after = np.r_[slopes[1], slopes[:-1]], np.r_[slopes[1:], slopes[-2]]
+        between, inner = before.copy(), slice(1, -1)
+        ways = (middles[inner] - middles[:-2]) / (middles[2:] - middles[:-2])
+        between[inner] += ways * (after - before)[inner]
+        found[start:stop] = steps**2 * np.abs(slopes - [before, after, between]).min(0) / 2
+    return found
 
 
 def _bends_at_top(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarray:

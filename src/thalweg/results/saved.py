@@ -16,6 +16,7 @@ from ..store.records import decoded
 Values = dict[str, dict[str, np.ndarray]]
 # units of our own scores; "%" is for shares, which tables and figures show in percent
 SHARES = dict.fromkeys(("error", "calibrated_error", "disagreement"), "%")
+LARGE = 1e6  # from here on, numbers are shown with an exponent
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +83,13 @@ def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str
     """
     >>> shown("loss", 0.12345), shown("error", 0.0712), shown("loss", float("nan"))
     ('0.123', '7.12', '-')
+    >>> shown("loss", 1.2345e13)
+    '1.234e+13'
     """
     if isnan(value):
         return "-"
+    if abs(value) > LARGE:
+        return f"{value:.3e}"
     return f"{100 * value:.2f}" if units.get(quantity) == "%" else f"{value:.3f}"
 
 

@@ -12,6 +12,7 @@ from ..errors import ThalwegError
 from .saved import SHARES, Saved, Values, csv_text, grid, shown, unit
 
 FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
+JUMP = 0.125  # most that a cubic adds to a trapezoid, as a share of how far all values vary: slopes mislead near jumps
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +147,7 @@ class Scan(Saved):
         measured = {f"{name}_{key}": each for name, entry in self.values.items() for key, each in entry.items()}
         return {name: each.ravel().tolist() for name, each in (places | measured).items() if each is not None}
 
+    @np.errstate(invalid="ignore", over="ignore")  # a loss may be infinite
     def _summarise(self, values: np.ndarray) -> dict[str, float]:
         numbers = {"min": values.min(), "mean": values.mean(), "max": values.max()}
         if self.kind == "curve" and self.t is not None and self.length is not None:
@@ -208,9 +210,12 @@ def corrections(values: np.ndarray, x: np.ndarray, cuts: np.ndarray) -> np.ndarr
     True
     """
     found = np.zeros(len(x) - 1)
+    if not np.isfinite(np.ptp(values)):
+        return found
     for start, stop in pairwise(cuts):
         steps = np.diff(x[start : stop + 1])
         if len(steps) > 1 and (steps > 0).all():
             slopes = np.gradient(values[start : stop + 1], x[start : stop + 1], edge_order=2)
-            found[start:stop] = -(steps**2) * np.diff(slopes) / 12
+            most = JUMP * np.ptp(values) * steps
+            found[start:stop] = np.clip(-(steps**2) * np.diff(slopes) / 12, -most, most)
     return found

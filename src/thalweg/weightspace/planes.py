@@ -146,6 +146,11 @@ class Plane:
                 "a random direction has the norms of the network's weights, and those that would move are all 0: biases"
                 " and other vectors move only with normalise=None"
             )
+        if int((ends[0].vector != weights.vector).sum()) == 1:
+            raise ThalwegError(
+                "a plane has two directions, and only one weight of this network would move: scan a Segment to either "
+                "side of it"
+            )
         plane = cls(weights, *ends)
         plane.margin = 0.0
         plane._place((0.0, 0.0))

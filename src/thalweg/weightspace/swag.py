@@ -109,7 +109,7 @@ class SWAG:
         if not 0 <= scale < inf:
             raise ThalwegError(f"scale multiplies a covariance, so it must be at least 0 and finite; got {scale}")
         self._need(2)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed % 2**64)
         return [
             self._draw(generator, scale, {"by": "SWAG", "scale": scale, "seed": seed, "number": k}) for k in range(n)
         ]
