@@ -224,6 +224,8 @@ def test_reliability_is_accuracy_against_confidence(tmp_path):
     assert np.allclose(np.column_stack(ax.lines[1].get_data()), [[80, 50], [95, 90]])
     sizes = ax.collections[0].get_sizes()
     assert sizes[1] > 2 * sizes[0]
+    with pytest.raises(tw.ThalwegError, match="this report has none, as for regression"):
+        tw.figures.reliability(tw.Report([{"squared_error": 1.0}], [{"squared_error": 1.0}], [], []))
 
 
 def report(errors, grown, epochs):

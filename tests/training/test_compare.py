@@ -1,5 +1,6 @@
 """Equal budgets: what is charged, what is shared, what is pooled."""
 
+import math
 import re
 
 import pytest
@@ -232,6 +233,20 @@ def test_paired_difference_to_one_network_with_its_standard_error(judged):
     single = result.score("Independent", 1)[0]
     assert result.difference("Snapshot", 2)[0] == pytest.approx(result.score("Snapshot", 2)[0] - single)
     assert set(result.entries["Snapshot"]["differences"]["1"]) == {"error", "nll", "calibrated_nll"}
+
+
+def test_one_test_example_has_no_standard_error():
+    def make(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(2, 2)
+
+    train = [(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))]
+    one = [(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))]
+    how = {"budget": 1, "multiples": (1,), "seeds": (0,), "lr": 0.1}
+    found = tw.compare(make, tw.classification(), train, one, [tw.Independent()], **how)
+    assert found.difference("Independent", 1)[0] == 0
+    assert math.isnan(found.difference("Independent", 1)[1])
+    assert "1B Independent" in found.costs()
 
 
 def test_calibrated_scores_of_a_comparison_use_the_held_out_data(judged):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import nan
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -101,7 +102,8 @@ class Judge:
 
 
 def paired(found: Sequence[Examples], one: Sequence[Examples]) -> dict[str, list[float]]:
-    """For each score, the mean difference and its standard error over the examples; several runs are averaged first.
+    """For each score, the mean difference and its standard error over the examples, which one alone does not have;
+    several runs are averaged first.
 
     >>> ours, theirs = torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 1.0, 0.0])
     >>> paired([{"error": ours}], [{"error": theirs}])
@@ -112,5 +114,6 @@ def paired(found: Sequence[Examples], one: Sequence[Examples]) -> dict[str, list
         if all(name in examples for examples in (*found, *one)):
             ours, theirs = (torch.stack([examples[name] for examples in side]).mean(0) for side in (found, one))
             values = ours - theirs
-            differences[name] = [float(values.mean()), float(values.std() / len(values) ** 0.5)]
+            spread = float(values.std()) if len(values) > 1 else nan
+            differences[name] = [float(values.mean()), spread / len(values) ** 0.5]
     return differences

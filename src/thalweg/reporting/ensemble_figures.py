@@ -67,6 +67,8 @@ def reliability(
         found = {name: bins for name, bins in both.items() if bins}
     if isinstance(found, CurveEnsemble):
         found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
+    if not found:
+        raise ThalwegError("reliability is that of predicted labels, and this report has none, as for regression")
     ax = one(ax)
     ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
     for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
