@@ -105,7 +105,10 @@ def test_bare_classes_take_the_papers_settings():
         ({"methods": [tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01, starts=(0.04, 0.8))]}, "before its first epoch"),
         ({"methods": [tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01)]}, r"^FGE\(cycle=2, .* does not fit into a budget of"),
         ({"bn_batches": None}, "SWA's average has no batch-norm statistics"),
-        ({"held_out": [(torch.ones(4, 2, 5, 5).double(), None)]}, "on the held-out data, .*those of this batch are None: give data with labels"),
+        (
+            {"held_out": [(torch.ones(4, 2, 5, 5).double(), None)]},
+            "on the held-out data, .*those of this batch are None: give data with labels",
+        ),
         ({"held_out": iter([])}, "on the held-out data, the batches must"),
     ],
 )
