@@ -16,22 +16,24 @@ def is_generator(value: Any) -> bool:
 
 def generator_state(generator: Any) -> Any:
     """A copy of its state, made of tensors, arrays, dicts, tuples and numbers."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
+    match generator:
+        case torch.Generator():
+            return generator.get_state()
+        case random.Random():
+            return generator.getstate()
+        case np.random.RandomState():
+            return generator.get_state(legacy=False)
     return getattr(generator, "bit_generator", generator).state
 
 
 def set_generator(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        getattr(generator, "bit_generator", generator).state = state
+    match generator:
+        case torch.Generator() | np.random.RandomState():
+            generator.set_state(state)
+        case random.Random():
+            generator.setstate(state)
+        case _:
+            getattr(generator, "bit_generator", generator).state = state
 
 
 def global_randomness() -> dict[str, Any]:

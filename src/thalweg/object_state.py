@@ -49,26 +49,22 @@ class Place(NamedTuple):
 
     def put(self, value: Any) -> None:
         """Store a copy there; into the same list, array or tensor where its shape allows, since it may be shared."""
-        now = self.value
-        if isinstance(value, GeneratorState):
-            set_generator(now, value.state)
-        elif isinstance(value, list) and isinstance(now, list):
-            now[:] = copied(value)
-        elif isinstance(value, dict) and isinstance(now, dict):
-            now.clear()
-            now.update(copied(value))
-        elif isinstance(value, np.ndarray) and isinstance(now, np.ndarray) and _kind(value) == _kind(now):
-            now[...] = value
-        elif isinstance(value, Tensor) and isinstance(now, Tensor):
-            self._put_tensor(now, value)
-        else:
-            _assign(self.owner, self.key, copied(value))
-
-    def _put_tensor(self, now: Tensor, value: Tensor) -> None:
-        if _kind(value) == _kind(now):
-            now.detach().copy_(value)
-        else:
-            _assign(self.owner, self.key, value.detach().to(now.device, copy=True))
+        match value, self.value:
+            case GeneratorState(state), now:
+                set_generator(now, state)
+            case list(), list() as now:
+                now[:] = copied(value)
+            case dict(), dict() as now:
+                now.clear()
+                now.update(copied(value))
+            case np.ndarray(), np.ndarray() as now if _kind(value) == _kind(now):
+                now[...] = value
+            case Tensor(), Tensor() as now if _kind(value) == _kind(now):
+                now.detach().copy_(value)
+            case Tensor(), Tensor() as now:
+                _assign(self.owner, self.key, value.detach().to(now.device, copy=True))
+            case _:
+                _assign(self.owner, self.key, copied(value))
 
     def remove(self) -> None:
         """Remove what was not there before; variables in closures stay."""
@@ -212,20 +208,21 @@ def same(one: Any, two: Any) -> bool:
     """Whether two copies are equal, bit for bit and in type."""
     if type(one) is not type(two):
         return False
-    if isinstance(one, Tensor):
-        two = two.to(one.device)
-        alike = _kind(one) == _kind(two)
-        return alike and (torch.equal(one, two) or bool(((one == two) | ((one != one) & (two != two))).all()))
-    if isinstance(one, np.ndarray):
-        return _kind(one) == _kind(two) and one.tobytes() == two.tobytes()
-    if isinstance(one, GeneratorState):
-        return same(one.state, two.state)
-    if isinstance(one, list | tuple):
-        kinds = set(map(type, one))
-        quick = kinds.isdisjoint((Tensor, np.ndarray, list, tuple, dict)) and one == two
-        return list(map(type, one)) == list(map(type, two)) and (quick or all(map(same, one, two)))
-    if isinstance(one, dict):
-        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    match one:
+        case Tensor():
+            two = two.to(one.device)
+            alike = _kind(one) == _kind(two)
+            return alike and (torch.equal(one, two) or bool(((one == two) | ((one != one) & (two != two))).all()))
+        case np.ndarray():
+            return _kind(one) == _kind(two) and one.tobytes() == two.tobytes()
+        case GeneratorState(state):
+            return same(state, two.state)
+        case list() | tuple():
+            kinds = set(map(type, one))
+            quick = kinds.isdisjoint((Tensor, np.ndarray, list, tuple, dict)) and one == two
+            return list(map(type, one)) == list(map(type, two)) and (quick or all(map(same, one, two)))
+        case dict():
+            return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
     return bool(one == two or (one != one and two != two))
 
 
@@ -265,27 +262,25 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
     """What an object holds, one level down; by the methods of the builtin types, since those of a subclass may count
     calls.
     """
-    if isinstance(value, list | tuple):
-        items = (
-            list.__getitem__(value, slice(ITEMS)) if isinstance(value, list) else tuple.__getitem__(value, slice(ITEMS))
-        )
-        fixed = isinstance(value, tuple)
-        yield from (
-            (i, Place(value, i, item)) for i, item in enumerate(items) if not (fixed and isinstance(item, SCALARS))
-        )
-    elif isinstance(value, dict):
-        yield from ((key, Place(value, key, item)) for key, item in islice(dict.items(value), ITEMS))
-    elif isinstance(value, MappingProxyType):
-        yield from ((key, Place(None, None, item)) for key, item in islice(value.items(), ITEMS))
-    elif isinstance(value, partial):
-        yield from ((key, Place(None, None, getattr(value, key))) for key in ("func", "args", "keywords"))
-    elif isinstance(value, MethodType | BuiltinMethodType):
-        yield "self", Place(None, None, value.__self__)
-    elif isinstance(value, FunctionType):
-        yield from _of_function(value)
-    elif isinstance(value, Optimizer):
-        yield from _of_optimizer(value)
-        return
+    match value:
+        case list():
+            yield from ((i, Place(value, i, item)) for i, item in enumerate(list.__getitem__(value, slice(ITEMS))))
+        case tuple():
+            items = enumerate(tuple.__getitem__(value, slice(ITEMS)))
+            yield from ((i, Place(value, i, item)) for i, item in items if not isinstance(item, SCALARS))
+        case dict():
+            yield from ((key, Place(value, key, item)) for key, item in islice(dict.items(value), ITEMS))
+        case MappingProxyType():
+            yield from ((key, Place(None, None, item)) for key, item in islice(value.items(), ITEMS))
+        case partial():
+            yield from ((key, Place(None, None, getattr(value, key))) for key in ("func", "args", "keywords"))
+        case MethodType() | BuiltinMethodType():
+            yield "self", Place(None, None, value.__self__)
+        case FunctionType():
+            yield from _of_function(value)
+        case Optimizer():
+            yield from _of_optimizer(value)
+            return
     if isinstance(value, FunctionType) or _is_walked(type(value)):
         yield from _of_object(value)
 

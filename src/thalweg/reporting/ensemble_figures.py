@@ -62,11 +62,12 @@ def reliability(
             bins as in `Report.reliability`.
         ax: Axes to draw into; new ones by default.
     """
-    if isinstance(found, Report):
-        both = {"the ensemble": found.reliability, "after temperature scaling": found.calibrated_reliability}
-        found = {name: bins for name, bins in both.items() if bins}
-    if isinstance(found, CurveEnsemble):
-        found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
+    match found:
+        case Report():
+            both = {"the ensemble": found.reliability, "after temperature scaling": found.calibrated_reliability}
+            found = {name: bins for name, bins in both.items() if bins}
+        case CurveEnsemble():
+            found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     if not found:
         raise ThalwegError("reliability is that of predicted labels, and this report has none, as for regression")
     ax = one(ax)

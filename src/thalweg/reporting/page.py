@@ -72,8 +72,11 @@ def _filled(title: str, shown: Mapping[str, Any]) -> str:
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null, which figures show as gaps."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

@@ -58,15 +58,16 @@ def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[N
 
 
 def seed_generator(generator: Any, seed: int) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, random.Random):
-        generator.seed(seed)
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(seed % 2**32)
-    else:
-        bits = getattr(generator, "bit_generator", generator)
-        bits.state = type(bits)(seed % 2**64).state
+    match generator:
+        case torch.Generator():
+            generator.manual_seed(seed)
+        case random.Random():
+            generator.seed(seed)
+        case np.random.RandomState():
+            generator.seed(seed % 2**32)
+        case _:
+            bits = getattr(generator, "bit_generator", generator)
+            bits.state = type(bits)(seed % 2**64).state
 
 
 def seed_all(seed: int) -> None:

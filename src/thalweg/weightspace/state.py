@@ -163,30 +163,29 @@ def _slots(value: Any) -> dict[str, Any]:
 
 
 def _unchanged(container: Any, before: Any) -> bool:
-    if isinstance(container, dict):
-        return (
-            len(container) == len(before)
-            and all(map(is_, container.values(), before.values()))
-            and [*container] == [*before]
-        )
-    if isinstance(container, list | deque):
-        return len(container) == len(before) and all(map(is_, container, before))
-    if isinstance(container, set):
-        return container == before
+    match container:
+        case dict():
+            same = len(container) == len(before) and all(map(is_, container.values(), before.values()))
+            return same and [*container] == [*before]
+        case list() | deque():
+            return len(container) == len(before) and all(map(is_, container, before))
+        case set():
+            return container == before
     return all(getattr(container, name, None) is item for name, item in before.items())
 
 
 def _put_back(container: Any, before: Any) -> None:
-    if isinstance(container, dict | set):
-        container.clear()
-        container.update(before)
-    elif isinstance(container, list | deque):
-        container.clear()
-        container.extend(before)
-    else:
-        for name, item in before.items():
-            if getattr(container, name, None) is not item:
-                object.__setattr__(container, name, item)
+    match container:
+        case dict() | set():
+            container.clear()
+            container.update(before)
+        case list() | deque():
+            container.clear()
+            container.extend(before)
+        case _:
+            for name, item in before.items():
+                if getattr(container, name, None) is not item:
+                    object.__setattr__(container, name, item)
 
 
 def plain(tensor: Tensor) -> bool:
