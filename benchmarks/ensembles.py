@@ -46,14 +46,14 @@ ANCHORS = {
 def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, seed: int) -> list[tw.Weights]:
     """Networks drawn around those of one FGE run, each with its own batch-norm statistics if it needs any."""
     drawn = tw.SWAG(members).sample(samples, seed=seed)
-    return [tw.update_bn(experiment.form, weights, experiment.clean).to("cpu") for weights in drawn]
+    return [tw.update_bn(experiment.architecture, weights, experiment.clean).to("cpu") for weights in drawn]
 
 
 def judged(experiment: Experiment, samples: int) -> tw.Comparison:
     seeds = experiment.seeds
     runs: dict[str, list[Any]] = {name: members_of(experiment, key, len(seeds)) for name, key in METHODS.items()}
     runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in zip(seeds, runs["FGE"], strict=True)]
-    judge = Judge(experiment.form, experiment.task, experiment.test, None, experiment.clean, None)
+    judge = Judge(experiment.architecture, experiment.task, experiment.test, None, experiment.clean, None)
     one, multiples = judge.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
     entries = {
         name: {

@@ -96,11 +96,11 @@ def figures(name, compute, rounds):
     print(bench.table(timings), flush=True)
     timings["epoch, per step"] = epochs_of(timer, 5 if name == "vgg16" else 4)
     with aside(timer.device):
-        fast = timer.side_by_side()
+        fast = timer.interleaved()
     timings |= {f"{kind} (fastest mode)": timing for kind, timing in fast.items()}
     plain = bench.Bench(inputs, replace(compute, compile=False), rounds, timer.steps)
     with aside(timer.device):
-        slow = plain.side_by_side()
+        slow = plain.interleaved()
     timings |= {f"{kind} (not compiled)": timing for kind, timing in slow.items()}
 
     def ratio(one, two):

@@ -98,15 +98,20 @@ class Bench:
                 "data pipeline": self.pipeline(),
                 **self.scanning(),
                 "checkpoint": self.checkpoint(),
-                **(self.side_by_side(number) if number > 1 else {}),
+                **(self.interleaved(number) if number > 1 else {}),
             }
 
     def training(self, others: Mapping[str, Callable[[], Callable[[], object]]] | None = None) -> dict[str, Timing]:
         """Plain, curve and walk steps on one batch, and others by name, interleaved so that all see the same load."""
         if self.compute.compile:
-            _repeat(self.plain(), 2)  # so that no peak of memory below includes the compiler's trial
+            _repeat(self.plain_step(), 2)  # so that no peak of memory below includes the compiler's trial
         works, memory = {}, {}
-        steps = {"plain step": self.plain, "curve step": self.bent, "walk step": self.walked, **(others or {})}
+        steps = {
+            "plain step": self.plain_step,
+            "curve step": self.curve_step,
+            "walk step": self.walk_step,
+            **(others or {}),
+        }
         for name, make in steps.items():
             before = self._memory()
             works[name] = make()
@@ -121,14 +126,14 @@ class Bench:
         step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM), DECAY)
         return Accelerated(step, Context(), self.compute)
 
-    def plain(self) -> Callable[[], object]:
+    def plain_step(self) -> Callable[[], object]:
         return partial(self.step(Network(Probe(self.inputs.model, None, self.compute))), self.batch, RATE)
 
-    def bent(self) -> Callable[[], object]:
+    def curve_step(self) -> Callable[[], object]:
         motion = UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve)
         return partial(self.step(motion), self.batch, RATE)
 
-    def walked(self) -> Callable[[], object]:
+    def walk_step(self) -> Callable[[], object]:
         step = self.step(Network(Probe(self.inputs.model, None, self.compute)))
         plan = Plan(lambda i: RATE, lambda i: False, 1)
         observer = WalkObserver(plan, self.inputs.task, {}, {}, None, Call(self.compute))
@@ -156,10 +161,10 @@ class Bench:
             _repeat(work, 2)  # in which the last of all kinds of batches is captured
         return self.alternate(works, 5)
 
-    def side_by_side(self, number: int = 3) -> dict[str, Timing]:
+    def interleaved(self, number: int = 3) -> dict[str, Timing]:
         """Steps of several networks interleaved, and of the same networks one after another, per step of one."""
         steps = max(self.steps, WARM)
-        jobs = [partial(self._turns, self.plain(), steps) for _ in range(number)]
+        jobs = [partial(self._take_steps, self.plain_step(), steps) for _ in range(number)]
         works: dict[str, Callable[[], object]] = {
             f"{number} together": lambda: tw.together(*jobs),
             "one by one": lambda: [tw.together(job) for job in jobs],
@@ -168,7 +173,7 @@ class Bench:
             work()
         return self.alternate(works, per=steps * number, images=self.size)
 
-    def _turns(self, step: Callable[[], object], times: int) -> None:
+    def _take_steps(self, step: Callable[[], object], times: int) -> None:
         slot = present.get().slot
         with aside(self.device, present.get().stream):
             for _ in range(times):

@@ -26,8 +26,13 @@ def digits(seed: int) -> dict[str, Any]:
     clean = train.clean(batch_size=433)
     with seeded(seed):
         model = tw.models.digits_net()
-    data = {"train": clean, "test": tw.data.DeviceBatches(*test_set, 500)}
-    return {"model": model, "task": tw.classification(), "train": train, "bn_batches": clean, "data": data}
+    return {
+        "model": model,
+        "task": tw.classification(),
+        "train": train,
+        "bn_batches": clean,
+        "data": {"train": clean, "test": tw.data.DeviceBatches(*test_set, 500)},
+    }
 
 
 def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, tw.Scan]:
@@ -37,8 +42,9 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
     scan = partial(tw.scan, made.model, **measuring)
     say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
     a, b, c = (tw.fit(_network(seed), made.task, made.train, seed=seed, **FIT, **own) for seed in range(3))
-    epochs = f"{CONNECT['epochs']} epochs each"
-    say(f"Connecting the first two by a Bezier curve and by a chain with one bend ({epochs}) ...")
+    say(
+        f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ..."
+    )
     curves = {
         name: tw.connect(made.model, fresh, made.task, made.train, **CONNECT, **own)
         for name, fresh in {"Bezier": tw.Bezier(a, b), "PolyChain": tw.PolyChain(a, b)}.items()

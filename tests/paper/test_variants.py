@@ -137,9 +137,9 @@ def test_width_has_pairs_of_networks_of_their_own_at_every_width(tmp_path):
         f"cifar10-conv3fc3-weight_decay-0.0001-width-{width}" for width in (0.03, 0.1)
     }
     narrow = next(pair for pair, _ in wanted if pair.recipe.width == 0.03)
-    assert narrow.form[-1].in_features == 30
+    assert narrow.architecture[-1].in_features == 30
     assert narrow.recipe.weight_decay == 1e-4
-    assert experiment.wide(1.0).folder == experiment.folder
+    assert experiment.with_width(1.0).folder == experiment.folder
 
 
 def test_a_variant_is_held_against_the_papers_loss_and_lengths():
@@ -212,4 +212,4 @@ def test_words_are_measured_with_dropout_at_every_point(tmp_path):
     assert noisy[0] == pytest.approx(float(naive), rel=0.02)
     assert abs(plain[0] - float(naive)) > 0.05 * float(naive)
     assert len(noisy) == 5
-    assert not isinstance(experiment.form.dropout, penn_treebank.ActiveDropout)
+    assert not isinstance(experiment.architecture.dropout, penn_treebank.ActiveDropout)

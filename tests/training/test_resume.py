@@ -398,12 +398,12 @@ def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
     """As timeout(1) sends it, to the process and to its group."""
     from thalweg.store import runs
 
-    monkeypatch.setattr(runs, "ONE_WISH", 3600.0)
+    monkeypatch.setattr(runs, "SAME_SIGNAL", 3600.0)
     with runs.Interrupts() as interrupts:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.asked == signal.SIGTERM
-        monkeypatch.setattr(runs, "ONE_WISH", 0.0)
+        monkeypatch.setattr(runs, "SAME_SIGNAL", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
 

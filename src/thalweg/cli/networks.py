@@ -63,9 +63,8 @@ def fit(
         for own, made in zip(each, inputs, strict=True)
     ]
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
-    for number, made, weights in zip(folders, inputs, trained, strict=True):
-        decay = each[0].penalty
-        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=decay, progress=bar(quiet))
+    for number, own, made, weights in zip(folders, each, inputs, trained, strict=True):
+        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=own.penalty, progress=bar(quiet))
         typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
     done(out, _after_fit(given, list(folders.values())))
 

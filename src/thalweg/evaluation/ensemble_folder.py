@@ -54,7 +54,7 @@ def read(manifest: Path, layout: Layout) -> tuple[list[dict[str, Any]], float | 
 
 
 def load_member(manifest: Path, entry: Mapping[str, Any]) -> Weights:
-    path = files.beside(manifest, entry["file"], "member")
+    path = files.next_to(manifest, entry["file"], "member")
     try:
         member = Weights.load(path)
     except ThalwegError as error:
@@ -71,7 +71,7 @@ def _files(manifest: Path, entries: Sequence[Mapping[str, Any]]) -> set[tuple[Pa
     """The files that a manifest names, and the kind of each."""
     kinds = (("file", "member", "weights"), ("base", "base", "base"))
     return {
-        (files.beside(manifest, entry[key], name), kind)
+        (files.next_to(manifest, entry[key], name), kind)
         for entry in entries
         for key, name, kind in kinds
         if key in entry

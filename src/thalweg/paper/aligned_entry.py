@@ -77,7 +77,7 @@ def _measured(pair: Experiment, name: str, what: Need | str) -> tw.Scan:
     """Along a curve, or the line between networks aligned in some way; a finished scan needs neither of them."""
     if _scanned(pair, name):
         return tw.Scan.load(pair.results / f"scan-{name}")
-    target = pair.fulfil(what) if isinstance(what, Need) else tw.Segment(*pair.ends(what))
+    target = pair.obtain(what) if isinstance(what, Need) else tw.Segment(*pair.ends(what))
     return pair.scan(name, target, points=min(POINTS[_in_paper(pair)], pair.scale.points))
 
 

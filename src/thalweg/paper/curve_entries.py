@@ -240,7 +240,7 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 def trivial(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     """Through the origin: predictions stay, the loss rises."""
     ends, last = experiment.networks(2), experiment.scale.points - 1
-    path = OriginPath(experiment.form, *ends)
+    path = OriginPath(experiment.architecture, *ends)
     at = [k / last for k in range(last + 1) if 2 * k != last]
     exact = replace(experiment.compute, precision="fp32")  # bf16 would change some predictions near the origin
     scan = experiment.scan("trivial", [path.point(s) for s in at], bn_batches=None, compute=exact)
@@ -269,7 +269,7 @@ def _in_float64(experiment: Experiment, ends: Sequence[tw.Weights]) -> tuple[flo
     """How far logits are from t^n times those of the end, relative to them, and the share of equal predictions; on
     1,000 test images, at t = 0.05, 0.1, ..., 1.
     """
-    module = deepcopy(experiment.form).cpu().double().eval()
+    module = deepcopy(experiment.architecture).cpu().double().eval()
     mean, std = (torch.tensor(v).double().reshape(1, -1, 1, 1) for v in experiment.recipe.colours)
     x = (experiment.images[1][0][:1000].double() / 255 - mean) / std
     exact = [replace(tw.Weights.of(module), vector=end.vector.cpu().double()) for end in ends]
@@ -290,9 +290,8 @@ def _in_float64(experiment: Experiment, ends: Sequence[tw.Weights]) -> tuple[flo
 def cost(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     with aside(experiment.device):
         times = experiment.timer(experiment.compute, rounds=9).training()
-    rows = [{"step": name, "ms": 1e3 * timing.median} for name, timing in times.items()]
     extra = 100 * (times["curve step"].median / times["plain step"].median - 1)
     most = figure("extra time of a curve epoch over a plain epoch (%)")
-    return rows, [
+    return [{"step": name, "ms": 1e3 * timing.median} for name, timing in times.items()], [
         Claim(f"a curve epoch costs less than {most:.0f} % more than a plain one", extra < most, f"{extra:+.1f} %")
     ]

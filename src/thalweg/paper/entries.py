@@ -277,6 +277,8 @@ def train_part(runs: Runs, seeds: int, shard: str) -> str:
     own = [item for item in wanted if item[1].stage == min(stages, default=0)][int(i) - 1 :: int(n)]
     todo = missing(own)
     prepare(todo)
-    later = "more can be trained once all shards are done: run the command again"
-    then = later if len(stages) > 1 else "then run it without --shard"
-    return f"trained {len(todo)} of the {len(own)} of this shard; {then}"
+    return f"trained {len(todo)} of the {len(own)} of this shard; " + (
+        "more can be trained once all shards are done: run the command again"
+        if len(stages) > 1
+        else "then run it without --shard"
+    )

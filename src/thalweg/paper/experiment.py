@@ -102,7 +102,7 @@ class Experiment:
         return self.seeds[need.seed] if self.seeds and need.kind not in KINDS else need.seed
 
     @property
-    def drawn(self) -> bool:
+    def random_data(self) -> bool:
         """Whether data are random."""
         return self.given is None and self.scale.name == "smoke"
 
@@ -118,7 +118,7 @@ class Experiment:
     def images(self) -> list[tuple[Tensor, Tensor]]:
         """Training and test images with their labels, as many as the scale asks for."""
         counts = (self.scale.images, self.scale.tests)
-        if self.drawn:
+        if self.random_data:
             return [self._random(count or 1) for count in counts]
         sets = getattr(tw.data, self.recipe.data)(tw.data.find_data(self.given), download=self.download)
         return [(images[:count], labels[:count]) for (images, labels), count in zip(sets, counts, strict=True)]
@@ -157,7 +157,7 @@ class Experiment:
             return (self.make or self._network)().to(self.device)
 
     @cached_property
-    def form(self) -> nn.Module:
+    def architecture(self) -> nn.Module:
         """A network of the same architecture; its weights do not matter."""
         return self.model(0)
 
@@ -169,7 +169,7 @@ class Experiment:
         """Arguments to train a network or a curve whose recipe has the rate `lr`."""
         return {"lr": lr}
 
-    def fulfil(self, need: Need) -> Any:
+    def obtain(self, need: Need) -> Any:
         """Train it, or load it if it exists; loaded results are cached."""
         if need not in self._made:
             try:
@@ -198,15 +198,15 @@ class Experiment:
                 start = [self.network(need.seed).kept[epoch] for epoch in way.starts]
                 common |= {"epochs": way.epochs, "start": start, "seed": seed + 1000, "watch": {"test": self.test}}
                 fge = tw.FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
-                return tw.walk(self.form, self.task, self.train, fge, **common)
+                return tw.walk(self.architecture, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
                 epochs = need.epochs or recipe.curve_epochs
                 common |= {"epochs": epochs, "seed": seed, "loss": need.loss}
                 common |= self.rates(need.times * recipe.curve_lr)
-                return tw.connect(self.form, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
+                return tw.connect(self.architecture, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
 
     def network(self, seed: int) -> tw.Weights:
-        return self.fulfil(Need("network", seed))
+        return self.obtain(Need("network", seed))
 
     def networks(self, count: int) -> list[tw.Weights]:
         return [self.network(seed) for seed in range(count)]
@@ -216,21 +216,21 @@ class Experiment:
         need = Need("ends", 0, by)
         if need not in self._made:
             one, two = self.networks(2)
-            align: Any = partial(tw.align, self.form, one, two, self.task, self.clean, by=by)
+            align: Any = partial(tw.align, self.architecture, one, two, self.task, self.clean, by=by)
             self._made[need] = [one, align() if by else two]
         return self._made[need]
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
-        return tw.Segment(*self.networks(2)) if kind == "segment" else self.fulfil(Need(kind, seed))
+        return tw.Segment(*self.networks(2)) if kind == "segment" else self.obtain(Need(kind, seed))
 
     def walk(self, kind: str, seed: int = 0) -> tw.Walk:
-        return self.fulfil(Need(kind, seed))
+        return self.obtain(Need(kind, seed))
 
     def scan(self, name: str, target: Any, **settings: Any) -> tw.Scan:
         """Every data set at every point; stored under `name`."""
         common: dict[str, Any] = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings}
         places = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
-        return tw.scan(self.form, target, self.task, self.data, **{**places, **common, **settings})
+        return tw.scan(self.architecture, target, self.task, self.data, **{**places, **common, **settings})
 
     def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
         return {kind: self.scan(kind, self.curve(kind)) for kind in kinds}
@@ -241,15 +241,15 @@ class Experiment:
 
     def report(self, members: Sequence[tw.Weights]) -> tw.Report:
         """Their ensemble on the test set."""
-        return tw.Ensemble(self.form, members).report(self.task, self.test, progress=self.progress)
+        return tw.Ensemble(self.architecture, members).report(self.task, self.test, progress=self.progress)
 
     def timer(self, compute: tw.Compute, rounds: int) -> Bench:
         """Times steps of its network."""
-        return Bench(Inputs(self.form, self.task, self.train, self.clean, self.data), compute, rounds)
+        return Bench(Inputs(self.architecture, self.task, self.train, self.clean, self.data), compute, rounds)
 
     def batches_per_point(self) -> int:
         """Forward passes at one point of a scan, in batches of training: for batch norm, and over all data sets."""
-        return (1 + any(batch_norms(self.form))) * len(self.train) + len(self.test)
+        return (1 + any(batch_norms(self.architecture))) * len(self.train) + len(self.test)
 
     def finished(self, need: Need) -> bool:
         return (self.place(need) / DONE).is_file()
@@ -274,12 +274,12 @@ class Experiment:
             "fge": (epochs * starts, epochs // cycle * starts),
         }
         trained, vectors = costs.get(need.kind, (need.epochs or recipe.curve_epochs, 3))
-        return trained, 4 * vectors * sum(p.numel() for p in self.form.parameters())
+        return trained, 4 * vectors * sum(p.numel() for p in self.architecture.parameters())
 
-    def wide(self, factor: float) -> "Experiment":
+    def with_width(self, factor: float) -> "Experiment":
         """The same with another width."""
-        other = self._twin()
-        other.__dict__.pop("form", None)
+        other = self._copy()
+        other.__dict__.pop("architecture", None)
         other.recipe = changed(self.recipe, [f"width={factor}"])
         other.folder = self.folder.with_name(other.recipe.folder)
         return other
@@ -292,11 +292,11 @@ class Experiment:
     def between(self, *seeds: int) -> "Experiment":
         """The same with the networks of these seeds; made once."""
         if seeds not in self._pairs:
-            self._pairs[seeds] = other = self._twin()
+            self._pairs[seeds] = other = self._copy()
             other.seeds = seeds
         return self._pairs[seeds]
 
-    def _twin(self) -> "Experiment":
+    def _copy(self) -> "Experiment":
         assert self.train is not None  # so that copies share them
         assert self.data
         other = copy(self)
@@ -320,4 +320,4 @@ def prepare(wanted: Wanted) -> None:
         for stage in (0, 1):
             here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
             if here:
-                at_once([partial(experiment.fulfil, need) for experiment, need in here], here[0][0].device)
+                at_once([partial(experiment.obtain, need) for experiment, need in here], here[0][0].device)

@@ -27,7 +27,7 @@ class ImageExperiment(Experiment):
     size, workers = 224, 8
 
     def _network(self) -> nn.Module:
-        if self.drawn:
+        if self.random_data:
             return super()._network()
         assert self.train is not None  # report missing images first
         return tw.models.resnet50(pretrained=True)
@@ -44,11 +44,11 @@ class ImageExperiment(Experiment):
 
     @cached_property
     def train(self) -> Any:
-        return super().train if self.drawn else self._read("train", train=True)
+        return super().train if self.random_data else self._read("train", train=True)
 
     @cached_property
     def test(self) -> Any:
-        return super().test if self.drawn else self._read("val")
+        return super().test if self.random_data else self._read("val")
 
     @property
     def data(self) -> dict[str, Any]:
@@ -56,9 +56,9 @@ class ImageExperiment(Experiment):
 
 
 def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    method, start = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5), tw.Weights.of(experiment.form)
+    method, start = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5), tw.Weights.of(experiment.architecture)
     own: dict[str, Any] = {"epochs": 5, "start": start, "run": experiment.folder / "fge-0", **experiment.settings}
-    members = [start, *tw.walk(experiment.form, experiment.task, experiment.train, method, **own).members]
+    members = [start, *tw.walk(experiment.architecture, experiment.task, experiment.train, method, **own).members]
     found = experiment.report(members)
     before, after = 100 * found.members[0]["error"], 100 * found.scores["error"]
     together, reported = f"FGE, {len(members)} with the start", "FGE top-1 error after 5 epochs with 4 members (%)"

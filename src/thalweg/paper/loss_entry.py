@@ -24,7 +24,7 @@ def chain_losses(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 
 
 def _row(experiment: Experiment, out: Path, name: str, need: Need) -> dict[str, Any]:
-    chain, stem = experiment.fulfil(need), "polychain" if need.loss == "uniform" else "polychain-arclength"
+    chain, stem = experiment.obtain(need), "polychain" if need.loss == "uniform" else "polychain-arclength"
     scan = experiment.scan(stem, chain)
     keep({stem: scan}, out)
     loss, error = scan.summary()["train"]["loss"], scan.summary()["test"]["error"]

@@ -112,7 +112,7 @@ class TextExperiment(Experiment):
 
     @cached_property
     def tokens(self) -> dict[str, Tensor]:
-        if self.drawn:
+        if self.random_data:
             with seeded(0):
                 return {name: torch.randint(50, (20 * STEPS * 2 + 20,)) for name in PARTS}
         found = tw.data.ptb(tw.data.find_data(self.given), download=self.download)
@@ -141,9 +141,9 @@ class TextExperiment(Experiment):
     def scan_with_dropout(self, name: str, target: Any) -> tw.Scan:
         """The training set, with dropout as in training, the same at every point."""
         other = copy(self)
-        noisy: Any = deepcopy(self.form)
+        noisy: Any = deepcopy(self.architecture)
         noisy.dropout = ActiveDropout(noisy.dropout.p)
-        other.form, other.data = noisy, {"train": self.train}
+        other.architecture, other.data = noisy, {"train": self.train}
         other.compute = replace(self.compute, graph=False)  # whose first pass would draw other random numbers
         return other.scan(f"{name}{NOISY.replace(' ', '-')}", target)
 

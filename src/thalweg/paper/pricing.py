@@ -53,5 +53,5 @@ def _rounded(seconds: float) -> str:
 def _seconds_per_step(experiment: Experiment) -> float:
     timer = experiment.timer(replace(experiment.compute, compile=False), rounds=3)
     with aside(experiment.device):
-        step = timer.plain()
+        step = timer.plain_step()
         return timer.alternate({"steps": lambda: [step() for _ in range(timer.steps)]}, per=timer.steps)["steps"].median

@@ -14,7 +14,7 @@ def of_all_widths(experiment: Experiment, seeds: int) -> list[tuple[Experiment, 
     return [
         (pair, need)
         for breadth in experiment.scale.widths
-        for pair in experiment.wide(breadth).pairs(seeds)
+        for pair in experiment.with_width(breadth).pairs(seeds)
         for need in (*NETWORKS, Need("bezier", 0))
     ]
 
@@ -23,7 +23,7 @@ def width(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     """Means over pairs of networks; a row for each width."""
     rows: list[dict[str, Any]] = []
     for breadth in experiment.scale.widths:
-        pairs = experiment.wide(breadth).pairs(seeds)
+        pairs = experiment.with_width(breadth).pairs(seeds)
         bent = [pair.scan("bezier", pair.curve("bezier")) for pair in pairs]
         ends = [pair.scan_ends() for pair in pairs]
         ratios = [scan.length_ratio for scan in bent if scan.length_ratio]

@@ -50,7 +50,6 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     styles = {group: iter(places(scan["label"] for scan in curves if scan["group"] == group)) for group in groups}
     curves = [{**scan, "style": next(styles[scan["group"]])} for scan in curves]
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
-    points = [scan for scan in scans if scan["kind"] == "points"]
     data = _data_of(parts["run"])
     return {
         "units": SHARES,
@@ -58,7 +57,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         "planes": planes,
         "summary": [
             {**row, "group": scan["group"], "label": scan["label"]}
-            for scan in [*curves, *points, *planes]
+            for scan in [*curves, *(scan for scan in scans if scan["kind"] == "points"), *planes]
             for row in scan.pop("summary")
         ],
         "barriers": read["barriers"],

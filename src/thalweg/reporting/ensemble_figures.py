@@ -174,8 +174,8 @@ def equivalents(
         ticks = [*(k for k in NUMBERS if 1.15 * k < end), int(end)]
         axis.set_ticks(ticks, map(str, ticks))
         axis.set_ticks([], minor=True)
-    y = "independent networks with that calibrated NLL"
-    return finish(ax, "networks in the ensemble (forward passes)", y, above=2)
+    labels = "networks in the ensemble (forward passes)", "independent networks with that calibrated NLL"
+    return finish(ax, *labels, above=2)
 
 
 def _worth(

@@ -167,7 +167,7 @@ def place(path: str | Path) -> Path:
         ) from None
 
 
-def beside(path: Path, name: object, kind: str) -> Path:
+def next_to(path: Path, name: object, kind: str) -> Path:
     """The file that the one at `path` names: one that we would write next to it, and no link, since anybody may have
     named it.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.interleave import Job
 
 # seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
-ONE_WISH = 1.0
+SAME_SIGNAL = 1.0
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
@@ -221,7 +221,7 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._asked == number:  # torchrun sends another signal to processes that got the first
-            if number == signal.SIGTERM and time.monotonic() - self._heard < ONE_WISH:
+            if number == signal.SIGTERM and time.monotonic() - self._heard < SAME_SIGNAL:
                 return
             raise KeyboardInterrupt
         self._asked, self._heard = self._asked or number, time.monotonic()

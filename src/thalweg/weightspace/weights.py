@@ -410,7 +410,7 @@ def store_once(folder: Path, frozen: Mapping[str, Tensor]) -> str:
 
 def read_stored(path: Path, name: object) -> dict[str, Tensor]:
     """The frozen parameters that belong to the file at `path`."""
-    stored = files.beside(path, name, "base")
+    stored = files.next_to(path, name, "base")
     if not stored.is_file():
         raise ThalwegError(
             f"{path} holds only trainable parameters, and the frozen ones are not next to it, in {name}: keep the two "

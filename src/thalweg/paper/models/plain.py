@@ -1,8 +1,8 @@
 """Networks of layers one after another: for digits, fully connected, convolutional, and VGG-16."""
 
-from torch import nn
+from math import sqrt
 
-from .initialise import he_by_outputs
+from torch import nn
 
 WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # of VGG-16, between which it pools
 
@@ -125,3 +125,13 @@ def digits_net(width: int = 8, classes: int = 10) -> nn.Sequential:
 
 def _block(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
     return nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()
+
+
+def he_by_outputs(network: nn.Sequential) -> nn.Sequential:
+    """Initialise convolutions as N(0, 2 / (k k out)) with zero biases, batch norm as 1 and 0; returns the network."""
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.normal_(part.weight, 0.0, sqrt(2 / (part.kernel_size[0] * part.kernel_size[1] * part.out_channels)))
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return network

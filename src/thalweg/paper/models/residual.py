@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import sqrt
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .initialise import he_by_outputs, scaled_by_inputs
+from .plain import he_by_outputs
 
 EXPANSION = 4
 Norm = Callable[[int], nn.Module]
@@ -200,6 +201,15 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
 
     head = _normalised_head(64 * EXPANSION, classes, RESEARCH, LEAK)
     return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_stages(unit, 18, EXPANSION), *head))
+
+
+def scaled_by_inputs(network: nn.Sequential) -> nn.Sequential:
+    """Initialise convolutions as N(0, 1 / (k k in)), truncated at two standard deviations; returns the network."""
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            deviation = 1 / sqrt(part.kernel_size[0] * part.kernel_size[1] * part.in_channels)
+            nn.init.trunc_normal_(part.weight, 0.0, deviation, -2 * deviation, 2 * deviation)
+    return network
 
 
 def _stages(
