@@ -396,14 +396,14 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
 
 def test_a_second_sigterm_within_a_second_is_the_first_again(monkeypatch):
     """As timeout(1) sends it, to the process and to its group."""
-    from thalweg.store import runs
+    from thalweg.store import interrupts
 
-    monkeypatch.setattr(runs, "SAME_SIGNAL", 3600.0)
-    with runs.Interrupts() as interrupts:
+    monkeypatch.setattr(interrupts, "SAME_SIGNAL", 3600.0)
+    with interrupts.Interrupts() as found:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert interrupts.asked == signal.SIGTERM
-        monkeypatch.setattr(runs, "SAME_SIGNAL", 0.0)
+        assert found.asked == signal.SIGTERM
+        monkeypatch.setattr(interrupts, "SAME_SIGNAL", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
 
@@ -438,7 +438,7 @@ def test_ctrl_c_in_python_says_to_make_the_same_call_again(call, tmp_path):
 
 
 def test_a_second_ctrl_c_stops_at_once():
-    from thalweg.store.runs import Interrupts
+    from thalweg.store.interrupts import Interrupts
 
     before = signal.getsignal(signal.SIGINT)
     with Interrupts() as interrupts:

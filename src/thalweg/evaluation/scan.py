@@ -22,7 +22,8 @@ from ..runtime.rng import seeded, undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
-from ..store.runs import POINTS, Interrupts, Run
+from ..store.interrupts import Interrupts
+from ..store.runs import POINTS, Run
 from ..tasks import Number, Task, check_task
 from ..weightspace.batchnorm import moments
 from ..weightspace.curves import Curve

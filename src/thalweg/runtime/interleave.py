@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..store.runs import Interrupts
+from ..store.interrupts import Interrupts
 from .compute import present
 from .rng import World
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..batches import Batches
 from ..errors import ThalwegError, during
 from ..evaluation.question import Facts
-from ..store.runs import Interrupts, Run, versions
+from ..store.interrupts import Interrupts
+from ..store.runs import Run, versions
 from ..training.checkpoint import Course
 from ..training.loop import OnEpoch, Settings
 from ..training.question import QUESTIONS

@@ -3,32 +3,24 @@
 import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import Stopped, ThalwegError
+from ..errors import ThalwegError
 from . import files
 from .facts import differences, is_fact
 from .records import check_run
 
-if TYPE_CHECKING:
-    from ..runtime.interleave import Job
-
-# seconds within which a second SIGTERM counts as the first: timeout(1) sends it to the process and to its group
-SAME_SIGNAL = 1.0
 RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
@@ -192,45 +184,6 @@ class Run:
                 f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore "
                 "what it was"
             )
-
-
-class Interrupts:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one stops at once."""
-
-    def __init__(self, wanted: bool = True, slot: "Job | None" = None) -> None:
-        self.wanted, self.slot = wanted, slot
-        self._asked: int | None = None
-        self._heard = 0.0  # when
-
-    @property
-    def asked(self) -> int | None:
-        """The signal that came, to this run or to all interleaved ones."""
-        return self._asked if self.slot is None else self.slot.interrupts.asked
-
-    def __enter__(self) -> "Interrupts":
-        if self.slot is not None:
-            self.slot.resumable = self.wanted
-        listens = self.wanted and threading.current_thread() is threading.main_thread()
-        handled = (signal.SIGINT, signal.SIGTERM) if listens else ()
-        self._before = {number: signal.signal(number, self._note) for number in handled}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked == number:  # torchrun sends another signal to processes that got the first
-            if number == signal.SIGTERM and time.monotonic() - self._heard < SAME_SIGNAL:
-                return
-            raise KeyboardInterrupt
-        self._asked, self._heard = self._asked or number, time.monotonic()
-
-    def grant(self, run: Run | None, what: str) -> None:
-        """End the run; if another rank was asked to, as if by SIGTERM."""
-        number = self.asked or signal.SIGTERM
-        kept = f"; its state is saved in {run.folder}" if run is not None else ""
-        raise Stopped(f"stopped by {signal.Signals(number).name} after {what}{kept}", number)
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
