@@ -183,7 +183,7 @@ def test_loss_2_must_be_steadier_and_as_low_over_the_length(over_t, over_length,
 def test_a_chain_trained_over_its_length_lies_apart_from_one_trained_over_t(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", ["width=0.1"], progress=False)
     prepare([(experiment, need) for need in loss_entry.NEEDS])
-    one, two = (experiment.fulfil(need) for need in loss_entry.LOSSES.values())
+    one, two = (experiment.obtain(need) for need in loss_entry.LOSSES.values())
     assert one.bends[0].distance(two.bends[0]) > 0
     assert one.start.distance(two.start) == one.end.distance(two.end) == 0
     assert experiment.place(Need("polychain", 0, loss="arclength")).name == "polychain-0-arclength"
