@@ -74,6 +74,23 @@ def slopes() -> nn.Module:
     return Of(forward, **parts, head=nn.Linear(18, 4))
 
 
+def relative() -> nn.Module:
+    """Transformer-XL: scores by relative position, which a reshape shifts; also a slice that nobody uses."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        n, t, _ = x.shape
+        x = net.stem(x)
+        x[..., -1]
+        q, k, v = (part(x).view(n, t, 6, 3).transpose(1, 2) for part in (net.query, net.key, net.value))
+        far = F.pad(q @ net.places.view(2 * t - 1, 6, 3).permute(1, 2, 0), (1, 0)).reshape(n, 6, 2 * t, t)
+        far = far[:, :, 1:].reshape(n, 6, t, 2 * t - 1)[..., :t]
+        return net.head(((q @ k.mT + far).softmax(-1) @ v).transpose(1, 2).flatten(2).mean(1))
+
+    parts = {name: nn.Linear(10, 18) for name in ("query", "key", "value")}
+    places = nn.Parameter(torch.randn(13, 18))
+    return Of(forward, stem=nn.Linear(6, 10), **parts, places=places, head=nn.Linear(18, 4))
+
+
 def projected() -> nn.Module:
     def forward(net: Any, words: Tensor) -> Tensor:
         return net.head(net.body(net.embedding(words))[0][:, -1])
@@ -251,6 +268,7 @@ LAYERS = {
     "group norm": Species(group_norms, images, 3, 0.99),
     "repeated keys, complex rotary": Species(repeated_keys, text, 4, 0.99, tw.language_modelling()),
     "ALiBi": Species(slopes, sequences, 2, 0.98),
+    "Transformer-XL": Species(relative, sequences, 4, 0.98),
     "LSTM, projected": Species(projected, tokens, 9, 0.99),
     "LSTM, state handed on": Species(handed_on, tokens, 3, 0.99),
     "LSTM, GRU and RNN cells": Species(cells, tokens, 4, 0.99),

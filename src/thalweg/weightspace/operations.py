@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -154,8 +155,23 @@ def along(call: Operation) -> Any:
     return found if several else found[0]
 
 
-def reshape(call: Operation) -> Axes | None:
-    return regroup(call.tensors[0], call.shape)
+def reshape(call: Operation) -> Axes:
+    """Runs of axes that hold the same entries before and after; one that cannot be taken apart is pinned."""
+    found: list[Atom] = []
+    before, after = [*call.tensors[0]], [*call.shape]
+    while before or after:
+        taken, sizes = [before.pop(0)] if before else [], [after.pop(0)] if after else []
+        while (here := prod(axis.size for axis in taken)) != (there := prod(sizes)):
+            if here < there:
+                taken.append(before.pop(0))
+            else:
+                sizes.append(after.pop(0))
+        run = regroup(taken, sizes)
+        if run is None:
+            for axis in taken:
+                pin(axis, APART)
+        found += run or fresh(sizes, APART)
+    return Axes(found)
 
 
 def permuted(call: Operation) -> Axes:

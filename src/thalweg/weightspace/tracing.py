@@ -26,6 +26,7 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
         inputs: Axes for tensors, anything else as it is; one per placeholder.
         seen: Filled with what each node gives.
     """
+    graph.graph.eliminate_dead_code(_writes)  # which may take apart what is never used so
     values: dict[fx.Node, Any] = {} if seen is None else seen
     waiting = iter(inputs)
     for node in graph.graph.nodes:
@@ -40,6 +41,11 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _perform(node, args, kwargs)
     return []
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node does something although nobody uses it."""
+    return node.op in ("placeholder", "output") or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
 def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
