@@ -1,11 +1,9 @@
 """Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
 
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import StringIO
 from math import inf, prod
 from operator import attrgetter
 from typing import Any
@@ -13,23 +11,21 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
-from ..runtime.recompiled import interpreted
-from ..runtime.rng import seeded
 from ..tasks import Task, check_task
-from .axes import Atom, Axes, choose, factors, find, fresh, pin, product, settle
+from .axes import Axes, fresh, pin, settle
+from .calls import Called, computing, recorded, training
 from .layout import Layout, named_parameters, named_statistics, unwrapped
 from .permutation import Term, renumber, spread
 from .probe import Probe
+from .terms import in_groups, leaves, sized, undecided, without
 from .tracing import HAND, trace
 from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
-LOW = (torch.float32, torch.float16, torch.bfloat16)
 ENOUGH = 4  # examples that a proof computes with
 
 
@@ -138,7 +134,7 @@ Found = tuple[dict[str, Group], dict[str, tuple[Term, ...]]]
 class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
 
-    trained: "_Called | None" = None  # the same in training mode, if other parts take part there
+    trained: Called | None = None  # the same in training mode, if other parts take part there
 
     def __init__(
         self,
@@ -200,10 +196,10 @@ class Traced:
 
     def outputs(self, batch: Any = None, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch, and those in training of a network with parts for that alone."""
-        with _computing(self.net, seed), torch.no_grad():
+        with computing(seed), torch.no_grad():
             found = tensors_in(self.task.predictions(self.net, self.batch if batch is None else batch)[0])
             if self.trained:
-                with _training(self.net):
+                with training(self.net):
                     found += self.trained(*self.trained.inputs())
         return [tensor.detach().clone() for tensor in found]
 
@@ -238,17 +234,17 @@ class Traced:
     def _by_graph(self) -> Found:
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
         try:
-            self.called = self._recorded(self.example)
-            self.program = _exported(self.called)
+            self.called = recorded(self.net, self.task, self.example)
+            self.program = self.called.exported()
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
         self._follow(self.called, self.program, atoms)
         if self._idle(atoms):  # auxiliary heads, say, may take part in training alone
-            with suppress(Exception), _training(self.net):
-                called = self._recorded(self.batch)
+            with suppress(Exception), training(self.net):
+                called = recorded(self.net, self.task, self.batch)
                 called.used = None  # whether the task uses an output or not
-                self._follow(called, _exported(called), atoms)
+                self._follow(called, called.exported(), atoms)
                 self.trained = called
             if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
                 self.trained = None
@@ -256,7 +252,7 @@ class Traced:
             pin(axis, "it is not used on this batch")
         return self._named(atoms)
 
-    def _follow(self, called: "_Called", program: Any, atoms: Mapping[str, Axes]) -> None:
+    def _follow(self, called: Called, program: Any, atoms: Mapping[str, Axes]) -> None:
         """Join and pin the axes of all tensors as the operations of a graph say."""
         names = {id(tensor): name for name, tensor in self.tensors.items()}
         inputs: list[Any] = []
@@ -292,71 +288,21 @@ class Traced:
 
     def arguments(self, batch: Any) -> list[Tensor] | None:
         """The inputs of the graph for a batch; None for one of another shape."""
-        batch = self._converted(batch)
-        inputs = tensors_in(self._reached(batch) if self.called.alone else batch)
-        alike = [tensor.shape for tensor in inputs] == [tensor.shape for tensor in self.called.inputs()]
-        return inputs if alike else None
-
-    def _reached(self, batch: Any) -> Any:
-        """What the task calls the network with."""
-
-        def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
-            raise _Reached((args, kwargs))
-
-        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
-        try:
-            self.task.predictions(self.net, batch)
-        except _Reached as reached:
-            return reached.given
-        finally:
-            hook.remove()
-
-    def _recorded(self, batch: Any) -> "_Called":
-        """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if
-        it calls the network several times, or parts of it.
-        """
-        calls: list[tuple[Any, list[Tensor]]] = []
-
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            leaves: list[Tensor] = []
-
-            def leaf(item: Any) -> Any:
-                if isinstance(item, Tensor):
-                    item = item.detach().clone().requires_grad_(item.is_floating_point())
-                    leaves.append(item)
-                return item
-
-            answer = mapped(output, leaf)
-            calls.append(((args, kwargs), leaves))
-            return answer
-
-        hook = self.net.register_forward_hook(note, with_kwargs=True)
-        try:
-            with _computing(self.net), torch.enable_grad():
-                made = tensors_in(self.task.predictions(self.net, batch)[0])
-        finally:
-            hook.remove()
-        total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-        if len(calls) != 1 or not calls[0][1] or _reaches(total, self.tensors.values()):
-            return _Called(self.net, lambda given: self.task.predictions(self.net, given)[0], batch)
-        given, leaves = calls[0]
-        blind = not total.requires_grad
-        used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
-        return _Called(self.net, lambda given: self.net(*given[0], **given[1]), given, used)
+        return self.called.arguments(self.task, self._converted(batch))
 
     def _named(self, atoms: Mapping[str, Axes]) -> Found:
-        while loose := [atom for axes in atoms.values() for axis in axes for atom in _undecided(axis)]:
+        while loose := [atom for axes in atoms.values() for axis in axes for atom in undecided(axis)]:
             settle(loose[0])
         names: dict[int, str] = {}
         for tensor, axes in atoms.items():
             for k, axis in enumerate(axes):
-                found = [leaf for leaf in _leaves(axis) if not leaf.pinned and leaf.size > 1 and id(leaf) not in names]
+                found = [leaf for leaf in leaves(axis) if not leaf.pinned and leaf.size > 1 and id(leaf) not in names]
                 for number, leaf in enumerate(dict.fromkeys(found), start=1):
                     names[id(leaf)] = f"{tensor}[{k}]" + (f".{number}" if number > 1 else "")
-                why = [leaf.pinned for leaf in _leaves(axis) if leaf.pinned and leaf.size > 1]
-                if why and len(why) == len([leaf for leaf in _leaves(axis) if leaf.size > 1]):
+                why = [leaf.pinned for leaf in leaves(axis) if leaf.pinned and leaf.size > 1]
+                if why and len(why) == len([leaf for leaf in leaves(axis) if leaf.size > 1]):
                     self.why[f"{tensor}[{k}]"] = why[0]
-        self.terms = lambda axes: tuple(_term(axis, names) for axis in axes)
+        self.terms = lambda axes: tuple(in_groups(axis, names) for axis in axes)
         return _grouped({name: self.terms(axes) for name, axes in atoms.items()})
 
     def within(self) -> dict[str, str]:
@@ -407,7 +353,7 @@ class Traced:
         return self._result({name: groups[name] for name in self.groups if name in groups}, dropped)
 
     def _result(self, groups: Mapping[str, Group], dropped: Mapping[str, float]) -> Symmetries:
-        axes = {name: tuple(_without(term, dropped) for term in terms) for name, terms in self.axes.items()}
+        axes = {name: tuple(without(term, dropped) for term in terms) for name, terms in self.axes.items()}
         for name, error in dropped.items():
             far = f"renumbering '{name}' changed the outputs, by {error:.1g} of their size"
             self.why |= {f"{tensor}[{axis}]": far for tensor, axis in self.groups[name].axes}
@@ -495,123 +441,8 @@ def _cycle(size: int, generator: torch.Generator) -> Tensor:
     return order if size != 3 else places.sort()[0][[1, 0, 2]]  # a cycle of three may be a mere shift
 
 
-class _Reached(BaseException):
-    """A task has called its network."""
-
-    def __init__(self, given: Any):
-        super().__init__()
-        self.given = given
-
-
-def _exported(called: "_Called") -> Any:
-    with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
-        warnings.simplefilter("ignore")
-        return torch.export.export(called, called.inputs(), strict=False)
-
-
-@contextmanager
-def _training(net: nn.Module) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for layers: without dropout."""
-    try:
-        for part in net.modules():
-            part.training = any(True for _ in part.children())
-        yield
-    finally:
-        net.eval()
-
-
-def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
-    """Whether a sum depends on one of these."""
-    moving = [leaf for leaf in leaves if leaf.requires_grad] if total.requires_grad else []
-    slopes = torch.autograd.grad(total, moving, retain_graph=True, allow_unused=True) if moving else ()
-    return any(slope is not None for slope in slopes)
-
-
-class _Called(nn.Module):
-    """A call of the network, or a whole task with it, as a function of tensors; it returns those that the task uses."""
-
-    def __init__(self, net: nn.Module, call: Callable[[Any], Any], given: Any, used: Sequence[int] | None = None):
-        super().__init__()
-        self.net, self.call, self.given, self.used, self.alone = net, call, given, used, used is not None
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        return tuple(tensors_in(self.given))
-
-    def forward(self, *tensors: Tensor) -> list[Tensor]:
-        waiting = iter(tensors)
-        given = mapped(self.given, lambda item: next(waiting) if isinstance(item, Tensor) else item)
-        with _InDouble():
-            found = tensors_in(self.call(given))
-        return found if self.used is None else [found[k] for k in self.used]
-
-
-class _InDouble(TorchFunctionMode):
-    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
-            function = Tensor.double
-        args, kwargs = tree_map(
-            lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
-        )
-        return function(*args, **kwargs)
-
-
-@contextmanager
-def _computing(net: nn.Module, seed: int = 0) -> Iterator[None]:
-    with interpreted(), _InDouble(), seeded(seed):
-        yield
-
-
 def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, list | tuple) else (given,)
-
-
-def _leaves(axis: Atom) -> Iterator[Atom]:
-    axis = find(axis)
-    if not axis.parts:
-        yield axis
-    for part in axis.parts:
-        yield from _leaves(part)
-
-
-def _undecided(axis: Atom) -> Iterator[Atom]:
-    """Choices whose chooser can itself be renumbered, so that they must be the same for all its units."""
-    axis = find(axis)
-    if axis.kind == "choice" and axis.chooser is not None and not all(leaf.pinned for leaf in _leaves(axis.chooser)):
-        yield axis
-    for part in axis.parts:
-        yield from _undecided(part)
-
-
-def _term(axis: Atom, names: Mapping[int, str]) -> Term:
-    """An axis as a product or sum of groups, or fixed."""
-    axis = find(axis)
-    if not axis.parts:
-        return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size)
-    whole = axis.kind == "product"
-    parts = _chosen_terms(factors(axis), names) if whole else [_term(part, names) for part in axis.parts]
-    if axis.kind == "choice" or all(part[0] == "fixed" for part in parts):
-        return ("fixed", axis.size)
-    return parts[0] if len(parts) == 1 else (axis.kind, axis.size, *parts)
-
-
-def _chosen_terms(atoms: list[Atom], names: Mapping[int, str]) -> list[Term]:
-    """The factors of a product; where one chooses among the alternatives of those after it, a sum over its units."""
-    for k, atom in enumerate(atoms):
-        if any(other.chooser is not None and find(other.chooser) is atom for other in atoms[k + 1 :]):
-            rest = [product([choose(other, atom, i) for other in atoms[k + 1 :]]) for i in range(atom.size)]
-            size = atom.size * rest[0].size
-            return [*(_term(a, names) for a in atoms[:k]), ("sum", size, *(_term(each, names) for each in rest))]
-    return [_term(atom, names) for atom in atoms]
-
-
-def _without(term: Term, dropped: Iterable[str]) -> Term:
-    kind, size, *rest = term
-    if kind == "group":
-        return ("fixed", size) if rest[0] in dropped else term
-    parts = [_without(part, dropped) for part in rest]
-    return ("fixed", size) if all(part[0] == "fixed" for part in parts) else (kind, size, *parts)
 
 
 def _grouped(axes: dict[str, tuple[Term, ...]]) -> tuple[dict[str, Group], dict[str, tuple[Term, ...]]]:
@@ -619,16 +450,7 @@ def _grouped(axes: dict[str, tuple[Term, ...]]) -> tuple[dict[str, Group], dict[
     places: dict[str, dict[tuple[str, int], int]] = {}
     for tensor, terms in axes.items():
         for k, term in enumerate(terms):
-            for name, size in _sized(term):
+            for name, size in sized(term):
                 places.setdefault(name, {})[tensor, k] = size
     groups = {name: Group(name, next(iter(found.values())), tuple(found)) for name, found in places.items()}
     return groups, {name: terms for name, terms in axes.items() if any(term[0] != "fixed" for term in terms)}
-
-
-def _sized(term: Term) -> Iterator[tuple[str, int]]:
-    kind, size, *rest = term
-    if kind == "group":
-        yield rest[0], size
-    elif kind != "fixed":
-        for part in rest:
-            yield from _sized(part)

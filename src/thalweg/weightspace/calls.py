@@ -1,0 +1,146 @@
+"""How a task calls its network, as a function of tensors that torch can export, in float64."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from ..batches import mapped, tensors_in
+from ..runtime.recompiled import interpreted
+from ..runtime.rng import seeded
+from ..tasks import Task
+
+LOW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Called(nn.Module):
+    """A call of the network, or a whole task with it; it returns the tensors that the task uses.
+
+    Attributes:
+        net: The network.
+        given: What it is called with; the batch where the whole task is traced.
+        used: Which of its outputs are used; None for all.
+    """
+
+    def __init__(self, net: nn.Module, call: Callable[[Any], Any], given: Any, used: Sequence[int] | None = None):
+        super().__init__()
+        self.net, self.call, self.given, self.used, self.alone = net, call, given, used, used is not None
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(tensors_in(self.given))
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        waiting = iter(tensors)
+        given = mapped(self.given, lambda item: next(waiting) if isinstance(item, Tensor) else item)
+        with _InDouble():
+            found = tensors_in(self.call(given))
+        return found if self.used is None else [found[k] for k in self.used]
+
+    def exported(self) -> Any:
+        """The graph, as an exported program; torch prints it if it fails."""
+        with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            return torch.export.export(self, self.inputs(), strict=False)
+
+    def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
+        """The inputs for another batch; None for one of another shape."""
+        found = tensors_in(self._reached(task, batch) if self.alone else batch)
+        return found if [tensor.shape for tensor in found] == [tensor.shape for tensor in self.inputs()] else None
+
+    def _reached(self, task: Task, batch: Any) -> Any:
+        """What the task calls the network with."""
+
+        def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
+            raise _Reached((args, kwargs))
+
+        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            task.predictions(self.net, batch)
+        except _Reached as reached:
+            return reached.given
+        finally:
+            hook.remove()
+
+
+class _Reached(BaseException):
+    """A task has called its network."""
+
+    def __init__(self, given: Any):
+        super().__init__()
+        self.given = given
+
+
+def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
+    """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if it
+    calls the network several times, or parts of it.
+    """
+    calls: list[tuple[Any, list[Tensor]]] = []
+
+    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        leaves: list[Tensor] = []
+
+        def leaf(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                item = item.detach().clone().requires_grad_(item.is_floating_point())
+                leaves.append(item)
+            return item
+
+        answer = mapped(output, leaf)
+        calls.append(((args, kwargs), leaves))
+        return answer
+
+    hook = net.register_forward_hook(note, with_kwargs=True)
+    try:
+        with computing(), torch.enable_grad():
+            made = tensors_in(task.predictions(net, batch)[0])
+    finally:
+        hook.remove()
+    total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
+    if len(calls) != 1 or not calls[0][1] or _reaches(total, net.parameters()):
+        return Called(net, lambda given: task.predictions(net, given)[0], batch)
+    given, leaves = calls[0]
+    blind = not total.requires_grad
+    used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
+    return Called(net, lambda given: net(*given[0], **given[1]), given, used)
+
+
+def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
+    """Whether a sum depends on one of these."""
+    moving = [leaf for leaf in leaves if leaf.requires_grad] if total.requires_grad else []
+    slopes = torch.autograd.grad(total, moving, retain_graph=True, allow_unused=True) if moving else ()
+    return any(slope is not None for slope in slopes)
+
+
+@contextmanager
+def training(net: nn.Module) -> Iterator[None]:
+    """Training mode, in which whole branches may be added, but not for layers: without dropout."""
+    try:
+        for part in net.modules():
+            part.training = any(True for _ in part.children())
+        yield
+    finally:
+        net.eval()
+
+
+class _InDouble(TorchFunctionMode):
+    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            function = Tensor.double
+        args, kwargs = tree_map(
+            lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def computing(seed: int = 0) -> Iterator[None]:
+    with interpreted(), _InDouble(), seeded(seed):
+        yield
