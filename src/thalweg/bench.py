@@ -230,7 +230,8 @@ def _forwards(at: Measurer, task: tw.Task, compute: tw.Compute) -> Callable[[], 
     """The forward passes of a scanned point and nothing else: no weights placed, no statistics pooled, nothing
     measured.
     """
-    module, device, captures = at.probe.module, at.probe.device, compute.captures(at.probe.device)
+    module, device = at.probe.module, at.probe.device
+    captures = compute.captures(device)
     pool = torch.cuda.graph_pool_handle() if captures else None
 
     def work(make: Callable[[Any], Any], drawn: Any) -> None:

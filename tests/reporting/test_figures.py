@@ -1,6 +1,7 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import matplotlib as mpl
 import numpy as np
@@ -397,6 +398,18 @@ def test_a_flat_fitted_plane_is_stretched_and_says_so():
         ax = tw.figures.surface(scan, ax=Figure().subplots())
         assert ax.get_aspect() == pytest.approx(aspect)
         assert ("the axes have different scales" in ax.get_xlabel()) == (aspect > 1)
+
+
+@pytest.mark.parametrize("height", [0.06, 0.1, 0.2, 0.5, 1.0])
+def test_the_numbers_at_the_bar_of_a_flat_plane_do_not_overlap(height):
+    side = np.linspace(0, 10, 9)
+    scan = tw.Scan("Plane", "plane", {"x": {"loss": np.add.outer(side, side)}}, x=side, y=height * side)
+    figure = Figure((7, 3))
+    ax = tw.figures.surface(scan, ax=figure.subplots())
+    FigureCanvasAgg(figure).draw()
+    boxes = [label.get_window_extent() for label in ax.child_axes[0].get_yticklabels()]
+    assert len(boxes) > 1
+    assert all(below.y1 <= above.y0 for below, above in pairwise(boxes))
 
 
 def test_an_adaptive_plane_says_how_many_points_were_measured():

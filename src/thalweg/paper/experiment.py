@@ -74,10 +74,16 @@ class Experiment:
         make: Callable[[], nn.Module] | None = None,
         seeds: Sequence[int] = (),
     ):
-        self.recipe, self.scale, self.given, self.download = scale.shrunk(recipe), scale, given, download
+        self.recipe = scale.shrunk(recipe)
+        self.scale = scale
         self.folder = folder / scale.name / recipe.folder
-        self.device, self.compute, self.progress = torch.device(device), compute or tw.Compute(), progress
-        self.make, self.seeds = make, tuple(seeds)
+        self.given = given
+        self.device = torch.device(device)
+        self.compute = compute or tw.Compute()
+        self.progress = progress
+        self.download = download
+        self.make = make
+        self.seeds = tuple(seeds)
         self._made: dict[Need, Any] = {}
         self._pairs: dict[tuple[int, ...], Experiment] = {}
 

@@ -127,7 +127,9 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
         score: The score; the first by default.
         ax: Axes to draw into; new ones by default.
     """
-    ax, entries, score = one(ax), comparison.entries, score or comparison.first_score
+    ax = one(ax)
+    entries = comparison.entries
+    score = score or comparison.first_score
     shifts = np.linspace(-0.06, 0.06, len(entries))
     for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])

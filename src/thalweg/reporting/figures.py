@@ -84,7 +84,8 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     filled = _contours(scan, values, ax, scale)
     ax.set_ylabel(_along(scan, 1))
     bar = ax.inset_axes((1.03, 0.0, 0.04, 1.0))  # as high as the map, however flat it is
-    ax.figure.colorbar(filled, cax=bar, format=scale.text).set_label(label)
+    every = int(np.clip(1 / drawn_height(scan), 2, LEVELS - 1))  # fewer numbers at the bar of a flat map
+    ax.figure.colorbar(filled, cax=bar, ticks=filled.levels[::every], format=scale.text).set_label(label)
     return ax
 
 

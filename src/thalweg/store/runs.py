@@ -21,7 +21,11 @@ from . import files
 from .facts import differences, is_fact
 from .records import check_run
 
-RECORD, LOCK, STATE, POINTS, LOG = "run.json", ".lock", "state.safetensors", "points.jsonl", "log.jsonl"
+RECORD = "run.json"
+LOCK = ".lock"
+STATE = "state.safetensors"
+POINTS = "points.jsonl"
+LOG = "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
 NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
@@ -40,9 +44,11 @@ class Run:
     def __init__(
         self, folder: str | Path, *, every: int | str = "1m", resume: bool = True, note: Mapping[str, Any] | None = None
     ):
-        self.folder, self.resume, self.note = files.place(folder), resume, dict(note or {})
-        self.epochs, self.seconds = _interval(every)
+        self.folder = files.place(folder)
+        self.resume = resume
+        self.note = dict(note or {})
         self.every = every
+        self.epochs, self.seconds = _interval(every)
         self.saved = time.monotonic()
 
     @staticmethod

@@ -58,17 +58,21 @@ class DeviceBatches:
             raise ThalwegError(
                 f"batches need at least one image and a size of at least 1; got {len(images)} and {batch_size}"
             )
-        self.images, self.labels = images.to(device), labels.to(device)
-        self.batch_size, self.shuffle, self.crop, self.flip = batch_size, shuffle, crop, flip
+        self.images = images.to(device)
+        self.labels = labels.to(device)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.crop = crop
+        self.flip = flip
         self.mean, self.std = (255 * torch.tensor(v, device=device).reshape(1, -1, 1, 1) for v in (mean, std))
-        self.generator, self.drop_last = generator, drop_last
+        self.generator = generator
+        self.drop_last = drop_last
 
     def clean(self, batch_size: int | None = None) -> "DeviceBatches":
         """The same data in order and without augmentation, for evaluation; nothing is copied."""
         view = copy(self)
         view.__dict__.pop("_padded", None)
-        view.shuffle, view.crop, view.flip, view.drop_last = False, 0, False, False
-        view.batch_size = batch_size or self.batch_size
+        vars(view).update(shuffle=False, crop=0, flip=False, drop_last=False, batch_size=batch_size or self.batch_size)
         return view
 
     def widened(self, batch_size: int) -> "DeviceBatches":
