@@ -291,13 +291,21 @@ def broken(ranks, folder):
     return {"error": ""}
 
 
+def unequal(ranks, folder):
+    try:
+        tw.sharded(lambda: fully_shard(nn.Linear(3, 2 + ranks.rank)))
+    except tw.ThalwegError as error:
+        return {"error": str(error)}
+    return {}
+
+
 def rank_of(rank, size, port, name, folder):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     with tw.distributed() as ranks:
         found = globals()[name](ranks, folder)
-    if rank == 0 or name in ("largest", "broken", "lone"):
+    if rank == 0 or name in ("largest", "broken", "lone", "unequal"):
         torch.save(found, folder / f"{name}-{size}-{rank}.pt")
 
 

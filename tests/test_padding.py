@@ -98,6 +98,15 @@ def test_where_looking_is_free_nothing_has_changed():
     assert (len(values), number) == (12, 12)
 
 
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_a_scan_leaves_out_batches_without_any_label_that_counts(where):
+    """Also where they are all that is measured again with a new copy."""
+    some = batches()
+    some.insert(where, (TOKENS[0], torch.full_like(TOKENS[0], -100)))
+    scan = tw.scan(reader(), [tw.Weights.of(reader())], tw.language_modelling(), {"x": some})
+    assert scan.values["x"]["loss"][0] == pytest.approx(plain_mean(reader(), batches()).item(), rel=1e-12)
+
+
 def test_data_without_any_label_that_counts_are_refused(away):
     batch = TOKENS[0], torch.full_like(TOKENS[0], -100)
     with pytest.raises(tw.ThalwegError, match="nothing in these data counts"):

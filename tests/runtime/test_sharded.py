@@ -29,6 +29,7 @@ STEPS = (
     "example-2",
     "commands-2",
     "lone-2",
+    "unequal-2",
 )
 
 
@@ -123,6 +124,12 @@ def test_the_example_of_a_sharded_curve_runs(folder):
     printed = found(folder, "example-2")["printed"]
     assert printed.startswith("Segment, length ratio 1.00")
     assert "2 processes, each with 0.50 of every vector" in printed
+
+
+def test_ranks_that_make_other_networks_are_named(folder):
+    for rank in range(2):
+        error = found(folder, "unequal-2", rank)["error"]
+        assert error.endswith("the same network: 'weight' is (2, 3) in process 0 and (3, 3) in process 1")
 
 
 def test_a_rank_without_any_weight_takes_part(folder):
@@ -226,6 +233,13 @@ def test_whole_and_divided_points_do_not_mix(one_rank):
     for pair in ((tw.Weights.of(network), whole), (whole, tw.Weights.of(network))):
         with pytest.raises(tw.ThalwegError, match=r"the division 'among 1 ranks' is in (start|end) only"):
             tw.Bezier(*pair)
+
+
+def test_a_function_must_make_a_new_network(one_rank):
+    network = fully_shard(nn.Linear(3, 3))
+    data = [(torch.ones(2, 3), torch.ones(2, 3))]
+    with pytest.raises(tw.ThalwegError, match="returned the same network again"):
+        tw.fit(tw.sharded(lambda: network), tw.regression(), data, epochs=1, lr=0.1)
 
 
 def test_another_network_made_by_the_function_is_refused(one_rank):

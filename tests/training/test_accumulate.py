@@ -107,9 +107,11 @@ def test_a_part_without_any_label_that_counts_adds_nothing():
     x, y = torch.randn(6, 4, generator=g).double(), torch.randint(3, (6,), generator=g)
     full, empty = (x, y), (x, torch.full_like(y, -100))
     module = nn.Linear(4, 3).double()
+    mean = tw.Task(nn.functional.cross_entropy, size=lambda batch: (batch[1] != -100).sum())  # NaN without any
     runs = [
-        tw.fit(module, tw.classification(), parts, epochs=1, lr=0.1, accumulate=2)
+        tw.fit(module, task, parts, epochs=1, lr=0.1, accumulate=2)
         for parts in ([full], [full, empty], [empty, full])
+        for task in (tw.classification(), mean)
     ]
     assert all(torch.allclose(run.vector, runs[0].vector, rtol=1e-12) for run in runs)
     with pytest.raises(tw.ThalwegError, match="leave such batches out"):

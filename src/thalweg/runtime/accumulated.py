@@ -40,7 +40,10 @@ class Accumulated:
             loss = self.one(part, controls)
             if not loss.requires_grad:
                 return loss
-            found, own = step.probe.gradients(loss), step.number
+            own = step.number
+            if isinstance(own, int) and not own and (left or gradients):
+                continue  # a mean of nothing may be NaN
+            found = step.probe.gradients(loss)
             most = (number + own).clamp(min=1).double() if isinstance(own, Tensor) else max(number + own, 1)
             gradients = _mixed(gradients, number / most, found, own / most) if gradients else found
             mean = mean * (number / most) + loss.detach() * (own / most) if mean is not None else loss.detach()

@@ -25,7 +25,7 @@ from ..store.runs import STATE, Run
 from ..tasks import Number, Task
 from ..training.checkpoint import PART
 from ..training.step import Step
-from ..weightspace.layout import named_buffers, named_parameters, named_statistics
+from ..weightspace.layout import Layout, named_buffers, named_parameters, named_statistics
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights, check_state
 from .compute import Compute, Processes, StoredResult, present
@@ -84,7 +84,9 @@ class Shards:
                 f"{type(module).__name__} without: leave `sharded` out, or call fully_shard"
             )
         object.__setattr__(module, "_thalweg_shards", self)
-        self.layout(module)
+        first, *others = map(Layout.from_dict, present.get().processes.gather(self.layout(module).to_dict()))
+        for rank, other in enumerate(others, start=1):
+            first.check(other, "process 0", f"process {rank}")
         module.register_forward_hook(_reshard_without_gradient)
         return module
 
@@ -204,6 +206,11 @@ class ShardedProbe(Probe):
     def __init__(self, shards: Shards, module: nn.Module, weights: Weights | None):
         with same_randomness():
             self.original, self.layout, self.module = module, shards.layout(module), shards.made()
+        if self.module is module:
+            raise ThalwegError(
+                "a network in shards is left as it was, and another one of its function is trained; this function "
+                "returned the same network again: let it make a new one"
+            )
         self.layout.check(shards.layout(self.module), "the network", "the one that its function makes now")
         parameters, _ = named_parameters(self.module)
         self.moving = {name: parameters[name] for name in self.layout.names}
@@ -279,7 +286,7 @@ class ShardedStep(RankStep):
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
         super().__init__(step, ranks, seed)
-        self.clip, step.clip = step.clip, None
+        self.clip, step.clip, self.optimizer = step.clip, None, type(step.optimizer).__name__
         self.message = torch.zeros(4, dtype=torch.float64, device=step.probe.device)
         self.granted_wishes = self.message[2:]
         self.own_loss, step.mean_loss = step.mean_loss, self._mean_loss
@@ -292,7 +299,8 @@ class ShardedStep(RankStep):
             step.chain_rule(loss.detach())
             if self.clip is not None:
                 self._clip(step.motion.gradient, self.clip)
-            step.update(lr)
+            with during(f"updating shards by {self.optimizer}, which may not work with torch's distributed tensors"):
+                step.update(lr)
         self.done += 1
         return loss.detach()
 
