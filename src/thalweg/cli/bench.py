@@ -1,4 +1,4 @@
-"""bench."""
+"""thalweg bench."""
 
 from typing import Annotated
 

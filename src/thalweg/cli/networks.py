@@ -107,7 +107,8 @@ def align(
     seed: options.Seed = 0,
     device: options.Device = None,
 ) -> None:
-    """Renumber the hidden units of END to match those of START: the same function, nearer.
+    """Renumber the hidden units of END to match those of START: the function stays the same, the distance
+    becomes smaller.
 
     Prints which units can be renumbered, and writes `weights.safetensors` and `permutation.safetensors`.
     """

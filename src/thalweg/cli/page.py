@@ -1,4 +1,4 @@
-"""page."""
+"""thalweg page."""
 
 from pathlib import Path
 from typing import Annotated

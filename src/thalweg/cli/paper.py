@@ -1,4 +1,4 @@
-"""paper list, run, show."""
+"""thalweg paper list, run, show and draw."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

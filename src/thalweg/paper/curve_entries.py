@@ -48,7 +48,7 @@ def keep(scans: dict[str, tw.Scan], out: Path) -> dict[str, tw.Scan]:
 
 
 def curves(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    """The paper's table, turned: a column for each curve."""
+    """The paper's table, transposed: a column for each curve."""
     scans, rows = scans_of(experiment, out), []
     for key in ("length_ratio", *(f"{d}_{q}_{k}" for d, q, keys in TABLE for k in keys)):
         rows.append({"": key.replace("_", " ") + (" (%)" if "error" in key else "")})
@@ -59,7 +59,7 @@ def curves(experiment: Experiment, out: Path, seeds: int) -> Outcome:
 
 
 def _as_published(rows: Sequence[dict[str, Any]]) -> list[Claim]:
-    """Whether a change of the recipe, where the paper does not tell all of its own, explains the paper's numbers."""
+    """Whether a changed setting, where the paper does not give all of its own, explains the numbers of the paper."""
     named = {row[""]: row for row in rows}
     found = [("train loss of the ends", named["train loss max"], "single")]
     found += [(f"length ratio of the {kind}", named["length ratio"], kind) for kind in KINDS]

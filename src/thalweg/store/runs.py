@@ -53,9 +53,7 @@ class Run:
 
     @staticmethod
     def of(run: "Run | str | Path | None", child: str = "") -> "Run | None":
-        """The run that a call was given, or a part of it; the same in all processes, of which the first alone holds it
-        open.
-        """
+        """The run that a call was given, or a part of it; the same on all ranks, of which only rank 0 holds it open."""
         whole = run if isinstance(run, Run | None) else Run(run)
         return whole.child(child) if whole is not None and child else whole
 
@@ -77,7 +75,7 @@ class Run:
         return files.load_tensors(path, "state") if path.is_file() else None
 
     def own(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What this process needs of a state that the first has loaded: all of it."""
+        """What this rank needs of a state that rank 0 has loaded: all of it."""
         return state
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
@@ -230,8 +228,8 @@ def versions() -> dict[str, str]:
 
 
 def _occupied(folder: Path) -> bool:
-    """Whether it holds more than the note that a run leaves which failed before it had results, and hidden files: our
-    lock, or those of the operating system.
+    """Whether it holds more than the record of a run that failed before it had results, and hidden files: our lock, or
+    those of the operating system.
     """
     if not folder.is_dir():
         return folder.exists()
