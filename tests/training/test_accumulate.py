@@ -118,6 +118,17 @@ def test_a_part_without_any_label_that_counts_adds_nothing():
         tw.fit(module, tw.classification(), [full, full, empty], epochs=1, lr=0.1, accumulate=2)
 
 
+def test_sparse_gradients_are_accumulated():
+    """As those of an embedding may be; a single batch adds them to the dense gradient by itself."""
+    runs = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.EmbeddingBag(7, 4, sparse=sparse), nn.Linear(4, 3)).double()
+        batches = [(torch.randint(7, (5, 3)), torch.randint(3, (5,))) for _ in range(3)]
+        runs.append(tw.fit(module, tw.classification(), batches, epochs=2, lr=0.1, accumulate=2))
+    assert torch.allclose(runs[0].vector, runs[1].vector, rtol=1e-12)
+
+
 def test_each_part_is_divided_among_ranks():
     """Of a single example only the second rank has any."""
     parts = Parts([(torch.arange(4), torch.arange(4)), (torch.arange(1), torch.arange(1))])
@@ -165,6 +176,31 @@ def test_warm_up_and_cosine_in_a_loop_of_ones_own():
         optimizer.step()
         scheduler.step()
     assert seen == [schedule.plan(3, 2).rate(i) for i in range(1, 7)]
+    assert schedule.plan(3, 2).rate(7) == schedule.plan(3, 2).rate(99) == 0.0  # a loop that goes on stays there
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_warm_up_and_cosine_scale_the_rate_of_ones_own_optimizer(resumed):
+    def made():
+        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        return torch.optim.AdamW([{"params": p, "lr": lr} for p, lr in zip(parameters, (0.2, 0.05), strict=True)])
+
+    optimizer = made()
+    schedule, seen = tw.WarmupCosine(warmup=tw.Iterations(2)), []
+    scheduler = tw.WalkScheduler(optimizer, schedule, steps=3, epochs=2)
+    for i in range(6):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+        if resumed and i == 2:
+            states = optimizer.state_dict(), scheduler.state_dict()
+            optimizer = made()
+            optimizer.load_state_dict(states[0])
+            scheduler = tw.WalkScheduler(optimizer, schedule, steps=3, epochs=2, last_epoch=i)
+            scheduler.load_state_dict(states[1])
+            optimizer.load_state_dict(states[0])
+    rates = [tw.WarmupCosine(0.2, tw.Iterations(2)).plan(3, 2).rate(i) for i in range(1, 7)]
+    assert seen == [pytest.approx([rate, 0.25 * rate]) for rate in rates]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class WalkScheduler(LRScheduler):
 
     Args:
         optimizer: The optimizer of your loop.
-        method: `FGE`, `Snapshot` or `SWA`.
+        method: `FGE`, `Snapshot` or `SWA`; or `WarmupCosine`, which without `lr_max` scales the optimizer's own rate.
         steps: Iterations per epoch.
         epochs: Epochs of the walk.
         accumulate: Iterations whose gradients your loop accumulates before the optimizer's step; call `step()` after
@@ -56,6 +56,9 @@ class WalkScheduler(LRScheduler):
         last_epoch: int = -1,
     ):
         own = -(-whole(steps, "steps", least=1) // whole(accumulate, "accumulate", least=1))
+        if getattr(method, "lr_max", 0) is None:  # the optimizer's, as in `fit`
+            first = optimizer.param_groups[0]
+            method = replace(method, lr_max=float(first.get("initial_lr", first["lr"])))  # type: ignore[type-var]
         self.plan = method.plan(own, whole(epochs, "epochs", least=1))
         super().__init__(optimizer, whole(last_epoch, "last_epoch"))
 

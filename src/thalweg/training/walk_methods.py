@@ -187,7 +187,8 @@ class WarmupCosine(Method):
     As a method of `walk` or `WalkScheduler` it collects the network at the end.
 
     Args:
-        lr_max: Learning rate after the warm-up; in `fit` and `connect` by default `lr`, or else the optimizer's own.
+        lr_max: Learning rate after the warm-up; by default `lr` of `fit` and `connect`, or else the optimizer's own,
+            there and in `WalkScheduler`.
         warmup: Its length in epochs, or `Iterations(n)`; rounded to iterations.
         lr_min: What the cosine approaches at the end.
     """
@@ -220,7 +221,9 @@ class WarmupCosine(Method):
         def rate(i: int) -> float:
             if i <= warm:
                 return lr_max * i / warm
-            return self.lr_min + (lr_max - self.lr_min) / 2 * (cos(pi * (i - 1 - warm) / (total - warm)) + 1)
+            return self.lr_min + (lr_max - self.lr_min) / 2 * (
+                cos(pi * (min(i - 1, total) - warm) / (total - warm)) + 1
+            )
 
         return Plan(rate, lambda i: i == total, total)
 

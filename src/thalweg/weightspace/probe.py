@@ -225,7 +225,9 @@ class Probe:
         parameters that the loss does not depend on.
         """
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        return [None if g is None else _laid_out(g, slot) for g, slot in zip(found, self._grads, strict=True)]
+        return [
+            None if g is None else _laid_out(g.to_dense(), slot) for g, slot in zip(found, self._grads, strict=True)
+        ]
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
         """Write the result of `gradients` into `grad`."""
