@@ -235,6 +235,18 @@ def test_batch_norm_needs_batches():
         tw.soup(animal.module(9), list(animal.ends()), animal.task, animal.batches())
 
 
+def test_bn_batches_with_nan_are_named():
+    animal = ZOO["conv_bn"]
+    (x, y), *_ = animal.batches()
+    said = pytest.raises(tw.ThalwegError, match="in bn_batches, item 0 of batch 1 holds NaN, so clean the data")
+    with pytest.warns(UserWarning, match="in bn_batches"), said:
+        tw.soup(animal.module(9), list(animal.ends()), animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
+    members = [tw.fit(animal.module(s), animal.task, [(x, y)], epochs=1, lr=0.1) for s in (1, 2)]
+    report = tw.Ensemble(animal.module(9), members).report(animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
+    assert report.averaged == {}
+    assert "not scored: it predicts NaN or infinity: item 0 of batch 1 holds NaN" in report.notes[-1]
+
+
 def test_a_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):
     module = one_weight()
     before = bits(module)

@@ -318,11 +318,13 @@ class Ensemble:
             return {}
         try:
             mean = self.average(task, bn_batches)
+            values, targets = predictions(self._probe, mean, task, batches)
+            check_finite(values, "it", mean, batches if bn_batches is None else bn_batches)
         except ThalwegError as error:
             notes.append(f"the average of the members is not scored: {error}")
             return {}
         fitted = None if held_out is None else Scored(task, *predictions(self._probe, mean, task, held_out)).best
-        return Scored(task, *predictions(self._probe, mean, task, batches), fitted).scores
+        return Scored(task, values, targets, fitted).scores
 
     def average(self, task: Task | None = None, bn_batches: Batches | None = None) -> Weights:
         """The mean of the members' weights, as one network that costs one forward pass.

@@ -159,7 +159,7 @@ def soup(
     def averaged(_: Run | None) -> Weights:
         alone = dict(zip(networks, measure(ends, "alone"), strict=True))
         chosen, sign = _chosen(metric, alone), -1 if maximise else 1
-        order = sorted(_scored(alone, chosen, held_out, how), key=lambda name: sign * alone[name][chosen])
+        order = sorted(_scored(alone, chosen, held_out, bn_batches, how), key=lambda name: sign * alone[name][chosen])
         selection = Selection(networks, alone, chosen, maximise, measure)
         (selection.greedy if how == "greedy" else selection.uniform)(order)
         mean = average([networks[name] for name in selection.members])
@@ -252,12 +252,15 @@ def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:
     return metric or ("error" if counted else "loss")
 
 
-def _scored(alone: Mapping[str, Means], metric: str, held_out: Batches, how: str) -> list[str]:
+def _scored(
+    alone: Mapping[str, Means], metric: str, held_out: Batches, bn_batches: Batches | None, how: str
+) -> list[str]:
     """The networks whose score is a number."""
     bad = [name for name, means in alone.items() if isnan(means[metric]) or isnan(means["loss"])]
     if bad:
-        with seeded(0, held_out):
-            why = not_finite(held_out)
+        with seeded(0, held_out, bn_batches):
+            odd = not_finite(bn_batches or ())
+            why = not_finite(held_out) or (odd and f"in bn_batches, {odd}")
         said = f"the score of {_listed(bad)} on the held-out data is not a number"
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
