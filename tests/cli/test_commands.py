@@ -275,6 +275,21 @@ def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
     assert '"aligned Segment"' in (here / "three.html").read_text()
     ok("scan", "shorter", "--task", "mine:circle", "--points", "3", "--out", "three", "--resume")
     assert tw.Scan.load("three").name == "aligned Bezier"
+    ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "2", "--out", "plain")
+    for order in (("plain", "shorter"), ("shorter", "plain")):
+        ok("scan", *order, "--task", "mine:circle", "--points", "3", "--out", f"four-{order[0]}")
+        scans = [tw.Scan.load(f"four-{order[0]}{folder}") for folder in ("", "/line", "/unaligned", "/other")]
+        assert [scan.name for scan in scans] == ["aligned Bezier", "aligned Segment", "Segment", "Bezier"]
+        assert scans[0].values["train"]["loss"].tolist() == tw.Scan.load("three").values["train"]["loss"].tolist()
+
+
+def test_curves_of_one_kind_are_compared_by_the_names_of_their_folders(here):
+    for name in ("one", "two"):
+        ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", name)
+    ok("scan", "one", "two", "--task", "mine:circle", "--points", "3", "--out", "both")
+    assert [tw.Scan.load(f"both{folder}").name for folder in ("", "/line", "/other")] == [
+        "Bezier, one", "Segment", "Bezier, two"
+    ]  # fmt: skip
 
 
 def test_scan_of_two_networks_is_the_segment(here):

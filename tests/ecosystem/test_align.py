@@ -59,6 +59,24 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, **sizes))
 
 
+def bart() -> nn.Module:
+    sizes: dict[str, Any] = {"d_model": 24, "max_position_embeddings": 16, "decoder_start_token_id": 1}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_ffn_dim": 40, f"{part}_layers": 1, f"{part}_attention_heads": 6}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "forced_eos_token_id": 1}
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=WORDS, **sizes, **tokens))
+
+
+def bloom() -> nn.Module:
+    config = transformers.BloomConfig(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=6)
+    return transformers.BloomForCausalLM(config)
+
+
+def mamba() -> nn.Module:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "state_size": 5}
+    return transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=WORDS, **sizes))
+
+
 def mixer() -> nn.Module:
     sizes = {"img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 24}
     return timm.models.mlp_mixer.MlpMixer(num_classes=10, **sizes)
@@ -80,6 +98,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
     "transformers GPT-2": (gpt2, texts, 9),
     "transformers Llama": (llama, texts, 9),
     "transformers T5": (t5, texts, 20),
+    "transformers BART": (bart, texts, 12),
+    "transformers Bloom": (bloom, texts, 7),
+    "transformers Mamba": (mamba, texts, 7),
 }
 
 

@@ -114,7 +114,8 @@ def scan(
     what: Annotated[
         list[Path],
         typer.Argument(
-            help="A curve (a folder of `thalweg connect` or its file); or two networks, for the straight line."
+            help="A curve (a folder of `thalweg connect` or its file), or two to compare, such as an aligned one and a "
+            "plain one; or two networks, for the straight line."
         ),
     ],
     task: options.Task,
@@ -146,7 +147,7 @@ def scan(
     Prints the summary (mean: over t; int: over the curve's length; barrier: the largest excess over the line that joins
     the values at the ends) and writes `scan.json`, `scan.csv` and the profile as PNG and PDF; of a curve also the scan
     of the straight line between its ends, into the folder `line`, and both into one profile; of an aligned curve also
-    the line between its ends as they were before, into the folder `unaligned`.
+    the line between its ends as they were before, into the folder `unaligned`; of a second curve, into `other`.
     """
     _scan(Arguments(locals()))
 
@@ -156,20 +157,23 @@ def _scan(own: Arguments, on_lines: int | None = None) -> None:
     if points != "adaptive" and not points.isdecimal():
         raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
     wanted = int(points) if points.isdecimal() else points
-    target = _curve_or_line(own)
+    (path, target), *more = _curves(own).items()
     results = {out: _measured(own, target, points=wanted)}
-    lines = {}
+    others: dict[str, tw.Curve] = {"other": more[0][1]} if more else {}
     if line and target.bends and target.start.distance(target.end) > 0:
-        lines["line"] = target.end
-        if (what[0] / PERMUTATION).is_file():
-            lines["unaligned"] = tw.Permutation.load(what[0]).inverse().apply(target.end)
-    for name, end in lines.items():
-        straight, run = tw.Segment(target.start, end), own.run.child(name)
-        results = {out / name: _measured(own, straight, points=on_lines or wanted, run=run), **results}
-    if "unaligned" in lines:
-        for folder, name in ((out, type(target).__name__), (out / "line", "Segment")):
-            results[folder] = replace(results[folder], name=f"aligned {name}")
-            results[folder].save(folder / "scan.json")
+        others["line"] = tw.Segment(target.start, target.end)
+        if (path / PERMUTATION).is_file():
+            before = tw.Permutation.load(path).inverse().apply(target.end)
+            others["unaligned"] = tw.Segment(target.start, before)
+    for name, curve in others.items():
+        number = wanted if curve.bends else on_lines or wanted
+        results = {out / name: _measured(own, curve, points=number, run=own.run.child(name)), **results}
+    names = {out: "aligned {}", out / "line": "aligned {}"} if "unaligned" in others else {}
+    if "other" in others and not names and results[out].name == results[out / "other"].name:
+        names = {out: f"{{}}, {path.name}", out / "other": f"{{}}, {more[0][0].name}"}
+    for folder, name in names.items():
+        results[folder] = replace(results[folder], name=name.format(results[folder].name.removeprefix("aligned ")))
+        results[folder].save(folder / "scan.json")
     _write_scans(results)
     if len(target.bends) == 1:
         done(out, following(plane, own.given, *what, out="plane"))
@@ -261,16 +265,18 @@ def _plane_of(points: "list[tw.Weights]", single: bool, what: list[Path], seed: 
     return tw.Plane(*points) if len(points) == 3 and single else tw.Plane.fit(points)
 
 
-def _curve_or_line(own: Arguments) -> "tw.Curve":
-    """The curve that was given, or the straight line between two networks."""
+def _curves(own: Arguments) -> "dict[Path, tw.Curve]":
+    """The curves that were given, an aligned one first, or the straight line between two networks."""
     from ..loading import is_curve, load_curve
 
     what, model = own.given["what"], own.inputs.model
-    if len(what) == 1:
-        return load_curve(what[0], model)
+    if len(what) == 1 or (len(what) == 2 and all(map(is_curve, what))):
+        ordered = sorted(what, key=lambda path: not (path / PERMUTATION).is_file())
+        return {path: load_curve(path, model) for path in ordered}
     if len(what) != 2 or any(map(is_curve, what)):
-        raise ThalwegError(f"give one curve or two networks to scan; got {' '.join(map(str, what))}")
-    return tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))
+        rule = "give one curve or two networks to scan, or two curves to compare"
+        raise ThalwegError(f"{rule}; got {' '.join(map(str, what))}")
+    return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))}
 
 
 def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
