@@ -375,6 +375,29 @@ def test_captured_steps_accumulate_as_eager_ones(optimizer, clip, replays):
     assert torch.allclose(*found, rtol=1e-3, atol=1e-4)
 
 
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x):
+        return self.layers[len(x) % 2](x)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.AdamW, eps=1e-3), partial(torch.optim.SGD, momentum=0.9)])
+def test_captured_steps_leave_alone_what_their_loss_leaves_out(optimizer, accumulate, replays):
+    """As on the CPU, where a test compares with plain torch."""
+    torch.manual_seed(0)
+    module = Routed()
+    batches = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (4, 4, 5, 5, 4, 4)]
+    settings = {"epochs": 6, "lr": 0.02, "optimizer": optimizer, "accumulate": accumulate}
+    on_cpu = tw.fit(module, tw.classification(), batches, **settings)
+    ours = tw.fit(deepcopy(module).cuda(), tw.classification(), batches, **settings)
+    assert len(replays) >= 8
+    assert torch.allclose(ours.vector.cpu(), on_cpu.vector, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, in_groups])
 @pytest.mark.parametrize(("bends", "decay_at"), [(1, "bends"), (3, "bends"), (2, "phi")])
 def test_curves_by_adam_with_our_kernel_are_those_of_plain_torch(bends, decay_at, optimizer, replays):

@@ -241,6 +241,38 @@ def test_the_fused_update_gets_what_it_needs(kind, optimizer, replays, monkeypat
     torch.testing.assert_close(fast, plain, rtol=0, atol=2e-5)
 
 
+class Routed(torch.nn.Module):
+    """Each batch goes through one of two layers, and none through the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x):
+        return self.layers[len(x) % 2](x)
+
+
+@pytest.mark.parametrize("kind", ["network", "uniform"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_captured_steps_leave_alone_what_their_loss_leaves_out(kernels, optimizer, kind, replays, monkeypatch):
+    def routed(wrap):
+        torch.manual_seed(0)
+        module, a, b = Routed(), *(tw.Weights.of(Routed()) for _ in range(2))
+        batches = {n: (torch.randn(n, 4), torch.randint(3, (n,))) for n in (4, 5)}
+        moving = Network(Probe(module)) if kind == "network" else UniformBends(Probe(module, a), tw.Bezier(a, b, 2), 3)
+        call = wrap(Step(moving, tw.classification(), made(moving, OPTIMIZERS[optimizer])))
+        for n in (4, 4, 4, 5, 5, 5, 4, 4, 4, 5, 5, 4, 5, 4):
+            call(batches[n], 0.0625)
+        return torch.stack(moving.vectors).clone()
+
+    plain = routed(lambda step: step)
+    if kernels:
+        monkeypatch.setattr(fused, "kernels", lambda: SimpleNamespace(Update=Update, AdamUpdate=AdamUpdate))
+    torch.testing.assert_close(routed(Captured), plain, rtol=0, atol=2e-5)
+    assert len(replays) >= 5
+
+
 def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     animal = ZOO["mlp"]
 
