@@ -74,8 +74,7 @@ def _draw_barriers(found: "tw.Barriers", stem: Path) -> None:
             tw.figures.barriers(found, data, quantity, row)
 
     rows, columns = len(drawn), len(found.panels())
-    size = (1.4 + 4.4 * columns, 4.4 * rows)
-    tw.figures.save_panels(stem, plot, size, rows, columns, "compressed", squeeze=False)
+    tw.figures.save_panels(stem, plot, (1.4 + 4.4 * columns, 4.4 * rows), rows, columns, "compressed", squeeze=False)
 
 
 def soup(

@@ -231,8 +231,7 @@ def plane(
         if isinstance(item, tw.Curve) or target.shares is not None
     }
     points = "adaptive" if adaptive else None
-    found = _measured(own, target, grid=(grid, grid), margin=margin, points=points, overlay=overlay)
-    _write_scans({out: found})
+    _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, points=points, overlay=overlay)})
     done(out, following(page, own.given, out, out="page.html"))
 
 

@@ -32,8 +32,7 @@ def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveE
     file = experiment.results / f"points-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
         settings: Any = {"bn_batches": experiment.clean, "points": members, **experiment.settings}
-        measured = tw.curve_ensemble(experiment.architecture, found, experiment.task, experiment.test, **settings)
-        measured.save(file)
+        tw.curve_ensemble(experiment.architecture, found, experiment.task, experiment.test, **settings).save(file)
     result = tw.CurveEnsemble.load(file)
     result.save(copy)
     return result

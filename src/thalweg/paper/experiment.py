@@ -206,8 +206,7 @@ class Experiment:
                 fge = tw.FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
                 return tw.walk(self.architecture, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
-                epochs = need.epochs or recipe.curve_epochs
-                common |= {"epochs": epochs, "seed": seed, "loss": need.loss}
+                common |= {"epochs": need.epochs or recipe.curve_epochs, "seed": seed, "loss": need.loss}
                 common |= self.rates(need.times * recipe.curve_lr)
                 return tw.connect(self.architecture, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
 

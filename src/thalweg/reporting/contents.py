@@ -247,10 +247,9 @@ def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
 
 def _run(item: ResultFile) -> dict[str, Any]:
     record = item.content
-    times = " to ".join(_time(record[key]) for key in ("started", "finished") if key in record)
     facts = {
         "command": record["command"],
-        "time": times,
+        "time": " to ".join(_time(record[key]) for key in ("started", "finished") if key in record),
         "arguments": " ".join(record["argv"]),
         **_flat(record["versions"]),
         **_flat(record["code"] or {}, "code "),
