@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +89,17 @@ class _Tokens:
 
     @torch.no_grad()
     def look(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """At the first answer, since some models called causal predict the token itself: the other way, if it gives
-        the loss.
+        """At the first answer to labels that count, since some models called causal predict the token itself: the other
+        way, if it gives the loss.
         """
         if self.looked or compiler.is_compiling() or logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
             return
-        self.looked, self.prompts, usual, off = True, logits.shape[1] - labels.shape[1], self.ahead, []
+        self.prompts, usual, off = logits.shape[1] - labels.shape[1], self.ahead, list[float]()
         for self.ahead in (usual, 1 - usual):
             pairs = zip(self.predicting(logits, labels), self.counted(labels), strict=True)
             each = [F.cross_entropy(one.float(), own, reduction="sum") for one, own in pairs]  # with little memory
             off.append(float(sum(each) / (self.counted(labels) != IGNORED).sum() - loss))
+        self.looked = isfinite(off[0])
         self.ahead = 1 - usual if abs(off[1]) < min(abs(off[0]), 1e-4 * abs(float(loss))) else usual
 
 
