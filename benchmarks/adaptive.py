@@ -1,4 +1,4 @@
-"""How many points adaptive scans need: on the stored profiles of the paper, against equally spaced points.
+"""How many points adaptive scans need: on the stored profiles and planes of the paper, against equally spaced points.
 
     python benchmarks/adaptive.py
 
@@ -6,7 +6,9 @@ Each profile of 121 or 31 measured points in docs/paper stands for the loss alon
 cubics. Printed are the points that `points="adaptive"` would measure, the largest errors of max and int of the loss
 over the data sets, as shares of how far it varies, and the least odd number of equally spaced points from which on both
 errors are as small (0.0005 counts as exact): with trapezoids, as a scan computes int, and with the cubics of adaptive
-scans. Needs no network; a few seconds on a CPU.
+scans. Then the same for the stored planes of 21 x 21 points, interpolated to 61 x 61: how many of these an adaptive
+plane would measure, and how far the loss of the others is off in steps of the figure's contours, at most and for all
+but one in a hundred. Needs no network; a few seconds on a CPU.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.interpolate import PchipInterpolator
+from scipy.interpolate import PchipInterpolator, RegularGridInterpolator
 
 import thalweg as tw
-from thalweg.evaluation.sampling import AlongCurve
+from thalweg.evaluation.sampling import AlongCurve, OverPlane
 from thalweg.results import corrections, grid
+from thalweg.results.levels import LEVELS, Scale
 
 PAPER = Path(__file__).parent.parent / "docs" / "paper"
 DENSE = np.linspace(0, 1, 4001)
 EXACT = 0.0005
+SIDE = 61  # points along a side of a plane
 Function = Callable[[np.ndarray], np.ndarray]
 
 
@@ -107,6 +111,35 @@ def measured() -> list[tuple[str, int, float, float, int, int]]:
     return rows
 
 
+def over_plane(scan: tw.Scan) -> tuple[int, float, float]:
+    """Points that an adaptive plane would measure, and errors of the others in steps of contours."""
+    assert scan.x is not None
+    assert scan.y is not None
+    x, y = (np.linspace(side[0], side[-1], SIDE) for side in (scan.x, scan.y))
+    fine = tuple(np.meshgrid(y, x, indexing="ij"))
+    true = {
+        name: RegularGridInterpolator((scan.y, scan.x), entry["loss"], "pchip")(fine)
+        for name, entry in scan.values.items()
+    }
+    a, b, c = (tw.Weights.of(torch.nn.Linear(1, 1)) for _ in range(3))
+    sampling, found = OverPlane(tw.Plane(a, b, c), {"x": x, "y": y}), list[dict[str, dict[str, float]]]()
+    while new := sampling.more(found):
+        places = [(np.abs(y - at["y"]).argmin(), np.abs(x - at["x"]).argmin()) for at in new]
+        found += [{name: {"loss": float(loss[place])} for name, loss in true.items()} for place in places]
+    _, values = sampling.arranged(found)
+    errors = []
+    for name, loss in true.items():
+        scale = Scale.over([loss])
+        one, two = (np.clip(scale.share(each), 0, 1) for each in (values[name]["loss"], loss))
+        errors.append(np.abs(one - two).ravel() * (LEVELS - 1))
+    return len(found), float(np.max(errors)), float(np.quantile(errors, 0.99))
+
+
+def planes() -> dict[str, tuple[int, float, float]]:
+    paths = sorted(PAPER.glob("*/planes/plane-*.json"))
+    return {f"{path.parts[-3]}/{path.stem}": over_plane(tw.Scan.load(path)) for path in paths}
+
+
 def main() -> None:
     rows = measured()
     header = ["", "adaptive", "error of max", "of int", "equally spaced", "with cubics"]
@@ -114,7 +147,19 @@ def main() -> None:
     sums = [sum(row[k] for row in rows) for k in (1, 4, 5)]
     half = sum(2 * row[1] <= row[4] for row in rows)
     print(grid(header, [*texts, ["all", str(sums[0]), "", "", str(sums[1]), str(sums[2])]]))
-    print(f"half of the points or fewer: {half} of {len(rows)} profiles")
+    print(f"half of the points or fewer: {half} of {len(rows)} profiles\n")
+    found = planes()
+    texts = [
+        [name, str(n), f"{n / SIDE**2:.0%}", f"{most:.2f}", f"{usual:.2f}"] for name, (n, most, usual) in found.items()
+    ]
+    all_points = sum(n for n, _, _ in found.values())
+    share = f"{all_points / SIDE**2 / len(found):.0%}"
+    print(
+        grid(
+            [f"{SIDE} x {SIDE}", "adaptive", "of all", "largest error", "99 %"],
+            [*texts, ["all", str(all_points), share, "", ""]],
+        )
+    )
 
 
 if __name__ == "__main__":
