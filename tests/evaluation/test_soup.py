@@ -298,6 +298,14 @@ def test_a_folder_resumes_and_answers_again(tmp_path):
         soup(list(networks.values()), stopping(0)[0], run=tmp_path / "whole")
 
 
+def test_a_folder_with_other_weights_is_refused(tmp_path):
+    networks = slopes(1.0, 2.5)
+    soup(networks, run=tmp_path / "run")
+    networks["1.0"].save(tmp_path / "run" / "weights.safetensors")
+    with pytest.raises(tw.ThalwegError, match="restore it from a copy, or make it again"):
+        soup(networks, run=tmp_path / "run")
+
+
 def test_a_finished_folder_warns_of_its_barrier_again(tmp_path):
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})

@@ -14,7 +14,7 @@ from ..errors import ThalwegError
 from ..results import grid, shown, titled
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.rng import seeded
-from ..store.files import WEIGHTS
+from ..store import files
 from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace.batchnorm import update_bn
@@ -171,7 +171,14 @@ def soup(
         }
         return replace(mean, made={"soup": said})
 
-    mean = call.resumed(run, "soup", question, StoredResult.of(WEIGHTS, Weights), averaged)
+    def load(folder: Path) -> Weights:
+        found = Weights.load(folder / files.WEIGHTS)
+        with files.reading(folder / files.WEIGHTS):
+            Soup.of_weights(found)
+        return found
+
+    stored = StoredResult(files.WEIGHTS, load, lambda made, folder: made.save(folder / files.WEIGHTS))
+    mean = call.resumed(run, "soup", question, stored, averaged)
     found = Soup.of_weights(mean.to(next(module.parameters()).device))
     if found.barrier:
         warnings.warn(found.barrier, stacklevel=3)
