@@ -92,6 +92,19 @@ def test_errors_of_the_network_say_what_it_was_given():
         assert re.search(message, error.value.__notes__[0])
 
 
+def test_members_that_were_written_to_are_served_anew():
+    animal = ZOO["mlp"]
+    ensemble, batch = tw.Ensemble(animal.module(1), points(animal, 2)), animal.batches()[0]
+    before = ensemble.probabilities(batch[0]).probabilities
+    ensemble.members[0].vector.mul_(2)
+    after = ensemble.probabilities(batch[0]).probabilities
+    assert not torch.allclose(before, after)
+    assert torch.allclose(after.double(), ensemble.predict(animal.task, [batch])[0].double(), rtol=0, atol=1e-12)
+    with torch.inference_mode():
+        inside = tw.Ensemble(animal.module(1), [tw.Weights.of(animal.module(1))])
+        assert torch.isfinite(inside.probabilities(batch[0]).probabilities).all()
+
+
 def test_identical_members_have_no_mutual_information():
     animal = ZOO["mlp"]
     ensemble = tw.Ensemble(animal.module(1), points(animal, 1) * 3)

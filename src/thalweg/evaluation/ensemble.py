@@ -73,7 +73,7 @@ class Ensemble:
         self.module, self._probe = module, Probe(module)
         self.members, self._proven = list[Weights](), list[Task]()
         self._temperature: float | None = None
-        self._served: tuple[list[Weights], EnsembleModule] | None = None
+        self._served: tuple[list[tuple[Weights, int]], EnsembleModule] | None = None
         for member in members:
             self.add(member)
 
@@ -138,9 +138,10 @@ class Ensemble:
             raise ThalwegError("this task has outputs and no probabilities of classes: use predict, or as_module(task)")
         inputs = to_device(inputs, self._probe.device)
         with torch.no_grad(), explained(self._probe.module, inputs):
-            if self._served is None or self._served[0] != self.members:
+            written = [(w, 0 if w.vector.is_inference() else w.vector._version) for w in self.members]
+            if self._served is None or self._served[0] != written:
                 prove_on(self._probe, partial(called, self._probe.module), [inputs]).again()
-                self._served = list(self.members), self._steady(self.as_module(task), inputs)
+                self._served = written, self._steady(self.as_module(task), inputs)
             served = self._served[1]
             served.probabilities = own
             found = called(served.each, inputs)
