@@ -290,6 +290,9 @@ def test_a_run_is_not_resumed_with_another_rate_of_the_optimizer(tmp_path):
     assert torch.equal(made.vector, again.vector)
     with pytest.raises(tw.ThalwegError, match="the learning rate"):
         tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.03), run=tmp_path)
+    with pytest.raises(tw.ThalwegError, match="the optimizer's other settings have changed, too") as raised:
+        tw.fit(*common, epochs=2, optimizer=in_groups(AdamW), run=tmp_path)
+    assert str(raised.value).count("the optimizer's") == 6
 
 
 def test_parameter_groups_alone_are_trained_by_sgd():
