@@ -135,6 +135,31 @@ def added_ways() -> nn.Module:
     return Of(forward, embedding=nn.Embedding(9, 6), body=body, head=nn.Linear(8, 4))
 
 
+def last_states() -> nn.Module:
+    """Last states by layer and direction, and all of them at once."""
+
+    def forward(net: Any, words: Tensor) -> Tensor:
+        x, n = net.embedding(words), len(words)
+        top = net.one(x)[1].view(2, 2, n, 8)[-1]
+        return net.head(torch.cat([top[0], top[1], net.two(x)[1].transpose(0, 1).reshape(n, -1)], 1))
+
+    bodies = {name: nn.GRU(6, 8, num_layers=2, batch_first=True, bidirectional=True) for name in ("one", "two")}
+    return Of(forward, embedding=nn.Embedding(9, 6), **bodies, head=nn.Linear(48, 4))
+
+
+def ranked() -> nn.Module:
+    """Every second unit is a gate; the largest of many are kept; pairs are sorted."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.one(x)
+        x = net.two(x[:, ::2] * x[:, 1::2].sigmoid())
+        x = net.three(x * (x >= x.topk(3, dim=1).values[:, -1:]))
+        return net.four(x.view(-1, 5, 2).sort(2).values.flatten(1))
+
+    shapes = {"one": (6, 16), "two": (8, 7), "three": (7, 10), "four": (10, 4)}
+    return Of(forward, **{name: nn.Linear(*shape) for name, shape in shapes.items()})
+
+
 def pixels() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.PixelShuffle(2), nn.ReflectionPad2d(1), nn.Conv2d(4, 6, 3),
@@ -273,6 +298,8 @@ LAYERS = {
     "LSTM, state handed on": Species(handed_on, tokens, 3, 0.99),
     "LSTM, GRU and RNN cells": Species(cells, tokens, 4, 0.99),
     "GRU, both ways added": Species(added_ways, tokens, 4, 0.99),
+    "GRU, states of layers and ways": Species(last_states, tokens, 9, 0.99),
+    "interleaved gates, sorted units": Species(ranked, vectors, 4, 0.98),
     "pixel and channel shuffle, padding": Species(pixels, images, 6, 0.99),
     "unfold and fold": Species(windows, images, 3, 0.98),
     "resizing, grid sample, unpooling": Species(resampled, signals, 2, 0.95),

@@ -164,6 +164,17 @@ def test_parts_for_training_alone_follow_the_others(noise):
         torch.testing.assert_close(one, two)
 
 
+def test_units_that_are_joined_in_training_alone_share_an_order():
+    """The mean and the spread of a latent unit, of which only the mean is used in eval mode."""
+
+    def forward(net, x):
+        mean, spread = net.one(x).chunk(2, dim=1)
+        return net.two(mean + spread.exp() * torch.randn_like(mean) if net.training else mean)
+
+    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 10), two=nn.Linear(5, 4)), TASK, SPECIES["MLP"].batch())
+    assert symmetries.axes["one.bias"] == (("sum", 10, *(("group", 5, "one.weight[0]"),) * 2),)
+
+
 def test_parts_for_training_alone_are_proven(monkeypatch):
     """With a rule that is wrong for an operation in the second head."""
     net = Auxiliary()

@@ -112,6 +112,12 @@ def choose(atom: Atom, chooser: Atom, index: int) -> Atom:
         return atom.parts[index]
     if not atom.parts:
         return atom
+    by = factors(atom.chooser) if atom.kind == "choice" and atom.chooser is not None else []
+    if len(by) > 1 and find(chooser) in (by[0], by[-1]):  # of layers times directions, one or the other
+        each = len(atom.parts) // by[0].size
+        first = find(chooser) is by[0]
+        rest = atom.parts[index * each : (index + 1) * each] if first else atom.parts[index :: by[-1].size]
+        return chosen(rest, product(by[1:] if first else by[:-1]))
     parts = [choose(part, chooser, index) for part in atom.parts]
     if atom.kind == "choice":
         return Atom(parts[0].size, "choice", tuple(parts), atom.chooser)
@@ -221,6 +227,10 @@ def unify(one: Atom, two: Atom) -> None:
     if one.size != two.size:
         pin(one, APART)
         return pin(two, APART)
+    if one.chooser and two.chooser and find(one.chooser) is find(two.chooser):
+        for mine, yours in zip(one.parts, two.parts, strict=True):
+            unify(mine, yours)
+        return
     for atom in (one, two):
         if atom.kind == "choice":
             settle(atom)

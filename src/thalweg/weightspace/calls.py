@@ -15,6 +15,7 @@ from ..batches import mapped, tensors_in
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
 from ..tasks import Task
+from .tracing import writes
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -25,12 +26,19 @@ class Called(nn.Module):
     Attributes:
         net: The network.
         given: What it is called with; the batch where the whole task is traced.
-        used: Which of its outputs are used; None for all.
+        made: How many tensors it returns.
+        used: Which of them are used; None for all.
+        spare: Whether it computes more than is used.
     """
 
-    def __init__(self, net: nn.Module, call: Callable[[Any], Any], given: Any, used: Sequence[int] | None = None):
+    spare = False
+
+    def __init__(
+        self, net: nn.Module, call: Callable[[Any], Any], given: Any, made: int = 0, used: Sequence[int] | None = None
+    ):
         super().__init__()
-        self.net, self.call, self.given, self.used, self.alone = net, call, given, used, used is not None
+        self.net, self.call, self.given, self.made, self.used = net, call, given, made, used
+        self.alone = used is not None
 
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(tensors_in(self.given))
@@ -46,7 +54,10 @@ class Called(nn.Module):
         """The graph, as an exported program; torch prints it if it fails."""
         with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
-            return torch.export.export(self, self.inputs(), strict=False)
+            program = torch.export.export(self, self.inputs(), strict=False)
+        unused = self.used is not None and len(self.used) < self.made
+        self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
+        return program
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
         """The inputs for another batch; None for one of another shape."""
@@ -107,7 +118,7 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     given, leaves = calls[0]
     blind = not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
-    return Called(net, lambda given: net(*given[0], **given[1]), given, used)
+    return Called(net, lambda given: net(*given[0], **given[1]), given, len(leaves), used)
 
 
 def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:

@@ -160,7 +160,7 @@ def recurrent(call: Operation) -> list[Axes]:
         for k, unit in enumerate(units if "zeros" not in str(node.target) else ()):
             unify(choose(axes[-1], axes[0], k), unit)
     batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
-    chooser = Atom(len(outputs))
+    chooser = Atom(len(outputs), pinned=INDEXED)
     last = [Axes([chooser, *batch, chosen(units, chooser)]) for units in (outputs, cells)]
     return [Axes([*x[:-1], features]), *last]
 

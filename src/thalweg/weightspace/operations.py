@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, pieces, pin, product, regroup, total, unify
+from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, parted, pieces, pin, product, regroup, total, unify
 
 POSITION = "its entries are positions, not units"
 
@@ -133,8 +133,7 @@ def reduction(call: Operation) -> Any:
     if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
         return x  # the larger of two
     gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim")
-    with_places = several and call.name not in ("var_mean", "std_mean", "aminmax")
-    if call.name in ("argmax", "argmin") or (with_places and any(u.args[1] == 1 and u.users for u in call.node.users)):
+    if call.name in ("argmax", "argmin") or (several and _uses_places(call)):
         for k in gone:
             pin(x[k], INDEXED)
     kept = [Atom(1) if k in gone else axis for k, axis in enumerate(x)]
@@ -142,11 +141,19 @@ def reduction(call: Operation) -> Any:
     return [found] * len(call.shape) if several else found
 
 
+def _uses_places(call: Operation) -> bool:
+    """Whether the second result, the places of the values, is used."""
+    values = ("var_mean", "std_mean", "aminmax")
+    return call.name not in values and any(user.args[1] == 1 and user.users for user in call.node.users)
+
+
 def along(call: Operation) -> Any:
-    """Operations that follow the order of entries along some axes, and leave the other axes alone."""
+    """Operations that follow the order of entries along some axes, and leave the other axes alone; sorted values do
+    not depend on the order that they had.
+    """
     x, several = call.tensors[0], isinstance(call.shape, list)
     dims = call.dims("dim", "dims", "dimension")
-    for k in dims:
+    for k in dims if call.name not in ("sort", "topk") or _uses_places(call) else ():
         pin(x[k], call.unknown)
     found = [
         Axes(x[k] if k < len(x) and k not in dims else Atom(size, pinned=call.unknown) for k, size in enumerate(shape))
@@ -236,6 +243,10 @@ def sliced(call: Operation) -> Axes:
     x, dim = call.tensors[0], call.dim()
     length, size = x[dim].size, call.shape[dim]
     start, _, step = slice(call["start"], call["end"], call["step"]).indices(length)  # of narrow, too
+    if step > 1 and start < step and size * step == length:  # every second unit, say, of pairs
+        units, inside = parted(x[dim], size)
+        pin(inside, INDEXED)
+        return _replaced(x, dim, units)
     if step > 1:
         pin(x[dim], INDEXED)
         return _replaced(x, dim, fresh([size], INDEXED)[0])

@@ -240,10 +240,11 @@ class Traced:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
         self._follow(self.called, self.program, atoms)
-        if self._idle(atoms):  # auxiliary heads, say, may take part in training alone
+        if self.called.spare or self._idle(atoms):  # auxiliary heads, say, may take part in training alone
             with suppress(Exception), training(self.net):
                 called = recorded(self.net, self.task, self.batch)
-                called.used = None  # whether the task uses an output or not
+                if called.made != self.called.made:  # then all of it has an order, whether this task uses it or not
+                    called.used = None
                 self._follow(called, called.exported(), atoms)
                 self.trained = called
             if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:

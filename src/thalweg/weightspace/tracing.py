@@ -26,7 +26,7 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
         inputs: Axes for tensors, anything else as it is; one per placeholder.
         seen: Filled with what each node gives.
     """
-    graph.graph.eliminate_dead_code(_writes)  # which may take apart what is never used so
+    graph.graph.eliminate_dead_code(writes)  # which may take apart what is never used so
     values: dict[fx.Node, Any] = {} if seen is None else seen
     waiting = iter(inputs)
     for node in graph.graph.nodes:
@@ -43,7 +43,7 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
     return []
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     """Whether a node does something although nobody uses it."""
     return node.op in ("placeholder", "output") or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
@@ -107,7 +107,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
          "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
          "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
-         "_weight_norm complex polar real imag conj"),
+         "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform"),
         (layers.linear, "linear"), (layers.bilinear, "bilinear"), (operations.einsum, "einsum"),
         (operations.matmul, "matmul mm bmm addmm baddbmm mv dot vdot addmv"),
         (operations.tensordot, "tensordot inner outer ger"), (operations.distances, "cdist"),
