@@ -80,7 +80,8 @@ def _figures(folder: Path) -> list[Path]:
 
 def _section(name: str, found: Found, docs: Path) -> str:
     shows, where = SHOWS[name]
-    parts = [f"\n## {name}\n\n{shows[0].upper()}{shows[1:]} (in the paper: {where}).\n"]
+    place = where if where.startswith("not in") else f"in the paper: {where}"
+    parts = [f"\n## {name}\n\n{shows[0].upper()}{shows[1:]} ({place}).\n"]
     for folder, result in found:
         here = folder.relative_to(docs).as_posix()
         shown = [f"\n![{_alternative(path, result)}]({here}/{path.name})\n" for path in _figures(folder)]
@@ -128,7 +129,8 @@ def _duration(seconds: float) -> str:
 def _command(result: Result) -> str:
     recipe, seeds = result.about["recipe"], result.about["seeds"]
     changes = "".join(f" --set {change}" for change in recipe.get("changes", ()))
-    chosen = f"--data-set {recipe['data']} --model {recipe['model']}{changes} --seeds {seeds}"
+    listed = ",".join(map(str, seeds)) if isinstance(seeds, list) else seeds
+    chosen = f"--data-set {recipe['data']} --model {recipe['model']}{changes} --seeds {listed}"
     return f"thalweg paper run {result.entry} {chosen} --data ~/data --out paper"
 
 

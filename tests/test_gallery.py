@@ -15,10 +15,10 @@ gallery = module_from_spec(spec)
 spec.loader.exec_module(gallery)
 
 
-def keep(docs, scale="full"):
+def keep(docs, scale="full", entry="two-bends", seeds=3):
     about = {
         "scale": scale,
-        "seeds": 3,
+        "seeds": seeds,
         "seconds": 61.0,
         "seconds of training": 7200.0,
         "machine": "A GPU",
@@ -26,8 +26,8 @@ def keep(docs, scale="full"):
     }
     about |= {"date": "2026-01-31", "versions": {"torch": "2.13.0"}, "recipe": {"data": "cifar10", "model": "vgg16"}}
     claims = [Claim("one is one", True, "1 and 1"), Claim("two is one", False, "2 and 1")]
-    result = Result("two-bends", "VGG-16 on CIFAR-10", [{"distance": 31.0, "distance (paper)": 29.6}], claims, about)
-    folder = docs / "paper" / scale / "cifar10-vgg16" / "two-bends"
+    result = Result(entry, "VGG-16 on CIFAR-10", [{"distance": 31.0, "distance (paper)": 29.6}], claims, about)
+    folder = docs / "paper" / scale / "cifar10-vgg16" / entry
     result.save(folder / FILE)
     (folder / "chains.png").touch()
 
@@ -55,6 +55,12 @@ def test_the_results_tell_what_was_found(tmp_path):
     assert "- **Does not hold**: two is one (2 and 1)." in page
     assert "A GPU, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
     assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
+
+
+def test_an_entry_of_our_own_with_listed_seeds(tmp_path):
+    keep(tmp_path, entry="aligned", seeds=[2, 3, 5])
+    assert "--seeds 2,3,5 " in gallery.numbers(tmp_path)
+    assert "(not in the paper)." in gallery.page(tmp_path)
 
 
 def test_it_says_what_is_not_there_yet(tmp_path):

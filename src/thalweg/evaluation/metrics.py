@@ -1,4 +1,4 @@
-"""What the outputs of a task are measured by: its metrics, and scores of averaged probabilities."""
+"""Metrics of a task's outputs, which scans average over examples; and `SCORES` of the probabilities of ensembles."""
 
 from typing import Any
 
@@ -20,7 +20,8 @@ class Metrics:
     >>> Metrics(tw.classification())(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
     {'error': tensor([0., 1.])}
 
-    To be called before the loss, which may write into the outputs.
+    Call this before the loss, which may modify the outputs in place. A user's metrics are `Task(metrics=)`; those
+    of tasks without any are in `_errors`.
     """
 
     def __init__(self, task: Task):
@@ -31,7 +32,7 @@ class Metrics:
         return {name: values if counted is None else values[counted] for name, (values, counted) in found}
 
     def each(self, outputs: Any, targets: Any) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """All values, and which of them count, as `Labels` gives them."""
+        """All values, and a mask of those that count, or None."""
         if self.task.metrics is None:
             return self._errors(tensor_in(outputs), targets)
         values: dict[str, tuple[Tensor, Tensor | None]] = {}

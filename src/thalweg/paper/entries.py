@@ -44,7 +44,10 @@ class Entry:
     """One table or figure of the paper.
 
     Args:
-        name: Its name on the command line.
+        name: Its name on the command line, and in `SHOWS`, which describes it; its figure, if it has one, is drawn by
+            `FIGURES` in `drawing.py`.
+        run: Makes its rows and claims from what was trained; given the experiment, the folder of results and the
+            number of seeds.
         pairs: The pairs of data set and network that it has in the paper.
         needs: What has to be trained first.
         each: What has to be trained for every seed.

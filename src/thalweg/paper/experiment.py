@@ -32,11 +32,11 @@ class Need:
     """Something that has to be trained: a network, a Snapshot run, a curve, or an FGE walk.
 
     Attributes:
-        seed: Or its place among the seeds of an experiment that lists them.
-        by: Of a curve: by what the second network is aligned to the first; "" if it is not.
-        epochs: Of a curve: 0 for those of the recipe.
-        times: Of a curve: its learning rate, relative to that of the recipe.
-        loss: Of a curve: what it minimises; see `connect`.
+        seed: Its seed; in an experiment that lists seeds, its place in that list.
+        by: What the second network of a curve is aligned by, "weights" or "activations"; "" if it is not aligned.
+        epochs: How long a curve is trained; 0 for as long as the recipe says.
+        times: The learning rate of a curve, relative to that of the recipe.
+        loss: What a curve minimises; see `connect`.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Which accelerators a training step gets: the one place where they are chosen."""
+"""Which accelerators a training step gets: the one place where they are chosen, and where a new one is added."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +18,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
 from ..weightspace.weights import LARGE
-from .accumulated import Parts
+from .accumulated import Accumulated, Parts
 from .compute import Compute, Context
 from .threads import few_threads
 
@@ -50,15 +50,24 @@ def bends(probe: Probe, curve: Curve, seed: int, loss: str, compute: Compute) ->
 
 
 class Accelerated:
-    """A step with the wrappers that suit it; the one place where these are chosen. A step on a CPU alone gets none."""
+    """A step with the wrappers that suit it; by default, one on a CPU gets none.
+
+    An accelerator replaces the loss of the plain step, `step.mean_loss` (`Compiled`, autocast), its forward pass,
+    `step.forward` (`Accumulated`), how a point of a curve is computed, `motion.combine` (the fused kernels), or all of
+    the step (`Captured`, `DistributedStep`): `self.step`, which is called with a batch and a learning rate.
+    """
 
     compiled: "Compiled | None" = None
     distributed: "RankStep | None" = None
     captured: "Captured | None" = None
     proven = False
 
-    def __init__(self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0):
+    def __init__(
+        self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0, accumulate: int = 1
+    ):
         self.plain, motion, device = step, step.motion, step.probe.device
+        if accumulate > 1:
+            Accumulated(step)
         sharded = not step.probe.copied
         if compute.compiles(device, steps) and not sharded:
             from .compiled import Compiled
@@ -100,7 +109,9 @@ class Accelerated:
             return self.step(batch, lr)
 
     def _watched(self, batch: Any, lr: float) -> Tensor:
-        """The first step: the copy of the network must use its own weights, and compute what the original does."""
+        """The first step, which raises unless the copy of the network uses its own weights, computes what the original
+        does, and is updated in place.
+        """
         step, probe = self.plain, self.plain.probe
         loss, looked, moved = step.mean_loss, list[Watch](), list(chain(*step.motion.moved))
         places = [_address(tensor) for _, tensor, _ in moved]
@@ -143,8 +154,8 @@ class Accelerated:
         restore(self.plain, start, self.optimizer)
 
     def close(self) -> None:
-        """Free what captures hold, and cut references in a circle, which would hold the memory of the run until garbage
-        is collected.
+        """Free what captures hold, and break reference cycles, which would keep the memory of the run until garbage is
+        collected.
         """
         if self.captured is not None:
             self.captured.replay.close()

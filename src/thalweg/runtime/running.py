@@ -111,11 +111,7 @@ def running(
     with ExitStack() as stack:
         stack.enter_context(seeded(settings.seed, batches, world=None if slot is None else slot.world))
         stack.enter_context(aside(device, call.context.stream))
-        if settings.accumulate > 1:
-            from .accumulated import Accumulated
-
-            Accumulated(step)
-        accelerated = Accelerated(step, call.context, call.compute, settings.seed, total)
+        accelerated = Accelerated(step, call.context, call.compute, settings.seed, total, settings.accumulate)
         stack.callback(accelerated.close)
         bar = stack.enter_context(Progress(label, total, call.progress))
         interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))

@@ -229,7 +229,7 @@ class Curve(ABC):
     def _of_parts(
         cls, path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], own: Layout | None
     ) -> "Curve":
-        known = {_kind(kind): kind for kind in (cls, Segment, PolyChain, Bezier)}
+        known = {_kind(kind): kind for kind in (cls, Segment, PolyChain, Bezier)}  # the built-in ones
         kind = known.get(about["curve"])
         if kind is None or not issubclass(kind, cls):
             name = about["curve"].rsplit(".", 1)[-1]
