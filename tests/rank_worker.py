@@ -36,6 +36,9 @@ def together(processes):
     animal = ZOO["mlp"]  # elsewhere Adam may make whole steps of gradients that are but rounding
     own = settings(animal, weight_decay=0.0, optimizer=torch.optim.AdamW, accumulate=2)
     found["adamw"] = tw.fit(animal.module(1), animal.task, animal.batches(), **own).vector
+    for accumulate in (1, 2):  # where some parts, or no part, of a batch reach an expert
+        own = {"epochs": 4, "lr": 0.01, "optimizer": torch.optim.AdamW, "accumulate": accumulate, "progress": False}
+        found[f"routed {accumulate}"] = tw.fit(Routed(), animal.task, odd_batches(), **own).vector
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False).members
     found["walk"] = torch.stack([member.vector for member in members])
@@ -82,6 +85,22 @@ def apart(processes):
     curve = tw.connect(Masked(), tw.Bezier(a, b), tw.classification(), odd_batches(), **own)
     found["arclength"] = curve.bends[0].vector
     return found | one_step(processes)
+
+
+class Routed(torch.nn.Module):
+    """Each example goes through one of two experts, and none through the third."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 3, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x):
+        chosen, out = (x[:, 0] * 2.15).long(), x.new_zeros(len(x), 3)
+        for k, expert in enumerate(self.experts):
+            if (where := (chosen == k).nonzero()[:, 0]).numel():
+                out = out.index_put((where,), expert(x[where]))
+        return out
 
 
 class Masked(torch.nn.Module):
