@@ -7,9 +7,9 @@ from torch import nn
 from zoo import bits, same_bits
 
 import thalweg as tw
+from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
 from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
-from thalweg.weightspace.tracing import RULES
 
 TASK = tw.classification()
 

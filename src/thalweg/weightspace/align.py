@@ -17,9 +17,9 @@ from ..errors import ThalwegError, whole
 from ..runtime.rng import seeded
 from ..tasks import Task
 from .axes import Axes
+from .operations import named
 from .permutation import Block, Permutation, renumber, spread
 from .symmetries import Symmetries, Traced
-from .tracing import named
 from .weights import Weights, check_agreement, check_list
 
 PASSES = 100  # at most; a few are enough

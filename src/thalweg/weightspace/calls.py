@@ -15,7 +15,7 @@ from ..batches import mapped, tensors_in
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
 from ..tasks import Task
-from .tracing import writes
+from .operations import writes
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
-from .operations import POSITION, Operation, broadcast, contract
+from .tensors import POSITION, Operation, broadcast, contract
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 

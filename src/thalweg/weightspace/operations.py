@@ -1,332 +1,147 @@
-"""What operations on tensors do to their axes: arithmetic, contractions, reshapes, slices and indices."""
+"""Follows the axes of tensors through an exported graph; an operation without a rule pins all it touches."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, parted, pieces, pin, product, regroup, total, unify
+from ..errors import ThalwegError
+from . import layers, tensors
+from .axes import APART, fresh, settle_loose
+from .tensors import Operation, unknown
 
-POSITION = "its entries are positions, not units"
-
-
-@dataclass
-class Operation:
-    """One operation: its arguments by the names of its schema, with axes for tensors, and the shape it gives."""
-
-    name: str
-    target: Any
-    args: dict[str, Any]
-    shape: Any
-    node: fx.Node
-
-    def __getitem__(self, name: str) -> Any:
-        return self.args.get(name)
-
-    @property
-    def tensors(self) -> list[Axes]:
-        return [value for value in tree_leaves(list(self.args.values()), is_leaf=_is_axes) if _is_axes(value)]
-
-    def dim(self) -> int:
-        return int(self["dim"] or 0) % max(len(self.tensors[0]), 1)
-
-    def dims(self, *names: str) -> list[int]:
-        """The first of these arguments that is given, as a list; by default all axes of the first tensor."""
-        size = max(len(self.tensors[0]), 1)
-        given = next((self[name] for name in names if self[name] not in (None, [])), range(len(self.tensors[0])))
-        return [d % size for d in ([given] if isinstance(given, int) else given)]
-
-    @property
-    def unknown(self) -> str:
-        return f"'{self.name}' is not known to keep units apart"
+HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
+KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
 
-def _is_axes(value: Any) -> bool:
-    return isinstance(value, Axes)
+def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any] | None = None) -> list[Any]:
+    """Follow the axes of the inputs through a graph to its outputs.
 
-
-def unknown(call: Operation, why: str = "") -> Any:
-    """Whatever it touches keeps its order."""
-    if call.shape is None:
-        return None  # an assertion
-    for axis in [axis for axes in call.tensors for axis in axes]:
-        pin(axis, why or call.unknown)
-    if isinstance(call.shape, list):
-        return [None if shape is None else fresh(shape, why or call.unknown) for shape in call.shape]
-    return fresh(call.shape, why or call.unknown)
-
-
-def broadcast(*tensors: Axes) -> Axes:
-    """Axes aligned on the right and joined; those of size one follow the others."""
-    found = []
-    for place in range(-max(map(len, tensors), default=0), 0):
-        here = [axes[place] for axes in tensors if len(axes) >= -place and axes[place].size != 1]
-        for other in here[1:]:
-            unify(here[0], other)
-        found.append(here[0] if here else Atom(1))
-    return Axes(found)
-
-
-def elementwise(call: Operation) -> Any:
-    found = broadcast(*call.tensors)
-    return [found] * len(call.shape) if isinstance(call.shape, list) else found
-
-
-def contract(equation: str, *tensors: Axes | None) -> Axes:
-    """An einsum: a letter is one atom, and the dots stand for axes that are broadcast."""
-    given, _, wanted = equation.partition("->")
-    found: dict[str, Atom] = {}
-    middles = []
-    for spelled, axes in zip(given.split(","), tensors, strict=False):
-        if axes is None:
-            continue
-        head, _, tail = spelled.partition("...")
-        last = len(axes) - len(tail)
-        middles.append(Axes(axes[len(head) : last]))
-        for letter, axis in zip(head + tail, axes[: len(head)] + axes[last:], strict=True):
-            if found.setdefault(letter, axis).size == 1:
-                found[letter] = axis
-            unify(found[letter], axis)
-    head, dots, tail = wanted.partition("...")
-    middle = broadcast(*middles) if dots else ()
-    return Axes([*(found[letter] for letter in head), *middle, *(found[letter] for letter in tail)])
-
-
-def einsum(call: Operation) -> Axes:
-    given, arrow, wanted = call["equation"].replace(" ", "").partition("->")
-    letters = given.replace("...", "").replace(",", "")
-    once = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
-    return contract(f"{given}->{wanted if arrow else '...' * ('...' in given) + once}", *call["tensors"])
-
-
-def matmul(call: Operation) -> Axes:
-    *added, one, two = call.tensors
-    left, right = ("...ij" if len(one) > 1 else "j"), ("...jk" if len(two) > 1 else "j")
-    dots = "..." if len(left) > 1 or len(right) > 1 else ""
-    kept = contract(f"{left},{right}->{dots}{left[3:4]}{right[4:]}", one, two)
-    return broadcast(kept, *added)
-
-
-def tensordot(call: Operation) -> Axes:
-    """Products of all entries of one with all of the other, summed over some axes."""
-    one, two = call.tensors
-    last = [-1] if call.name == "inner" else []
-    mine = [d % len(one) for d in call["dims_self"] or last]
-    theirs = [d % len(two) for d in call["dims_other"] or last]
-    for i, j in zip(mine, theirs, strict=True):
-        unify(one[i], two[j])
-    rest = [axis for k, axis in enumerate(two) if k not in theirs]
-    return Axes([*(axis for k, axis in enumerate(one) if k not in mine), *rest])
-
-
-def distances(call: Operation) -> Axes:
-    return contract("...id,...jd->...ij", *call.tensors)
-
-
-def reduction(call: Operation) -> Any:
-    """One value for many; of two tensors, their distance. If places are returned too, and used, they have an order."""
-    x, several = broadcast(*call.tensors), isinstance(call.shape, list)
-    if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
-        return x  # the larger of two
-    gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim")
-    if call.name in ("argmax", "argmin") or (several and _uses_places(call)):
-        for k in gone:
-            pin(x[k], INDEXED)
-    kept = [Atom(1) if k in gone else axis for k, axis in enumerate(x)]
-    found = Axes(kept if call["keepdim"] else [axis for k, axis in enumerate(kept) if k not in gone])
-    return [found] * len(call.shape) if several else found
-
-
-def _uses_places(call: Operation) -> bool:
-    """Whether the second result, the places of the values, is used."""
-    values = ("var_mean", "std_mean", "aminmax")
-    return call.name not in values and any(user.args[1] == 1 and user.users for user in call.node.users)
-
-
-def along(call: Operation) -> Any:
-    """Operations that follow the order of entries along some axes, and leave the other axes alone; sorted values do
-    not depend on the order that they had.
+    Args:
+        graph: The graph of an exported program, or of a block inside one.
+        inputs: Axes for tensors, anything else as it is; one per placeholder.
+        seen: Filled with what each node gives.
     """
-    x, several = call.tensors[0], isinstance(call.shape, list)
-    dims = call.dims("dim", "dims", "dimension")
-    for k in dims if call.name not in ("sort", "topk") or _uses_places(call) else ():
-        pin(x[k], call.unknown)
-    found = [
-        Axes(x[k] if k < len(x) and k not in dims else Atom(size, pinned=call.unknown) for k, size in enumerate(shape))
-        for shape in (call.shape if several else [call.shape])
-    ]
-    return found if several else found[0]
+    graph.graph.eliminate_dead_code(writes)  # which may take apart what is never used so
+    values: dict[fx.Node, Any] = {} if seen is None else seen
+    waiting = iter(inputs)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(waiting)
+        elif node.op == "get_attr":
+            held = operator.attrgetter(node.target)(graph)
+            values[node] = fresh(held.shape, "it is a constant") if isinstance(held, Tensor) else held
+        elif node.op == "output":
+            return [values.get(each) for each in tree_leaves(node.args[0])]
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = _perform(node, args, kwargs)
+    return []
 
 
-def reshape(call: Operation) -> Axes:
-    """Runs of axes that hold the same entries before and after; one that cannot be taken apart is pinned."""
-    found: list[Atom] = []
-    before, after = [*call.tensors[0]], [*call.shape]
-    while before or after:
-        taken, sizes = [before.pop(0)] if before else [], [after.pop(0)] if after else []
-        while (here := prod(axis.size for axis in taken)) != (there := prod(sizes)):
-            if here < there:
-                taken.append(before.pop(0))
-            else:
-                sizes.append(after.pop(0))
-        run = regroup(taken, sizes)
-        if run is None:
-            for axis in taken:
-                pin(axis, APART)
-        found += run or fresh(sizes, APART)
-    return Axes(found)
+def writes(node: fx.Node) -> bool:
+    """Whether a node does something although nobody uses it."""
+    return node.op in ("placeholder", "output") or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
-def permuted(call: Operation) -> Axes:
-    x, *rest = call.args.values()
-    sizes = call.target(torch.empty([*range(2, 2 + len(x))], device="meta"), *rest).shape
-    return Axes(x[size - 2] for size in sizes)
+def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    inner = next((k for k, value in enumerate(args) if isinstance(value, fx.GraphModule)), None)
+    if inner is not None and named(node).startswith("wrap_with"):  # a block under no_grad or autocast
+        return trace(args[inner], args[inner + 1 :])
+    name = named(node)
+    shape = _shape(node.meta.get("val"), name)
+    schema = getattr(node.target, "_schema", None)
+    given = {a.name: a.default_value for a in schema.arguments} if schema else {}
+    given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
+    call = Operation(name, node.target, given, shape, node)
+    rule = RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)
+    if rule.__name__ not in KEEPING and not (rule is tensors.elementwise and len(call.tensors) == 1):
+        for axes in call.tensors:
+            settle_loose(axes)
+    try:
+        found = rule(call)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # arguments that a rule is not for
+        found = None
+    return unknown(call, APART) if found is None and shape is not None else found
 
 
-def expand(call: Operation) -> Axes:
-    x = Axes([*fresh([1] * (len(call.shape) - len(call.tensors[0]))), *call.tensors[0]])
-    return Axes(axis if axis.size == size else Atom(size) for axis, size in zip(x, call.shape, strict=True))
+@cache
+def _pointwise(name: str) -> bool:
+    """Whether torch itself says that an operation works on each entry alone."""
+    packets = [getattr(torch.ops.aten, each, None) for each in (name, name.removeprefix("special_"))]
+    return any(
+        torch.Tag.pointwise in getattr(packet, o).tags for packet in packets if packet for o in packet.overloads()
+    )
 
 
-def repeat(call: Operation) -> Axes:
-    x = Axes([*fresh([1] * (len(call.shape) - len(call.tensors[0]))), *call.tensors[0]])
-    return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
+def named(node: fx.Node) -> str:
+    """The operation of a node, in place or not."""
+    return str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")).rstrip("_")
 
 
-def interleaved(call: Operation) -> Axes | None:
-    if not isinstance(call["repeats"], int) or call["dim"] is None:
+def _shape(value: Any, name: str) -> Any:
+    """Sizes of a tensor, a list of them for several, None for anything else."""
+    if isinstance(value, list | tuple):
+        return [_shape(each, name) for each in value]
+    if not isinstance(value, Tensor):
         return None
-    x, dim = call.tensors[0], call.dim()
-    return _replaced(x, dim, product([x[dim], Atom(call["repeats"])]))
+    if any(isinstance(size, torch.SymInt) for size in value.shape):
+        raise ThalwegError(
+            f"the network cannot be traced, since the shape of what '{name}' returns depends on the values in the "
+            f"batch: {HAND}"
+        )
+    return tuple(value.shape)
 
 
-def filled(call: Operation) -> Axes:
-    return fresh(call.shape)
-
-
-def cat(call: Operation) -> Axes | None:
-    tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
-    if len(call.shape) != len(tensors[0]):
-        return None
-    dim = int({"hstack": 1, "vstack": 0}.get(call.name, call["dim"])) % len(tensors[0])  # an empty one may have fewer
-    others = broadcast(*(_replaced(axes, dim, Atom(1)) for axes in tensors))
-    return _replaced(others, dim, total([axes[dim] for axes in tensors]))
-
-
-def stack(call: Operation) -> Axes:
-    dim, chooser = int(call["dim"]) % len(call.shape), Atom(len(call.tensors), pinned=INDEXED)
-    found = [chosen(parts, chooser) for parts in zip(*call.tensors, strict=True)]
-    return Axes([*found[:dim], chooser, *found[dim:]])
-
-
-def _pieces(axis: Atom, sizes: Sequence[int]) -> Sequence[Atom]:
-    found = pieces(axis, sizes)
-    if found is None:
-        pin(axis, APART)
-    return found or fresh(sizes, APART)
-
-
-def _replaced(axes: Axes, dim: int, axis: Atom) -> Axes:
-    return Axes([*axes[:dim], axis, *axes[dim + 1 :]])
-
-
-def divided(call: Operation) -> list[Axes]:
-    x, dim = call.tensors[0], call.dim()
-    return [_replaced(x, dim, piece) for piece in _pieces(x[dim], [shape[dim] for shape in call.shape])]
-
-
-def sliced(call: Operation) -> Axes:
-    x, dim = call.tensors[0], call.dim()
-    length, size = x[dim].size, call.shape[dim]
-    start, _, step = slice(call["start"], call["end"], call["step"]).indices(length)  # of narrow, too
-    if step > 1 and start < step and size * step == length:  # every second unit, say, of pairs
-        units, inside = parted(x[dim], size)
-        pin(inside, INDEXED)
-        return _replaced(x, dim, units)
-    if step > 1:
-        pin(x[dim], INDEXED)
-        return _replaced(x, dim, fresh([size], INDEXED)[0])
-    sizes = [part for part in (start, size, length - start - size) if part or part == size]
-    return _replaced(x, dim, _pieces(x[dim], sizes)[1 if start else 0]) if size < length else x
-
-
-def gated(call: Operation) -> Axes:
-    x, dim = call.tensors[0], call.dim()
-    one, two = _pieces(x[dim], [x[dim].size // 2] * 2)
-    unify(one, two)
-    return _replaced(x, dim, one)
-
-
-def select(call: Operation) -> Axes:
-    return _chosen(call.tensors[0], call.dim(), int(call["index"]))
-
-
-def unbind(call: Operation) -> list[Axes]:
-    x, dim = call.tensors[0], call.dim()
-    return [_chosen(x, dim, k) for k in range(x[dim].size)]
-
-
-def _chosen(x: Axes, dim: int, index: int) -> Axes:
-    chooser = x[dim]
-    pin(chooser, INDEXED)
-    rest = [axis for k, axis in enumerate(x) if k != dim]
-    return Axes(choose(axis, chooser, index % chooser.size) for axis in rest)
-
-
-def indexed(call: Operation) -> Axes:
-    x, indices = call["self"], call["indices"]
-    used = [k for k, index in enumerate(indices) if index is not None]
-    for k in used:
-        pin(x[k], INDEXED)
-    before = used[0] if used == [*range(used[0], used[-1] + 1)] else 0  # others come first
-    kept = [axis for k, axis in enumerate(x) if k not in used]
-    return Axes([*kept[:before], *broadcast(*(indices[k] for k in used)), *kept[before:]])
-
-
-def written(call: Operation) -> Axes:
-    """Values written to places that indices give."""
-    broadcast(indexed(call), call["values"])
-    return call["self"]
-
-
-def gathered(call: Operation) -> Axes:
-    """Entries taken from places along one axis that an index gives, or added there."""
-    x, dim, index = call["self"], call.dim(), call["index"]
-    source = call["src"] or call["source"]
-    pin(x[dim], INDEXED)
-    if call.name.startswith("index"):
-        index = _replaced(source or x, dim, index[0] if index else Atom(1))
-    for other in (index, source) if source else (index,):
-        for k, axis in enumerate(other):
-            alike = index[k] if k == dim else x[k]
-            (unify if alike.size == axis.size else _pin_both)(alike, axis)
-    return x if source else index
-
-
-def _pin_both(one: Atom, two: Atom) -> None:
-    pin(one, INDEXED)
-    pin(two, INDEXED)
-
-
-def padded(call: Operation) -> Axes:
-    found, constant = list(call.tensors[0]), call["mode"] in (None, "constant")
-    for k, (before, after) in enumerate(zip(call["pad"][::2], call["pad"][1::2], strict=True), start=1):
-        if constant and min(before, after) >= 0:
-            found[-k] = total([*fresh([before] if before else []), found[-k], *fresh([after] if after else [])])
-        elif before or after:
-            pin(found[-k], POSITION)
-            found[-k] = Atom(call.shape[-k], pinned=POSITION)
-    return Axes(found)
-
-
-def paired(call: Operation) -> Axes:
-    """Complex numbers as pairs of real ones, and back."""
-    x = call.tensors[0]
-    if call.name == "view_as_real":
-        return Axes([*x, *fresh([2], INDEXED)])
-    pin(x[-1], INDEXED)
-    return Axes(x[:-1])
+RULES: Mapping[str, Callable[[Operation], Any]] = {
+    name: rule
+    for rule, names in (
+        # beside those that torch calls pointwise
+        (tensors.elementwise, "alias alpha_dropout absolute contiguous copy detach detach_copy divide dropout "
+         "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
+         "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
+         "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
+         "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform"),
+        (layers.linear, "linear"), (layers.bilinear, "bilinear"), (tensors.einsum, "einsum"),
+        (tensors.matmul, "matmul mm bmm addmm baddbmm mv dot vdot addmv"),
+        (tensors.tensordot, "tensordot inner outer ger"), (tensors.distances, "cdist"),
+        (layers.attention, "scaled_dot_product_attention"),
+        (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (layers.spatial, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+         "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+         "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d "
+         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+         "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
+         "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"),
+        (layers.patches, "pixel_shuffle pixel_unshuffle im2col col2im"), (layers.shuffled, "channel_shuffle"),
+        (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
+        (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
+        (tensors.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
+         "frobenius_norm prod any all max min median mode argmax argmin nansum nanmean cosine_similarity dist "
+         "pairwise_distance mse_loss l1_loss smooth_l1_loss huber_loss"),
+        (tensors.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
+         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn"),
+        (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
+        (tensors.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
+        (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
+        (tensors.interleaved, "repeat_interleave"), (tensors.cat, "cat concat concatenate hstack vstack"),
+        (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
+         "zeros_like ones_like full_like empty_like scalar_tensor"),
+        (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
+        (tensors.sliced, "slice narrow"), (tensors.gated, "glu"), (tensors.select, "select"),
+        (tensors.unbind, "unbind"), (tensors.indexed, "index"), (tensors.written, "index_put"),
+        (tensors.gathered, "gather index_select index_add index_copy scatter_add scatter_reduce"),
+        (tensors.padded, "pad constant_pad_nd"), (tensors.paired, "view_as_real view_as_complex"),
+        (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),
+        (layers.renormed, "embedding_renorm"),
+        (layers.recurrent, " ".join(layers.GATES)), (layers.cell, " ".join(f"{name}_cell" for name in layers.GATES)),
+    )
+    for name in names.split()
+}  # fmt: skip

@@ -19,10 +19,10 @@ from ..tasks import Task, check_task
 from .axes import Axes, fresh, pin, settle
 from .calls import Called, computing, recorded, training
 from .layout import Layout, named_parameters, named_statistics, unwrapped
+from .operations import HAND, trace
 from .permutation import Term, renumber, spread
 from .probe import Probe
 from .terms import in_groups, leaves, sized, undecided, without
-from .tracing import HAND, trace
 from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
