@@ -19,7 +19,7 @@ from thalweg.runtime.compute import Compute, Context
 from thalweg.store.runs import Run
 from thalweg.training.checkpoint import Course
 from thalweg.training.loop import Observer
-from thalweg.training.optimizers import make_optimizer
+from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step
 from thalweg.weightspace.probe import Probe
 

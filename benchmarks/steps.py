@@ -17,7 +17,7 @@ from torch import nn
 import thalweg as tw
 from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
-from thalweg.training.optimizers import make_optimizer
+from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Motion, Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 

@@ -16,7 +16,7 @@ from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
 from thalweg.runtime.cuda_graphs import _Form, aside
 from thalweg.training.arclength import ArclengthBends
-from thalweg.training.optimizers import make_optimizer
+from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 

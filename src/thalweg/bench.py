@@ -27,7 +27,7 @@ from .runtime.transfer import source
 from .store.packing import packed
 from .store.runs import Run, versions
 from .training.checkpoint import state_of
-from .training.optimizers import make_optimizer
+from .training.sgd import make_optimizer
 from .training.step import Motion, Network, Step, UniformBends
 from .training.walk import WalkObserver
 from .training.walk_methods import Plan

@@ -19,8 +19,8 @@ from thalweg.runtime.cuda_graphs import _Form
 from thalweg.runtime.fused import adam_scales
 from thalweg.training.arclength import ArclengthBends
 from thalweg.training.loop import Settings
-from thalweg.training.optimizers import make_optimizer
-from thalweg.training.own_optimizer import moving_parameters
+from thalweg.training.optimizers import moving_parameters
+from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
 

@@ -10,7 +10,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.training import compare as module_under_test
-from thalweg.training.optimizers import decay
+from thalweg.training.sgd import decay
 
 METHODS = [
     tw.Independent(),

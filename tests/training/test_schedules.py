@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thalweg as tw
-from thalweg.training.optimizers import decay
+from thalweg.training.sgd import decay
 
 
 @pytest.mark.parametrize("epochs", [2, 10, 150, 200])

@@ -202,7 +202,7 @@ class Arguments:
         """The one chosen, or the factory's."""
         if "optimizer" not in self.given:
             return {}
-        from ..training.own_optimizer import named_optimizer
+        from ..training.optimizers import named_optimizer
 
         chosen, decay, lr = self.given["optimizer"], self.given["weight_decay"], self.given.get("lr")
         made = named_optimizer(chosen, decay) if chosen else self.inputs.optimizer
@@ -233,7 +233,7 @@ class Arguments:
     def _default_rate(self) -> float:
         """That of a factory's own optimizer is its own."""
         if self._factory_optimizes:
-            from ..training.own_optimizer import own_rate
+            from ..training.optimizers import own_rate
 
             return own_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE

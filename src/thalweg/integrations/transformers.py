@@ -13,8 +13,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..errors import ThalwegError
 from ..tasks import IGNORED, Net, Number, Task
-from ..training.optimizers import rates
 from ..training.own_loop import collect
+from ..training.sgd import rates
 from ..training.walk_methods import Method
 from ..weightspace.weights import Weights
 

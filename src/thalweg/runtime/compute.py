@@ -210,7 +210,7 @@ class Call:
 
     def own_optimizer(self, motion: "Motion", settings: "Settings") -> "Optimizer":
         """The optimizer that a user gave, for the parameters of what is trained."""
-        from ..training.own_optimizer import moving_parameters
+        from ..training.optimizers import moving_parameters
 
         return moving_parameters(motion, settings, self.processes.size)
 

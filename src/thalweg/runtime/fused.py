@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..errors import first_line
-from ..training.optimizers import rates
+from ..training.sgd import rates
 from ..training.step import Bends, Step
 from .compute import say_slower
 

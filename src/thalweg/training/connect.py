@@ -13,7 +13,7 @@ from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import probe_at
 from .loop import Observer, OnEpoch, Settings, train
-from .optimizers import OptimizerFactory, Schedule
+from .sgd import OptimizerFactory, Schedule
 
 if TYPE_CHECKING:
     from ..store.runs import Run

@@ -16,7 +16,7 @@ from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import probe_at
 from ..weightspace.weights import Weights
 from .loop import Observer, OnEpoch, Settings, train
-from .optimizers import OptimizerFactory, Schedule
+from .sgd import OptimizerFactory, Schedule
 from .step import Network
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..runtime.compute import Call
 from ..tasks import Task, check_task
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import LARGE
-from .optimizers import OptimizerFactory, Schedule, decay, make_optimizer
+from .sgd import OptimizerFactory, Schedule, decay, make_optimizer
 from .step import Motion, Step
 
 if TYPE_CHECKING:

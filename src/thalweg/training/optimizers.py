@@ -1,59 +1,183 @@
-"""The default optimizer of a run, learning-rate schedules, and how parameter groups follow them."""
+"""Optimizers other than the default: the user's class, a partial of one, or a function of named parameters, and those
+that the command line names. An update in one pass over GPU memory is in `runtime/fused.py`.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
-from ..errors import ThalwegError
+from ..errors import ThalwegError, during
+from ..weightspace.layout import named_parameters
+from ..weightspace.probe import Probe
+from .loop import Settings
+from .sgd import OptimizerFactory, rates
+from .step import Motion
 
-Schedule = Callable[[int], float]
+
+def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) -> Optimizer:
+    """The user's optimizer for the parameters of a network, or of all bends of a curve."""
+    probe = motion.probe
+    motion.moved = [
+        list(zip(probe.layout.names, probe.parameters(vector), _values(probe, gradient), strict=True))
+        for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
+    ]
+    optimizer = own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
+    if (motion.block.is_cuda or not motion.on_device) and type(optimizer) in (Adam, AdamW):
+        for group in optimizer.param_groups:  # by default torch would need another vector for what it computes
+            group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
+    if settings.decay_at == "phi":
+        if processes > 1 and not motion.same_t and probe.copied:
+            raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")
+        motion.own_decay = _DecayAtPhi(motion, optimizer)
+    return optimizer
 
 
-def decay(lr: float, epochs: int, steps: int) -> Schedule:
-    """The schedule of the paper's public code: constant for half the epochs, linear to 1 % at 90 %, then constant.
+def _values(probe: Probe, flat: Tensor) -> list[Tensor]:
+    """Views of a flat vector with the shapes of the parameters that an optimizer gets, in shards if they are."""
+    return [parameter.detach() for parameter in probe.parameters(flat)]
 
-    Examples:
-        >>> rate = decay(0.1, epochs=10, steps=5)
-        >>> [round(rate(i), 4) for i in (1, 25, 26, 45, 50)]
-        [0.1, 0.1, 0.0753, 0.001, 0.001]
 
-    Args:
-        lr: Learning rate of the first half.
-        epochs: Epochs of the whole run.
-        steps: Iterations per epoch. The rate changes between epochs, or between iterations if there is only one epoch.
+class _DecayAtPhi:
+    """Applies the weight decay of an optimizer's groups at phi(t) instead of at the bends: each bend is decayed by that
+    of phi(t) times its coefficient, decoupled from the gradient or as part of it, as the optimizer would.
     """
 
-    def rate(i: int) -> float:
-        done = ((i - 1) // steps + 1) / epochs if epochs > 1 else (i - 1) / steps
-        return lr * (1 - 0.99 * min(max(done - 0.5, 0.0) / 0.4, 1.0))
+    def __init__(self, motion: Motion, optimizer: Optimizer):
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            raise ThalwegError(
+                f"how {type(optimizer).__name__} decays weights is not known, so it cannot be moved to phi(t): use "
+                "one of torch.optim, or weight_decay= of the call and none in the optimizer"
+            )
+        self.motion, phi = motion, _values(motion.probe, motion.probe.point)
+        self.decoupled = isinstance(optimizer, Adafactor | Muon)  # of others, a setting says so
+        groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
+        rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
+        self.places = [
+            (i, tensor, gradient, place, groups[id(tensor)], rates[id(groups[id(tensor)])])
+            for i, row in enumerate(motion.moved, start=1)
+            for (_, tensor, gradient), place in zip(row, phi, strict=True)
+            if rates[id(groups[id(tensor)])]
+        ]
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
 
-    return rate
+    @torch.no_grad()
+    def __call__(self) -> None:
+        coefficients = self.motion.coefficients  # type: ignore[attr-defined]
+        for i, tensor, gradient, place, group, rate in self.places:
+            if tensor.grad is None:
+                continue
+            pull = place.to(tensor) * (coefficients[i].to(tensor) * rate)
+            if group.get("decoupled_weight_decay", self.decoupled):
+                tensor.sub_(pull * group["lr"])
+            else:
+                gradient.add_(pull, alpha=-1 if group.get("maximize") else 1)
 
 
-OptimizerFactory = Callable[..., Any]  # an optimizer class, a partial of one, or a function; see help(thalweg.fit)
-
-
-def make_optimizer(vectors: Sequence[Tensor], momentum: float) -> Optimizer:
-    """The default, SGD with momentum on the vectors."""
-    whole = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
-    return SGD(vectors, lr=0.0, momentum=momentum, fused=whole)  # on the CPU, fused and half precision skip updates
-
-
-def rates(first: Any, given: Sequence[Any]) -> list[Any]:
-    """The learning rate of each parameter group: the first follows the schedule, the others keep their ratio to it.
-
-    >>> rates(0.5, [0.1, 0.025]), rates(0.1, [0.1, 0.025])
-    ([0.5, 0.125], [0.1, 0.025])
-    """
-    bases = [float(rate) for rate in given]
-    if bases[0] == 0 and any(bases):
+def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:
+    """The optimizer that the user's class or function makes, checked."""
+    optimizer = _made(named, settings)
+    if not isinstance(optimizer, Optimizer):
         raise ThalwegError(
-            f"rates of parameter groups are kept in their ratio to the first, which must not be 0; got {bases}: put "
-            "another group first"
+            "optimizer= must be a torch optimizer class, a partial of one, or a function that turns named parameters "
+            f"into an optimizer or into parameter groups for SGD; it gave {repr(optimizer).splitlines()[0]:.80}"
         )
-    if isinstance(first, float) and first == bases[0]:
-        return bases
-    return [first if rate == bases[0] else first * (rate / bases[0]) for rate in bases]
+    try:
+        signature(optimizer.step).bind()
+    except TypeError:
+        raise ThalwegError(
+            f"the optimizer must take steps without a closure, and {type(optimizer).__name__} needs one: use another"
+        ) from None
+    groups = optimizer.param_groups
+    _check_whole(named, [id(tensor) for group in groups for tensor in group["params"]])
+    own = [group["weight_decay"] for group in groups if group.get("weight_decay")]
+    if negative := [decay for decay in own if decay < 0]:
+        raise ThalwegError(f"weight_decay must be 0 or more; got {negative[0]} in {type(optimizer).__name__}")
+    if settings.weight_decay and own:
+        raise ThalwegError(
+            "weight decay is the call's, an L2 penalty at the point where the gradient is taken, or the optimizer's "
+            f"own, not both; got weight_decay={settings.weight_decay:g}, and {own[0]:g} in {type(optimizer).__name__}: "
+            "give one of them weight_decay=0"
+        )
+    if odd := [group.get("lr") for group in groups if not isinstance(group.get("lr"), int | float | Tensor)]:
+        raise ThalwegError(
+            "every parameter group needs a learning rate 'lr', which is set in every step; that of "
+            f"{type(optimizer).__name__} is {odd[0]!r}: use an optimizer that takes its rate from there"
+        )
+    rates(1.0, [group["lr"] for group in groups])
+    if settings.takes_own_rate and not groups[0]["lr"] > 0:
+        raise ThalwegError(
+            f"the optimizer's own learning rate must be above 0 where lr= and schedule= give none; got "
+            f"{float(groups[0]['lr']):g}: set one of the three"
+        )
+    return optimizer
+
+
+def named_optimizer(name: str, weight_decay: float) -> OptimizerFactory | None:
+    """What the command line calls sgd, adam and adamw; the last decays matrices alone."""
+    if name == "adamw":
+        return partial(_decaying_matrices, weight_decay)
+    return Adam if name == "adam" else None
+
+
+def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]]) -> Optimizer:
+    matrices, rest = ([tensor for _, tensor in named if (tensor.ndim > 1) == wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return AdamW([group for group in groups if group["params"]])
+
+
+def own_rate(module: nn.Module, factory: OptimizerFactory) -> float:
+    """The learning rate that a user's optimizer has for its first group."""
+    parameters, _ = named_parameters(module)
+    named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+    made = own_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
+    return float(made.param_groups[0]["lr"])
+
+
+def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
+    """A class gets parameters, as it does from `module.parameters()`; a function gets them with their names."""
+    factory: Any = settings.optimizer
+    inner, lr = factory, settings.lr
+    while isinstance(inner, partial):
+        if lr is not None and float(inner.keywords.get("lr", lr)) != lr:
+            raise ThalwegError(
+                "a learning rate is given to the call or to the optimizer, not to both; got lr = "
+                f"{lr:g}, and {float(inner.keywords['lr']):g} in the optimizer: leave one of them out"
+            )
+        inner = inner.func
+    with during("making the optimizer"):
+        made = factory([tensor for _, tensor in named] if isinstance(inner, type) else list(named))
+        if isinstance(made, list | tuple) and made and all(isinstance(one, dict) and "params" in one for one in made):
+            return _sgd(made, settings)
+    return made
+
+
+def _sgd(groups: Sequence[Any], settings: Settings) -> Optimizer:
+    """The default optimizer with a function's groups."""
+    if settings.takes_own_rate and (without := [k for k, group in enumerate(groups, start=1) if "lr" not in group]):
+        raise ThalwegError(
+            f"parameter groups need a learning rate, and group {without[0]} has none: give every group its 'lr', or "
+            "the call lr= or schedule="
+        )
+    first = groups[0]["lr"] if settings.takes_own_rate else settings.rate(1)(1)
+    return SGD(groups, lr=first, momentum=settings.momentum)
+
+
+def _check_whole(named: Sequence[tuple[str, Tensor]], moved: list[int]) -> None:
+    names = {id(tensor): name for name, tensor in named}
+    if strange := set(moved) - set(names):
+        raise ThalwegError(
+            "the optimizer must update the parameters that its function is given, not a module's own; "
+            f"{len(strange)} of {len(moved)} are others"
+        )
+    if missing := [name for tensor, name in names.items() if tensor not in moved]:
+        bends = ", once for each bend" if len(set(names.values())) < len(names) else ""
+        raise ThalwegError(
+            f"the optimizer must update every parameter it is given{bends}; '{missing[0]}' is in no group: put it into "
+            "one, or freeze it with requires_grad_(False)"
+        )

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..errors import whole
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
-from .optimizers import rates
+from .sgd import rates
 from .walk_methods import Method
 
 

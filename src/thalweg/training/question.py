@@ -21,8 +21,8 @@ from ..weightspace.curves import Curve
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .loop import Settings, updates
-from .optimizers import rates
-from .own_optimizer import own_optimizer
+from .optimizers import own_optimizer
+from .sgd import rates
 from .walk_methods import Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")

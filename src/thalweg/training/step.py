@@ -16,7 +16,7 @@ from ..tasks import Number, Task
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.weights import BLOCK
-from .optimizers import rates
+from .sgd import rates
 
 
 class Step:

@@ -27,8 +27,8 @@ from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
 from .loop import Observer, OnEpoch, Settings, train, updates
-from .optimizers import OptimizerFactory
 from .question import method_table, training_question
+from .sgd import OptimizerFactory
 from .step import Network
 from .walk_methods import Method, Plan
 

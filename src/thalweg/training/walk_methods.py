@@ -7,7 +7,7 @@ from math import ceil, cos, inf, isfinite, pi
 from typing import ClassVar
 
 from ..errors import ThalwegError, number, several, whole
-from .optimizers import Schedule
+from .sgd import Schedule
 
 
 @dataclass(frozen=True)

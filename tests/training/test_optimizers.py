@@ -30,7 +30,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.store.runs import Run
 from thalweg.training.loop import Settings
-from thalweg.training.own_optimizer import moving_parameters
+from thalweg.training.optimizers import moving_parameters
 from thalweg.training.step import UniformBends
 from thalweg.weightspace.probe import Probe
 
