@@ -286,8 +286,8 @@ def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
 def test_curves_of_one_kind_are_compared_by_the_names_of_their_folders(here):
     for name in ("one", "two"):
         ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", name)
-    ok("scan", "one", "two", "--task", "mine:circle", "--points", "3", "--out", "both")
-    assert [tw.Scan.load(f"both{folder}").name for folder in ("", "/line", "/other")] == [
+    ok("scan", "one", "two", "--task", "mine:circle", "--points", "3", "--out", "one-and-two")
+    assert [tw.Scan.load(f"one-and-two{folder}").name for folder in ("", "/line", "/other")] == [
         "Bezier, one", "Segment", "Bezier, two"
     ]  # fmt: skip
 
