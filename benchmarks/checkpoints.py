@@ -28,8 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--saves", type=int, default=9, help="how often to save")
     saves = parser.parse_args().saves
-    motion = Network(Probe(tw.models.vgg16()))
-    plain = Step(motion, tw.classification(), make_optimizer(motion.vectors, 0.9), 5e-4)
+    trainable = Network(Probe(tw.models.vgg16()))
+    plain = Step(trainable, tw.classification(), make_optimizer(trainable.vectors, 0.9), 5e-4)
     step = Accelerated(plain, Context(), Compute())
     batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     times = []

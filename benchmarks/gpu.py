@@ -76,8 +76,8 @@ def epochs_of(timer, epochs):
     """
     inputs, clock = timer.inputs, Clock()
     settings = Settings(epochs, bench.RATE, bench.MOMENTUM, bench.DECAY, None, None, None, 0)
-    motion = Network(Probe(inputs.model, None, timer.compute))
-    train(motion, inputs.task, inputs.train, settings, Call(timer.compute, False), "bench", clock)
+    trainable = Network(Probe(inputs.model, None, timer.compute))
+    train(trainable, inputs.task, inputs.train, settings, Call(timer.compute, False), "bench", clock)
     return bench.Timing([(b - a) / len(inputs.train) for a, b in pairwise(clock.ends[1:])], timer.size)
 
 

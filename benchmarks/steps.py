@@ -18,7 +18,7 @@ import thalweg as tw
 from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
 from thalweg.training.sgd import make_optimizer
-from thalweg.training.step import Motion, Network, Step, UniformBends
+from thalweg.training.step import Network, Step, Trainable, UniformBends
 from thalweg.weightspace.probe import Probe
 
 BATCH, WORDS, LENGTH = 128, 1000, 35
@@ -66,9 +66,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], object], tw.Task
 }
 
 
-def step(motion: Motion, task: tw.Task) -> Accelerated:
-    motion.probe.module.train()
-    plain = Step(motion, task, make_optimizer(motion.vectors, 0.9), 5e-4)
+def step(trainable: Trainable, task: tw.Task) -> Accelerated:
+    trainable.probe.module.train()
+    plain = Step(trainable, task, make_optimizer(trainable.vectors, 0.9), 5e-4)
     return Accelerated(plain, Context(), Compute())
 
 

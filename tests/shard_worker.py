@@ -21,7 +21,7 @@ from typer.main import get_command
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.evaluation import question
+from thalweg.evaluation import fingerprint
 from thalweg.store.runs import Run
 
 
@@ -208,7 +208,7 @@ def largest(ranks, folder):
             fully_shard(part)
         return fully_shard(module)
 
-    question.PROJECTED = 64  # instead of a million values of a gradient, which would be all of this one
+    fingerprint.PROJECTED = 64  # instead of a million values of a gradient, which would be all of this one
     network = tw.sharded(make)
     a, size = tw.Weights.of(network), sum(p.numel() for p in network.parameters())
     b = replace(a, vector=a.vector + 1)

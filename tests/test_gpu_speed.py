@@ -71,7 +71,7 @@ def patterns(count, batch=128, seed=0, strength=0.3):
     return [(strength * means[y] + torch.randn(batch, 3, 32, 32, generator=g), y) for y in labels]
 
 
-def motion(kind, name, compute):
+def trainable(kind, name, compute):
     module = network(name)
     if kind == "plain":
         return Network(Probe(module, None, compute))
@@ -89,7 +89,7 @@ def gradient(kind, name, compute):
     labels are one, so that the gradients of examples add up; where they cancel, what is left is mostly rounding in any
     precision.
     """
-    moving = motion(kind, name, compute)
+    moving = trainable(kind, name, compute)
     moving.probe.module.train()
     step = accelerated(moving, compute, 5e-4)
     batches = [(x.cuda(), torch.ones_like(y).cuda()) for x, y in patterns(5)]
@@ -164,9 +164,9 @@ def test_nothing_waits_for_the_gpu_in_the_steady_state():
     compute = Compute("bf16", graph=True, compile=False)
     train = images(256, 32, shuffle=True, crop=4, flip=True)
     for moving in (
-        motion("plain", "preresnet", compute),
-        motion("curve", "preresnet", compute),
-        motion("arclength", "preresnet", compute),
+        trainable("plain", "preresnet", compute),
+        trainable("curve", "preresnet", compute),
+        trainable("arclength", "preresnet", compute),
     ):
         moving.probe.module.train()
         step = accelerated(moving, compute, 5e-4, train.make)

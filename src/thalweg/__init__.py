@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .training.compare import Independent, compare
     from .training.connect import connect
     from .training.fit import fit
-    from .training.own_loop import Collector, WalkScheduler
     from .training.walk import walk
     from .training.walk_methods import FGE, SWA, Iterations, Snapshot, WarmupCosine
+    from .training.walk_scheduler import Collector, WalkScheduler
     from .weightspace.align import align
     from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
@@ -67,7 +67,7 @@ _HOMES = {
     "training.connect": ("connect",),
     "training.fit": ("fit",),
     "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot", "WarmupCosine"),
-    "training.own_loop": ("Collector", "WalkScheduler"),
+    "training.walk_scheduler": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
     "weightspace.align": ("align",),
     "weightspace.batchnorm": ("update_bn",),

@@ -28,7 +28,7 @@ from .store.packing import packed
 from .store.runs import Run, versions
 from .training.checkpoint import state_of
 from .training.sgd import make_optimizer
-from .training.step import Motion, Network, Step, UniformBends
+from .training.step import Network, Step, Trainable, UniformBends
 from .training.walk import WalkObserver
 from .training.walk_methods import Plan
 from .weightspace.layout import batch_norms
@@ -121,17 +121,17 @@ class Bench:
         found = self.alternate(repeated, per=self.steps, images=self.size)
         return {name: replace(timing, memory=memory[name]) for name, timing in found.items()}
 
-    def step(self, motion: Motion) -> Accelerated:
-        motion.probe.module.train()
-        step = Step(motion, self.inputs.task, make_optimizer(motion.vectors, MOMENTUM), DECAY)
+    def step(self, trainable: Trainable) -> Accelerated:
+        trainable.probe.module.train()
+        step = Step(trainable, self.inputs.task, make_optimizer(trainable.vectors, MOMENTUM), DECAY)
         return Accelerated(step, Context(), self.compute)
 
     def plain_step(self) -> Callable[[], object]:
         return partial(self.step(Network(Probe(self.inputs.model, None, self.compute))), self.batch, RATE)
 
     def curve_step(self) -> Callable[[], object]:
-        motion = UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve)
-        return partial(self.step(motion), self.batch, RATE)
+        trainable = UniformBends(Probe(self.inputs.model, self.curve.start, self.compute), self.curve)
+        return partial(self.step(trainable), self.batch, RATE)
 
     def walk_step(self) -> Callable[[], object]:
         step = self.step(Network(Probe(self.inputs.model, None, self.compute)))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import GAVE, WAS, first_line, note, notes_of
+from .errors import DURING_NOTE, INPUT_NOTE, first_line, note, notes_of
 
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"), "importlib"))
@@ -38,8 +38,8 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError):
             note(
                 error,
-                f"{GAVE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}",
-                GAVE,
+                f"{INPUT_NOTE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}",
+                INPUT_NOTE,
             )
         raise
 
@@ -51,7 +51,9 @@ def in_a_sentence(error: Exception) -> str:
         return str(error)
     worker = WORKER.search(str(error))
     said = worker[1] if worker else f"{type(error).__name__}: {first_line(error)}"
-    return "; ".join([f"{said}{where}", *notes_of(error, GAVE, WAS), "the traceback is shown by thalweg --debug ..."])
+    return "; ".join(
+        [f"{said}{where}", *notes_of(error, INPUT_NOTE, DURING_NOTE), "the traceback is shown by thalweg --debug ..."]
+    )
 
 
 def users_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-GAVE, WAS = "thalweg gave the network", "thalweg was"  # how our notes on errors start
+INPUT_NOTE, DURING_NOTE = "thalweg gave the network", "thalweg was"  # how our notes on errors start
 
 
 class ThalwegError(ValueError):
@@ -109,7 +109,7 @@ def during(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note(error, f"{WAS} {what}", WAS)
+        note(error, f"{DURING_NOTE} {what}", DURING_NOTE)
         raise
 
 

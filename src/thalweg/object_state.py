@@ -1,4 +1,4 @@
-"""Hidden state of objects: random generators, counters and orders, found by walking through their attributes."""
+"""Hidden state of objects: random generators, counters and orders, found by traversing their attributes."""
 
 import random
 import sys
@@ -36,7 +36,7 @@ GUARDED = sys.stdlib_module_names | {"numpy"}
 # of the standard library, but made to hold what others store in them
 OPEN = (SimpleNamespace, Namespace, UserDict, UserList)
 DICTS = (dict, OrderedDict, defaultdict, Counter)
-WALKED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
+TRAVERSED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
 GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
 
 
@@ -102,7 +102,7 @@ class Found(NamedTuple):
         return {*self.owners, *self.closed}
 
 
-def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
+def traverse(sources: Mapping[str, Any], whole: bool = False) -> Found:
     """Generators, plain values, and lists, arrays and tensors of these, wherever the sources hold them.
 
     Args:
@@ -121,9 +121,9 @@ def walk(sources: Mapping[str, Any], whole: bool = False) -> Found:
             continue
         elif isinstance(value, Tensor):  # weights are not hidden
             found.closed.update({} if isinstance(value, nn.Parameter) else {path: value})
-        elif not isinstance(value, WALKED) and is_generator(value):
+        elif not isinstance(value, TRAVERSED) and is_generator(value):
             found.places[path] = place
-        elif isinstance(value, WALKED) or _is_walked(type(value)):
+        elif isinstance(value, TRAVERSED) or _is_traversed(type(value)):
             if level < LEVELS:
                 found.owners[path] = value  # also keeps its id from being reused
                 waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))
@@ -170,10 +170,10 @@ def dotted(path: str) -> str:
 
 def modules_in(*sources: Any) -> dict[str, nn.Module]:
     """Every module that the sources hold, by path."""
-    return {path: owner for path, owner in walk(numbered(sources)).owners.items() if isinstance(owner, nn.Module)}
+    return {path: owner for path, owner in traverse(numbered(sources)).owners.items() if isinstance(owner, nn.Module)}
 
 
-def moved(*snapshots: Mapping[str, Any]) -> set[str]:
+def changed(*snapshots: Mapping[str, Any]) -> set[str]:
     """The names of what differs between several snapshots."""
     first, *others = snapshots
     names = {name for snapshot in snapshots for name in snapshot}
@@ -184,7 +184,7 @@ def moved(*snapshots: Mapping[str, Any]) -> set[str]:
 
 def generators(*sources: Any) -> list[Any]:
     """Every random generator that the sources hold, each once."""
-    return [place.value for place in walk(numbered(sources)).places.values() if is_generator(place.value)]
+    return [place.value for place in traverse(numbered(sources)).places.values() if is_generator(place.value)]
 
 
 def numbered(sources: Sequence[Any]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
         case Optimizer():
             yield from _of_optimizer(value)
             return
-    if isinstance(value, FunctionType) or _is_walked(type(value)):
+    if isinstance(value, FunctionType) or _is_traversed(type(value)):
         yield from _of_object(value)
 
 
@@ -328,14 +328,14 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
                 yield name, Place(function.__globals__, name, function.__globals__[name])
 
 
-def _is_walked(kind: Any) -> bool:
+def _is_traversed(kind: Any) -> bool:
     """Most objects of the standard library and of numpy guard their own state."""
     return kind in OPEN or _package(kind) not in GUARDED
 
 
 def _is_own(thing: Any) -> bool:
     """Neither of torch nor of this library, whose classes and functions keep no counters."""
-    return _is_walked(thing) and _package(thing) not in ("torch", "thalweg")
+    return _is_traversed(thing) and _package(thing) not in ("torch", "thalweg")
 
 
 def _package(thing: Any) -> str:

@@ -71,7 +71,7 @@ def replays(monkeypatch):
     return count
 
 
-def motion(kind, animal):
+def trainable(kind, animal):
     a, b = animal.ends()
     if kind == "network":
         found = Network(Probe(animal.module(1)))
@@ -90,7 +90,7 @@ def made(moving, optimizer):
 
 def trained(wrap, kind, animal, optimizer=None, clip=None):
     """The vectors and losses of a few steps on batches of one size, and what was wrapped."""
-    moving = motion(kind, animal)
+    moving = trainable(kind, animal)
     step = Step(moving, animal.task, made(moving, optimizer), 0.01, clip)
     call = wrap(step)
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def test_captured_steps_are_plain_steps(name, kind, clip, replays):
 @pytest.mark.parametrize("kind", ["network", "one bend", "uniform", "arclength"])
 def test_captured_steps_accumulate(kind, replays):
     def accumulating(wrap):
-        moving, animal = motion(kind, ZOO["mlp"]), ZOO["mlp"]
+        moving, animal = trainable(kind, ZOO["mlp"]), ZOO["mlp"]
         step = Step(moving, animal.task, made(moving, None), 0.01, 0.1)
         Accumulated(step)
         call, parts = wrap(step), Parts(animal.batches())
@@ -280,7 +280,7 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
         torch.rand(())
         return animal.task.loss(outputs, targets)
 
-    moving = motion("network", animal)
+    moving = trainable("network", animal)
     call = Captured(Step(moving, tw.Task(noisy), make_optimizer(moving.vectors, 0.9)))
     batch = animal.batches()[0]
     call(batch, 0.1)
@@ -296,7 +296,7 @@ def test_a_step_that_waits_is_not_captured_and_its_line_is_named(replays):
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
         return ZOO["mlp"].task.loss(outputs, targets)
 
-    moving = motion("network", ZOO["mlp"])
+    moving = trainable("network", ZOO["mlp"])
     call = Captured(Step(moving, tw.Task(waiting), make_optimizer(moving.vectors, 0.9)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -330,7 +330,7 @@ def test_a_network_with_hooks_on_its_parameters_is_not_captured(replays):
 
 
 def test_a_closed_replay_lets_go_of_its_graphs(replays):
-    moving = motion("network", ZOO["mlp"])
+    moving = trainable("network", ZOO["mlp"])
     call = Captured(Step(moving, ZOO["mlp"].task, make_optimizer(moving.vectors, 0.9)))
     for lr in RATES:
         call(ZOO["mlp"].batches()[0], lr)

@@ -15,7 +15,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.runtime.distributed import Ranks, _own_gpu
-from thalweg.training.question import _check_whole
+from thalweg.training.fingerprint import _check_whole
 
 HERE = Path(__file__).parent.parent
 SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy

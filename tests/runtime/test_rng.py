@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
-from thalweg.object_state import moved
+from thalweg.object_state import changed
 from thalweg.runtime.rng import capture, seeded, undisturbed
 
 
@@ -198,4 +198,4 @@ def test_only_what_moved_is_named():
     batches.root = "data"
     before = capture(batches)
     batches.epoch += 1
-    assert moved(before, capture(batches)) == {"0/epoch"}
+    assert changed(before, capture(batches)) == {"0/epoch"}

@@ -34,35 +34,35 @@ def naive_loss(animal, module, curve, bends, t, batch, decay=DECAY):
     return values.mean() + decay / 2 * phi.square().sum()
 
 
-def our_gradient(animal, motion, place, batch, clip=None):
-    step = Step(motion, animal.task, torch.optim.SGD(motion.vectors, lr=0.0), DECAY, clip)
-    motion.place = lambda _: place()
+def our_gradient(animal, trainable, move, batch, clip=None):
+    step = Step(trainable, animal.task, torch.optim.SGD(trainable.vectors, lr=0.0), DECAY, clip)
+    trainable.set_point = lambda _: move()
     torch.manual_seed(0)
     step(batch, 0.0)
-    return torch.stack([motion.probe.canonical(grad) for grad in motion.gradients])
+    return torch.stack([trainable.probe.canonical(grad) for grad in trainable.gradients])
 
 
-def stand(motion, t):
-    motion.stand(motion.curve.checked_coefficients(t))
+def move_to(trainable, t):
+    trainable.write_phi(trainable.curve.checked_coefficients(t))
 
 
-def make(animal, kind, motion):
+def make(animal, kind, trainable):
     curve = bent(animal, kind)
     module = animal.module(1)
     probe = Probe(module, curve.start)
     probe.module.train()
     getattr(module, "_orig_mod", module).train()
     leaves = [w.vector.clone().requires_grad_() for w in curve.bends]
-    return curve, module, motion(probe, curve), leaves
+    return curve, module, trainable(probe, curve), leaves
 
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
 @pytest.mark.parametrize("name", ZOO)
 def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
     animal = ZOO[name]
-    curve, module, motion, leaves = make(animal, kind, UniformBends)
+    curve, module, trainable, leaves = make(animal, kind, UniformBends)
     for t, batch in zip([0.15, 0.5, 0.9], animal.batches(), strict=True):
-        ours = our_gradient(animal, motion, lambda t=t: stand(motion, t), batch)
+        ours = our_gradient(animal, trainable, lambda t=t: move_to(trainable, t), batch)
         theirs = torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch), leaves))
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
         assert theirs.abs().max() > 1e-3
@@ -72,17 +72,19 @@ def test_gradient_of_the_uniform_loss_is_autograds(name, kind):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_clipping_acts_on_the_gradient_of_the_bends_before_weight_decay(name, streamed):
     animal, t = ZOO[name], 0.3
-    motion = partial(StreamedBends, seed=0, where=torch.device("cpu")) if streamed else UniformBends
-    curve, module, motion, leaves = make(animal, tw.Bezier, motion)
+    trainable = partial(StreamedBends, seed=0, where=torch.device("cpu")) if streamed else UniformBends
+    curve, module, trainable, leaves = make(animal, tw.Bezier, trainable)
     batch = animal.batches()[0]
     data, whole = (
         torch.stack(torch.autograd.grad(naive_loss(animal, module, curve, leaves, t, batch, decay), leaves))
         for decay in (0.0, DECAY)
     )
     clip = 0.5 * float(data.norm())
-    ours = our_gradient(animal, motion, lambda: type(motion).place(motion, curve.checked_coefficients(t)), batch, clip)
+    ours = our_gradient(
+        animal, trainable, lambda: type(trainable).set_point(trainable, curve.checked_coefficients(t)), batch, clip
+    )
     assert torch.allclose(ours, clip / (data.norm() + 1e-6) * data + (whole - data), rtol=1e-9, atol=1e-12)
-    assert torch.allclose(our_gradient(animal, motion, lambda: None, batch, 1e6), whole, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(our_gradient(animal, trainable, lambda: None, batch, 1e6), whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
@@ -90,13 +92,13 @@ def test_clipping_acts_on_the_gradient_of_the_bends_before_weight_decay(name, st
 def test_gradient_of_the_arclength_loss_is_autograds_on_a_grid(name, kind):
     animal = ZOO[name]
     few = partial(ArclengthBends, grid=[0.05, 0.2, 0.45, 0.6, 0.85])
-    curve, module, motion, leaves = make(animal, kind, few)
-    batch, grid = animal.batches()[0], motion.grid.tolist()
-    motion.measure()
+    curve, module, trainable, leaves = make(animal, kind, few)
+    batch, grid = animal.batches()[0], trainable.grid.tolist()
+    trainable.measure()
     ours = torch.zeros(len(leaves), curve.layout.size).double()
-    for k, q in enumerate(motion.q.tolist()):
-        motion.mean.fill_(0.7)  # any number that does not depend on t
-        ours += q * our_gradient(animal, motion, lambda k=k: motion.stand_at(torch.tensor([k])), batch)
+    for k, q in enumerate(trainable.q.tolist()):
+        trainable.mean.fill_(0.7)  # any number that does not depend on t
+        ours += q * our_gradient(animal, trainable, lambda k=k: trainable.set_grid_point(torch.tensor([k])), batch)
     controls = torch.stack([curve.start.vector, *leaves, curve.end.vector])
     speeds = torch.stack([(curve.derivatives(t) @ controls).norm() for t in grid])
     values = torch.stack([naive_loss(animal, module, curve, leaves, t, batch) for t in grid])
@@ -111,11 +113,11 @@ def test_arclength_draws_t_in_proportion_to_speed():
     animal = ZOO["mlp"]
     a, b = animal.ends()
     curve = tw.PolyChain(a, b).with_bends([a.vector.lerp(b.vector, 0.8)])
-    motion = ArclengthBends(Probe(animal.module(1), a), curve, seed=1)
+    trainable = ArclengthBends(Probe(animal.module(1), a), curve, seed=1)
     drawn = []
     for _ in range(2000):
-        motion.place(torch.tensor(motion.draw()).double())
-        drawn.append(float(motion.t))
+        trainable.set_point(torch.tensor(trainable.draw()).double())
+        drawn.append(float(trainable.t))
     share = sum(t < 0.5 for t in drawn) / len(drawn)
     assert abs(share - 0.8) < 4 * (0.8 * 0.2 / 2000) ** 0.5
     assert 0 <= min(drawn) < 0.02
@@ -125,12 +127,12 @@ def test_arclength_draws_t_in_proportion_to_speed():
 def test_arclength_follows_the_curve_as_it_moves():
     animal = ZOO["mlp"]
     a, b = animal.ends()
-    motion = ArclengthBends(Probe(animal.module(1), a), tw.PolyChain(a, b), seed=1)
-    motion.place(torch.tensor([0.5]).double())
-    assert torch.allclose(motion.q, motion.q.mean().expand_as(motion.q))
-    motion.vectors[0].copy_(motion.points[0].lerp(motion.points[2], 0.9))
-    motion.place(torch.tensor([0.5]).double())
-    assert float(motion.q[:256].sum()) == pytest.approx(0.9)
+    trainable = ArclengthBends(Probe(animal.module(1), a), tw.PolyChain(a, b), seed=1)
+    trainable.set_point(torch.tensor([0.5]).double())
+    assert torch.allclose(trainable.q, trainable.q.mean().expand_as(trainable.q))
+    trainable.vectors[0].copy_(trainable.points[0].lerp(trainable.points[2], 0.9))
+    trainable.set_point(torch.tensor([0.5]).double())
+    assert float(trainable.q[:256].sum()) == pytest.approx(0.9)
 
 
 def test_an_optimizer_may_take_the_gradient_away():

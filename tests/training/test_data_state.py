@@ -85,7 +85,7 @@ def fitted(loader, run=None, stop=-1):
     seen = []
 
     def loss(outputs, targets):
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # in a step, not when the question is put together
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # in a step, not when the fingerprint is taken
             seen.append(1)
             if len(seen) == stop:
                 signal_stop()

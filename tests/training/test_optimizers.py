@@ -458,11 +458,11 @@ def test_decay_at_phi_needs_a_known_optimizer_and_one_t():
         go(optimizer=partial(Own, weight_decay=0.1))
     with pytest.raises(tw.ThalwegError, match="decay_at must be 'bends' or 'phi'; got 'middle'"):
         go(decay_at="middle")
-    motion = UniformBends(Probe(animal.module(1), animal.ends()[0]), tw.Bezier(*animal.ends()))
-    motion.same_t = False
+    trainable = UniformBends(Probe(animal.module(1), animal.ends()[0]), tw.Bezier(*animal.ends()))
+    trainable.same_t = False
     settings = Settings(1, 0.1, 0.9, 0.0, None, AdamW, None, 0, decay_at="phi")
     with pytest.raises(tw.ThalwegError, match="ranks at different t would decay differently"):
-        moving_parameters(motion, settings, processes=2)
+        moving_parameters(trainable, settings, processes=2)
 
 
 def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():

@@ -87,7 +87,7 @@ def bits_of(result):
 
 
 def in_a_step(net):
-    """Not when a walk watches, nor when the question is put together: then a signal would end the process."""
+    """Not when a walk watches, nor when the fingerprint is taken: then a signal would end the process."""
     return net.training and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 

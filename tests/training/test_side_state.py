@@ -361,7 +361,7 @@ def test_the_warning_comes_when_the_second_step_is_done(tmp_path):
     steps = []
 
     def loss(outputs, targets):
-        steps.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)  # not where the question is put together
+        steps.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)  # not where the fingerprint is taken
         return plain_loss().loss(outputs, targets)
 
     with pytest.raises(NotExact, match=r"'network\.queue' may change"):  # an error, as all warnings are here

@@ -559,7 +559,7 @@ def test_a_scan_refuses_a_cache_under_any_key(keyed, key, data, far):
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("begin", range(2, 9))
 def test_a_scan_refuses_a_cache_that_begins_at_a_later_pass(keyed, begin, folder, tmp_path):
-    """Of the original, of the question of a run folder, at the first point, or at a later one."""
+    """Of the original, of the fingerprint of a call, at the first point, or at a later one."""
     keyed.setattr(Keyed, "begin", begin)
     module = Keyed(4, 3).double()
     with pytest.raises(tw.ThalwegError, match="'weight' takes part less often"):

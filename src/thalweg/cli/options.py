@@ -233,9 +233,9 @@ class Arguments:
     def _default_rate(self) -> float:
         """That of a factory's own optimizer is its own."""
         if self._factory_optimizes:
-            from ..training.optimizers import own_rate
+            from ..training.optimizers import user_rate
 
-            return own_rate(self.inputs.model, self.inputs.optimizer)
+            return user_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
 
     def _chosen(self, *names: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..tasks import Task, check_task
 from ..weightspace import align as alignment
 from ..weightspace.curves import Segment
 from ..weightspace.weights import Weights, check_agreement, check_list, check_weights
-from .question import Facts, points_question, scan_question
+from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
 Lines = dict[tuple[int, int], Scan]  # what lies between two networks, without the two
@@ -75,10 +75,10 @@ def barriers(
     how: dict[str, Any] = {"weight_decay": weight_decay, "bn_batches": bn_batches}
     between = [i / (points - 1) for i in range(1, points - 1)]
 
-    def question() -> Facts:
-        measured = scan_question(module, ends[0], task, data, compute=call.compute, **how)
+    def fingerprint() -> Facts:
+        measured = scan_fingerprint(module, ends[0], task, data, compute=call.compute, **how)
         asked = {"align": align, "points": points, "networks": list(networks)}
-        return {**asked, **points_question(ends, "list"), **measured}
+        return {**asked, **points_fingerprint(ends, "list"), **measured}
 
     def along(target: Segment | list[Weights], name: str, **where: Any) -> Scan:
         folder = Run.of(run, f"lines/{name}")
@@ -105,7 +105,7 @@ def barriers(
             alone.units,
         )
 
-    return call.resumed(run, "barriers", question, StoredResult.of(BARRIERS, Barriers), measured)
+    return call.resumed(run, "barriers", fingerprint, StoredResult.of(BARRIERS, Barriers), measured)
 
 
 def _aligned(

@@ -31,8 +31,8 @@ from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
+from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
 from .measure import Points, check_alone, measurement_of, prove_measuring
-from .question import Facts, curve_question, points_question, scan_question
 from .sampling import Sampling, Target, sampling_of
 
 Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
@@ -103,7 +103,7 @@ def scan(
     sampling = sampling_of(target, points, grid, margin, tolerance)
     drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}
 
-    def question() -> Facts:
+    def fingerprint() -> Facts:
         ends = target.points if isinstance(target, Curve | Plane) else target
         where = sampling.where
         given = {key: digest_of(plain(where[key])) for key in ("t", "x", "y") if key in where}
@@ -112,11 +112,11 @@ def scan(
             **({"points": sampling.rule} if sampling.rule else {}),
             **{f"the spacing in {key}": facts.content(digest) for key, digest in given.items()},
             **(
-                curve_question(target)
+                curve_fingerprint(target)
                 if isinstance(target, Curve)
-                else points_question(ends, "plane" if isinstance(target, Plane) else "list")
+                else points_fingerprint(ends, "plane" if isinstance(target, Plane) else "list")
             ),
-            **scan_question(module, ends[0], task, data, weight_decay, bn_batches, call.compute),
+            **scan_fingerprint(module, ends[0], task, data, weight_decay, bn_batches, call.compute),
         }
 
     def measured(held: Run | None) -> Scan:
@@ -140,7 +140,7 @@ def scan(
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
-    scan = replace(call.resumed(run, "scan", question, StoredResult.of(SCAN, Scan), measured), **drawn)
+    scan = replace(call.resumed(run, "scan", fingerprint, StoredResult.of(SCAN, Scan), measured), **drawn)
     _warn_off_plane(scan)
     return scan
 
@@ -148,7 +148,7 @@ def scan(
 def _proven(
     module: nn.Module, target: Target, task: Task, data: Mapping[str, Batches], bn_batches: Batches | None, call: Call
 ) -> tuple[Probe, Proof | None]:
-    """Before the question, which measures too, and may fill what the network keeps elsewhere."""
+    """Before the fingerprint, which measures too, and may fill what the network keeps elsewhere."""
     probe = probe_at(module, None, call.compute)
     call.compute.check(probe.device)
     _check(probe, target, data, bn_batches)

@@ -20,7 +20,7 @@ from ..tasks import Task, check_task
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.weights import Weights, average
 from .barriers import named
-from .question import Facts, points_question, scan_question
+from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
 HELD_OUT = "held-out"
@@ -146,10 +146,10 @@ def soup(
         )
     data, ends, call = {HELD_OUT: held_out}, list(networks.values()), Call(compute or Compute(), progress)
 
-    def question() -> Facts:
-        measured = scan_question(module, ends[0], task, data, 0.0, bn_batches, call.compute)
+    def fingerprint() -> Facts:
+        measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)
         chosen = {"how": how, "metric": metric, "maximise": maximise, "networks": list(networks)}
-        return {**chosen, **points_question(ends, "list"), **measured}
+        return {**chosen, **points_fingerprint(ends, "list"), **measured}
 
     def measure(points: list[Weights], name: str) -> list[Means]:
         own: dict[str, Any] = {"compute": compute, "run": Run.of(run, f"scores/{name}"), "progress": progress}
@@ -178,7 +178,7 @@ def soup(
         return found
 
     stored = StoredResult(files.WEIGHTS, load, lambda made, folder: made.save(folder / files.WEIGHTS))
-    mean = call.resumed(run, "soup", question, stored, averaged)
+    mean = call.resumed(run, "soup", fingerprint, stored, averaged)
     found = Soup.of_weights(mean.to(next(module.parameters()).device))
     if found.barrier:
         warnings.warn(found.barrier, stacklevel=3)

@@ -7,8 +7,8 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from ..errors import ThalwegError
-from ..training.own_loop import Collector, WalkScheduler
 from ..training.walk_methods import Method
+from ..training.walk_scheduler import Collector, WalkScheduler
 from ..weightspace.weights import Weights
 
 

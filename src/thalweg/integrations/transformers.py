@@ -13,9 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..errors import ThalwegError
 from ..tasks import IGNORED, Net, Number, Task
-from ..training.own_loop import collect
 from ..training.sgd import rates
 from ..training.walk_methods import Method
+from ..training.walk_scheduler import collect
 from ..weightspace.weights import Weights
 
 # of `loss_type`: labels are the tokens, as a rule shifted by the model itself

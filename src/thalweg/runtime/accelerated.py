@@ -53,8 +53,8 @@ class Accelerated:
     """A step with the wrappers that suit it; by default, one on a CPU gets none.
 
     An accelerator replaces the loss of the plain step, `step.mean_loss` (`Compiled`, autocast), its forward pass,
-    `step.forward` (`Accumulated`), how a point of a curve is computed, `motion.combine` (the fused kernels), or all of
-    the step (`Captured`, `DistributedStep`): `self.step`, which is called with a batch and a learning rate.
+    `step.forward` (`Accumulated`), how a point of a curve is computed, `trainable.combine` (the fused kernels), or
+    all of the step (`Captured`, `DistributedStep`): `self.step`, which is called with a batch and a learning rate.
     """
 
     compiled: "Compiled | None" = None
@@ -65,7 +65,7 @@ class Accelerated:
     def __init__(
         self, step: Step, context: Context, compute: Compute, seed: int = 0, steps: int = 0, accumulate: int = 1
     ):
-        self.plain, motion, device = step, step.motion, step.probe.device
+        self.plain, trainable, device = step, step.trainable, step.probe.device
         if accumulate > 1:
             Accumulated(step)
         sharded = not step.probe.copied
@@ -75,10 +75,10 @@ class Accelerated:
             self.compiled = Compiled(step)
         if compute.precision != "fp32":
             step.mean_loss = torch.autocast(device.type, torch.bfloat16)(step.mean_loss)
-        if device.type == "cuda" and isinstance(motion, Bends) and motion.block.dtype == torch.float32:
+        if device.type == "cuda" and isinstance(trainable, Bends) and trainable.block.dtype == torch.float32:
             from .fused import kernels
 
-            motion.combine = kernels().combine if kernels() else motion.combine  # type: ignore[method-assign]
+            trainable.combine = kernels().combine if kernels() else trainable.combine  # type: ignore[method-assign]
         if context.processes.size > 1:
             from .distributed import DistributedStep, Ranks
 
@@ -89,7 +89,7 @@ class Accelerated:
                 self.distributed = ShardedStep(step, context.processes, seed)
             else:
                 self.distributed = DistributedStep(step, context.processes, seed)
-        elif motion.on_device and compute.captures(device) and not sharded:
+        elif trainable.on_device and compute.captures(device) and not sharded:
             from .captured import Captured
 
             self.captured = Captured(step)
@@ -113,7 +113,7 @@ class Accelerated:
         does, and is updated in place.
         """
         step, probe = self.plain, self.plain.probe
-        loss, looked, moved = step.mean_loss, list[Watch](), list(chain(*step.motion.moved))
+        loss, looked, moved = step.mean_loss, list[Watch](), list(chain(*step.trainable.optimized))
         places = [_address(tensor) for _, tensor, _ in moved]
 
         def watching(*args: Any) -> Any:

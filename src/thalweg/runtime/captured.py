@@ -26,7 +26,7 @@ class Captured:
         self.replay = Replay(self._work, probe.module, probe.device, True, settle=self._settle, others=watched)
         if probe.hooked and self.replay.active:
             self.replay.refuse("parameters have hooks, which would run only while a step is captured")
-        self.numbers = torch.zeros(1 + step.motion.controls, dtype=torch.float64, device=probe.device)
+        self.numbers = torch.zeros(1 + step.trainable.controls, dtype=torch.float64, device=probe.device)
         self.rate, self.lr, self.fused = torch.zeros((), device=probe.device), 0.0, None
         step.mean_loss = self._counted(step.mean_loss)
         if self.replay.active:
@@ -35,7 +35,7 @@ class Captured:
             step.memory_on_device = True
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
-        numbers = torch.tensor([lr, *self.step.motion.draw()], dtype=torch.float64)
+        numbers = torch.tensor([lr, *self.step.trainable.draw()], dtype=torch.float64)
         self.numbers.copy_(numbers.pin_memory(), non_blocking=True)
         self.lr = lr
         return self.replay(batch)

@@ -17,10 +17,10 @@ from ..errors import ThalwegError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..evaluation.question import Facts
+    from ..evaluation.fingerprint import Facts
     from ..store.runs import Run
     from ..training.loop import Settings
-    from ..training.step import Bends, Motion, Step
+    from ..training.step import Bends, Step, Trainable
     from ..weightspace.curves import Curve
     from ..weightspace.probe import Probe
     from .distributed import Ranks
@@ -208,11 +208,11 @@ class Call:
 
         return source(batches, device, accumulate)
 
-    def own_optimizer(self, motion: "Motion", settings: "Settings") -> "Optimizer":
+    def user_optimizer(self, trainable: "Trainable", settings: "Settings") -> "Optimizer":
         """The optimizer that a user gave, for the parameters of what is trained."""
         from ..training.optimizers import moving_parameters
 
-        return moving_parameters(motion, settings, self.processes.size)
+        return moving_parameters(trainable, settings, self.processes.size)
 
     def warn_if_stalled(self, step: "Step", batches: Batches, epoch: int, epochs: int) -> None:
         """Warn after a tenth of plain training if the network has not begun to learn."""
@@ -230,7 +230,7 @@ class Call:
         self,
         run: "Run | str | Path | None",
         command: str,
-        question: "Mapping[str, Any] | Callable[[], Facts]",
+        fingerprint: "Mapping[str, Any] | Callable[[], Facts]",
         result: "StoredResult[T]",
         make: Callable[["Run | None"], T],
     ) -> T:
@@ -239,7 +239,7 @@ class Call:
         Args:
             run: The run folder, or None.
             command: The name of the call.
-            question: What the call would compute, as facts, or the arguments from which these are made.
+            fingerprint: What the call would compute, as facts, or the arguments from which these are made.
             result: How the result is stored.
             make: Computes the result.
         """
@@ -247,4 +247,4 @@ class Call:
             return make(None)
         from .running import resumed
 
-        return resumed(self, run, command, question, result, make)
+        return resumed(self, run, command, fingerprint, result, make)

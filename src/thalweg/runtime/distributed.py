@@ -155,11 +155,11 @@ class DistributedStep(RankStep):
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
         super().__init__(step, ranks, seed)
-        motion, probe = step.motion, step.probe
-        step.decays_early = step.decays_early or not motion.same_t
-        if isinstance(motion, Bends) and not motion.same_t:
-            motion.uniform = partial(self._own, motion.uniform)  # type: ignore[method-assign]
-        self.gradient = probe.grad if motion.same_t else motion.gradient
+        trainable, probe = step.trainable, step.probe
+        step.decays_early = step.decays_early or not trainable.same_t
+        if isinstance(trainable, Bends) and not trainable.same_t:
+            trainable.uniform = partial(self._own, trainable.uniform)  # type: ignore[method-assign]
+        self.gradient = probe.grad if trainable.same_t else trainable.gradient
         dtype, device = torch.promote_types(self.gradient.dtype, torch.float32), self.gradient.device
         self.reached = torch.zeros(len(probe.layout.names), dtype=dtype, device=device)
         sizes = [part.numel() for part in self._parts()]
@@ -172,7 +172,7 @@ class DistributedStep(RankStep):
         return [uniform() for _ in range(self.ranks.size)][self.ranks.rank]
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
-        step, motion = self.step, self.step.motion
+        step, trainable = self.step, self.step.trainable
         part, counts = self.ranks.share(batch)
         if self.normalised and max(len(tensor) for tensor in tensors_in(part) if tensor.ndim) == 1:
             raise ThalwegError(
@@ -183,10 +183,10 @@ class DistributedStep(RankStep):
             loss = step.forward(part, step.draw())
             step.probe.backward(loss)
             loss, number = loss.detach(), step.number * counts
-            if motion.same_t:
+            if trainable.same_t:
                 loss = self._exchange(loss, number)
             step.chain_rule(loss)
-            if not motion.same_t:
+            if not trainable.same_t:
                 loss = self._exchange(loss, number)
             step.update(lr)
         self.done += 1
@@ -198,7 +198,7 @@ class DistributedStep(RankStep):
         """
         module = self.step.probe.module
         statistics = [layer.get_buffer(name) for _, layer in batch_norms(module) for name in STATISTICS]
-        averaged = () if self.step.motion.same_t else self.step.motion.averaged
+        averaged = () if self.step.trainable.same_t else self.step.trainable.averaged
         return [self.gradient, *averaged, *statistics, self.reached]
 
     def _exchange(self, loss: Tensor, number: Number) -> Tensor:

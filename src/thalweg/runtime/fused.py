@@ -32,31 +32,31 @@ def fused_update(step: Step, numbers: Tensor) -> Any:
     kind, groups = type(step.optimizer), step.optimizer.param_groups
     usual = kind in (SGD, Adam, AdamW) and not any(group.get(name) for group in groups for name in ODD)
     hooked = step.optimizer._optimizer_step_pre_hooks or step.optimizer._optimizer_step_post_hooks
-    linear = step.motion.linear and step.motion.block.dtype == torch.float32 and step.clip is None
-    if not usual or hooked or step.motion.own_decay or not linear or not kernels():
+    linear = step.trainable.linear and step.trainable.block.dtype == torch.float32 and step.clip is None
+    if not usual or hooked or step.trainable.decay_at_phi or not linear or not kernels():
         return None
     return _sgd(step, numbers) if kind is SGD else _adam(step, numbers)
 
 
 def _sgd(step: Step, numbers: Tensor) -> Any:
     own, *others = step.optimizer.param_groups
-    if others or (own["weight_decay"] and isinstance(step.motion, Bends)):
+    if others or (own["weight_decay"] and isinstance(step.trainable, Bends)):
         return None
-    momenta = _block(step.motion.block) if own["momentum"] else None
+    momenta = _block(step.trainable.block) if own["momentum"] else None
     if momenta is not None:
         _hold(step, "momentum_buffer", momenta)
     decay = step.weight_decay or own["weight_decay"]
-    return kernels().Update(step.motion.block, momenta, numbers, own["momentum"], decay, _sizes(step))
+    return kernels().Update(step.trainable.block, momenta, numbers, own["momentum"], decay, _sizes(step))
 
 
 def _adam(step: Step, numbers: Tensor) -> Any:
     """With settings of its own for each parameter, so that all groups share one pass."""
-    moving, sizes = step.motion.block, _sizes(step)
+    moving, sizes = step.trainable.block, _sizes(step)
     means, squares = _block(moving), _block(moving)
     steps = torch.zeros(len(moving), len(sizes), device=moving.device)
     _hold(step, "exp_avg", means)
     _hold(step, "exp_avg_sq", squares)
-    for row, counts in zip(step.motion.moved, steps, strict=True):
+    for row, counts in zip(step.trainable.optimized, steps, strict=True):
         for (_, tensor, _), count in zip(row, counts, strict=True):
             step.optimizer.state[tensor]["step"] = count
     groups = zip(step.optimizer.param_groups, rates(1.0, step.given), strict=True)
@@ -65,7 +65,7 @@ def _adam(step: Step, numbers: Tensor) -> Any:
         for group, ratio in groups
         for tensor in group["params"]
     }
-    rows = [[settings[id(tensor)] for _, tensor, _ in row] for row in step.motion.moved]
+    rows = [[settings[id(tensor)] for _, tensor, _ in row] for row in step.trainable.optimized]
     table = torch.tensor(rows, dtype=torch.float64).to(moving.device)
     decoupled = type(step.optimizer) is AdamW or bool(step.optimizer.defaults.get("decoupled_weight_decay"))
     return kernels().AdamUpdate(moving, (means, squares, steps), numbers, table, step.weight_decay, decoupled, sizes)
@@ -98,7 +98,7 @@ def _block(moving: Tensor) -> Tensor:
 
 def _hold(step: Step, key: str, block: Tensor) -> None:
     """Let the optimizer keep its state in a block of memory that a kernel knows."""
-    for row, memory in zip(step.motion.moved, block, strict=True):
+    for row, memory in zip(step.trainable.optimized, block, strict=True):
         parts = step.probe.slots(memory) if row[0][0] else [memory]
         for (_, tensor, _), part in zip(row, parts, strict=True):
             step.optimizer.state[tensor][key] = part

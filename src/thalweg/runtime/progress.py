@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..errors import WAS, note
+from ..errors import DURING_NOTE, note
 from .compute import present
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Progress:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            note(error, f"{WAS} {self.description} ({self.done} of {self.total} done)", WAS)
+            note(error, f"{DURING_NOTE} {self.description} ({self.done} of {self.total} done)", DURING_NOTE)
         if self.bar is not None:
             self.bar.update(self.row, completed=self.done)
             self.bar.stop_task(self.row)

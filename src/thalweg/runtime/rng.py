@@ -16,7 +16,7 @@ from ..generators import (
     set_generator,
     set_global_randomness,
 )
-from ..object_state import ABSENT, Found, generators, numbered, put_back, values, walk
+from ..object_state import ABSENT, Found, generators, numbered, put_back, traverse, values
 
 Snapshot = dict[str, Any]
 
@@ -130,12 +130,12 @@ class World:
 
 def capture(*sources: Any) -> Snapshot:
     """The state of every source of randomness, and the counters and orders of `sources`, by name."""
-    return global_randomness() | values(walk(numbered(sources)))
+    return global_randomness() | values(traverse(numbered(sources)))
 
 
 def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
     """Restore everything named to what `capture` found."""
-    _restore(before, walk(numbered(sources)))
+    _restore(before, traverse(numbered(sources)))
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def undisturbed(*sources: Any, seed: int | None = None) -> Iterator[None]:
         sources: Objects that may hold generators and counters.
         seed: For all generators within the block; by default they go on from where they are.
     """
-    found = walk(numbered(sources))
+    found = traverse(numbered(sources))
     before = global_randomness() | values(found)
     if seed is not None:
         seed_all(seed)
@@ -161,7 +161,7 @@ def undisturbed(*sources: Any, seed: int | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        found = walk(numbered(sources))
+        found = traverse(numbered(sources))
         _restore(dict.fromkeys(found.places, ABSENT) | before, found)
 
 

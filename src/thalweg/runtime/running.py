@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..errors import ThalwegError, during
-from ..evaluation.question import Facts
+from ..evaluation.fingerprint import Facts
 from ..store.interrupts import Interrupts
 from ..store.runs import Run, versions
 from ..training.checkpoint import Course
+from ..training.fingerprint import FINGERPRINTS
 from ..training.loop import OnEpoch, Settings
-from ..training.question import QUESTIONS
 from ..training.step import Step
 from .accelerated import Accelerated
 from .compute import Call, StoredResult, shards_of
@@ -32,13 +32,15 @@ def resumed(
     call: Call,
     run: Run | str | Path | None,
     command: str,
-    question: Mapping[str, Any] | Callable[[], Facts],
+    fingerprint: Mapping[str, Any] | Callable[[], Facts],
     result: StoredResult[T],
     make: Callable[[Run | None], T],
 ) -> T:
-    """See `Call.resumed`; without a folder, several processes still agree on the question."""
-    asked: Mapping[str, Any] = {} if callable(question) else question
-    describe = question if callable(question) else partial(QUESTIONS[command], processes=call.processes, **asked)
+    """See `Call.resumed`; without a folder, several processes still agree on the fingerprint."""
+    asked: Mapping[str, Any] = {} if callable(fingerprint) else fingerprint
+    describe = (
+        fingerprint if callable(fingerprint) else partial(FINGERPRINTS[command], processes=call.processes, **asked)
+    )
     sharded = shards_of(asked.get("module"))
     if sharded is not None and asked.get("keep"):
         raise ThalwegError("keep= is for whole networks; fit one in shards up to each of these epochs instead")

@@ -242,7 +242,7 @@ class ShardedProbe(Probe):
         self.moved()
         self._fill(given)
 
-    def stand_at_original(self) -> None:
+    def load_original(self) -> None:
         self.load(Weights.of(self.original))
 
     def moved(self) -> None:
@@ -298,7 +298,7 @@ class ShardedStep(RankStep):
             step.probe.backward(loss)
             step.chain_rule(loss.detach())
             if self.clip is not None:
-                self._clip(step.motion.gradient, self.clip)
+                self._clip(step.trainable.gradient, self.clip)
             with during(f"updating shards by {self.optimizer}, which may not work with torch's distributed tensors"):
                 step.update(lr)
         self.done += 1

@@ -28,9 +28,9 @@ class StreamedBends(Bends):
         bends = torch.empty(len(self.curve.bends), self.probe.layout.size, dtype=wide, device=self.where)
         for row, bend in zip(bends, self.curve.bends, strict=True):
             row.copy_(self._in_order(bend.vector))
-        self.hold(bends)
+        self.set_vectors(bends)
 
-    def place(self, controls: Tensor) -> None:
+    def set_point(self, controls: Tensor) -> None:
         self.coefficients = controls.to(self.block)
         for piece in pieces(slice(0, self.probe.layout.size)):
             total = self.coefficients[1:-1] @ self.block[:, piece]

@@ -1,4 +1,4 @@
-"""What a run folder stores of the question it answers: facts as JSON, and how two of them differ, in words."""
+"""The fingerprint of a call in its run folder: facts as JSON, and how two of them differ, in words."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isclose, isfinite

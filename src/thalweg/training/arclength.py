@@ -32,7 +32,7 @@ class ArclengthBends(Bends):
             probe.device
         )
         self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
-        self.place_on_grid = torch.zeros_like(self.grid[0])
+        self.grid_t = torch.zeros_like(self.grid[0])
         self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet
         self.averaged = (self.mean,)
 
@@ -46,10 +46,10 @@ class ArclengthBends(Bends):
     def draw(self) -> Sequence[float]:
         return [self.uniform()]
 
-    def place(self, controls: Tensor) -> None:
+    def set_point(self, controls: Tensor) -> None:
         self.measure()
         pick = torch.searchsorted(self.q.cumsum(0), controls * self.q.sum())
-        self.stand_at(pick.clamp(max=len(self.grid) - 1))
+        self.set_grid_point(pick.clamp(max=len(self.grid) - 1))
 
     def measure(self) -> None:
         """q, and what each t of the grid contributes to the gradient, for the curve as it is now."""
@@ -59,12 +59,12 @@ class ArclengthBends(Bends):
         scores = rates[:, :, None] * rates[:, None, :] / squares[:, None, None]
         self.scores = scores - torch.einsum("t,tij->ij", self.q, scores)
 
-    def stand_at(self, index: Tensor) -> None:
+    def set_grid_point(self, index: Tensor) -> None:
         """Place the network at a t of the grid; `index` is a tensor of one element."""
-        self.place_on_grid.copy_(self.grid[index][0])
-        self.t = self.place_on_grid
+        self.grid_t.copy_(self.grid[index][0])
+        self.t = self.grid_t
         self.score = self.scores[index][0, 1:-1].to(self.points.dtype)
-        self.stand(self.table[index][0])
+        self.write_phi(self.table[index][0])
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         super().chain_rule(loss, weight_decay)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches
 from ..errors import ThalwegError, during
-from ..object_state import ABSENT, moved, numbered, walk
+from ..object_state import ABSENT, changed, numbered, traverse
 from ..runtime.compute import Context
 from ..runtime.rng import Snapshot, capture, reinstate, undisturbed
 from ..store.files import reading
@@ -20,7 +20,7 @@ from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.weights import LARGE
 from .loop import Observer, OnEpoch
 from .side_state import Extra, OptimizerExtra
-from .step import Bends, Moved, Step
+from .step import Bends, Optimized, Step
 
 PART, NUMBER = "/", "#"  # before the number of a parameter, and after the name of state that is a plain number
 
@@ -54,7 +54,7 @@ class Course:
         self.clock = time.monotonic()
         self.first: Snapshot = capture(batches) if run is not None else {}
         self.beginning = self.present = self.first
-        self.moved: set[str] = set()  # names of what has changed since the run began; only these are saved
+        self.changed: set[str] = set()  # names of what has changed since the run began; only these are saved
         state = context.processes.once(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
             module = step.probe.module if step.probe.copied else nn.Module()  # one in shards has no other state
@@ -84,7 +84,7 @@ class Course:
         self.done += 1
         self.within += 1
         if self.run is not None or self.reports:
-            t = self.step.motion.t
+            t = self.step.trainable.t
             self.losses.append(loss)
             self.drawn += [] if t is None else [t.clone() if isinstance(t, Tensor) else t]
         if self.run is not None:
@@ -114,7 +114,7 @@ class Course:
         seconds = time.monotonic() - self.clock
         loss = self._total() / self.within
         entry = {"epoch": self.epoch, "iteration": self.done, "loss": loss, "rate": float(lr), "seconds": seconds}
-        if not isinstance(self.step.motion, Bends):
+        if not isinstance(self.step.trainable, Bends):
             return entry
         every = self.processes.gather(self._total_t() / self.within)
         return {**entry, "t": sum(every) / len(every)}
@@ -142,14 +142,14 @@ class Course:
 
     def _others(self) -> set[str]:
         """Names of what the data hold now and cannot be saved, though it was a plain value at first, such as None."""
-        return walk(numbered([self.batches])).others
+        return traverse(numbered([self.batches])).others
 
     def save(self) -> None:
         assert self.run is not None
         present = capture(self.batches)
         beginning = self.beginning if self.within else present
-        self.moved |= moved(self.first, beginning, present)
-        names = sorted(self.moved - self._others())
+        self.changed |= changed(self.first, beginning, present)
+        names = sorted(self.changed - self._others())
         state = {
             "epoch": self.epoch,
             "within": self.within,
@@ -176,17 +176,17 @@ class Course:
         self.optimizer.set_state(state["optimizer"])
         self.epoch, self.within, self.done, self.earlier = (state[key] for key in ("epoch", "within", "done", "losses"))
         self.earlier_t = state.get("t", 0.0)  # states of 0.1.0 have none
-        self.moved = set(state["present"])
+        self.changed = set(state["present"])
         self.beginning, self.present = self.first | state["beginning"], self.first | state["present"]
         reinstate(self.present, self.batches)
 
 
 def state_of(step: Step) -> dict[str, Any]:
-    """Everything that a step changes: vectors, optimizer state, buffers, and what the motion adds."""
+    """Everything that a step changes: vectors, optimizer state, buffers, and what is added for a curve."""
     return {
-        "motion": step.motion.state(),
-        "vectors": [step.probe.canonical(vector.to(_where(step))) for vector in step.motion.vectors],
-        "optimizer": [_memory(step, row) for row in step.motion.moved],
+        "motion": step.trainable.state(),
+        "vectors": [step.probe.canonical(vector.to(_where(step))) for vector in step.trainable.vectors],
+        "optimizer": [_memory(step, row) for row in step.trainable.optimized],
         "buffers": dict(step.probe.module.named_buffers()),
         "unreached": sorted(step.probe.unreached),
     }
@@ -194,10 +194,10 @@ def state_of(step: Step) -> dict[str, Any]:
 
 def set_state(step: Step, state: Mapping[str, Any]) -> None:
     """Restore what `state_of` returned."""
-    step.motion.set_state(state["motion"])
-    for vector, value in zip(step.motion.vectors, state["vectors"], strict=True):
+    step.trainable.set_state(state["motion"])
+    for vector, value in zip(step.trainable.vectors, state["vectors"], strict=True):
         vector.copy_(step.probe.native(value))
-    for row, memory in zip(step.motion.moved, state["optimizer"], strict=True):
+    for row, memory in zip(step.trainable.optimized, state["optimizer"], strict=True):
         _remember(step, row, memory)
     known = dict(step.probe.module.named_buffers())
     for name, value in state["buffers"].items():
@@ -212,7 +212,7 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
 
 def checkpoint(step: Step, epoch: int, extra: OptimizerExtra) -> Checkpoint:
     """The current weights and optimizer state of plain training."""
-    weights, memory = step.probe.weights(), _memory(step, step.motion.moved[0])
+    weights, memory = step.probe.weights(), _memory(step, step.trainable.optimized[0])
     return Checkpoint(weights, memory, type(step.optimizer).__name__, epoch, extra.state())
 
 
@@ -224,11 +224,11 @@ def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
             f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same "
             "optimizer, or start from its .weights alone"
         )
-    _remember(step, step.motion.moved[0], start.optimizer)
+    _remember(step, step.trainable.optimized[0], start.optimizer)
     extra.set_state(start.extra)
 
 
-def _memory(step: Step, row: Sequence[Moved]) -> dict[str, Tensor]:
+def _memory(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
     """The optimizer state of a vector: as a vector in the order of the layout what all of it has, one value for each
     element; the rest by the number of the parameter.
     """
@@ -246,7 +246,7 @@ def _memory(step: Step, row: Sequence[Moved]) -> dict[str, Tensor]:
     return known
 
 
-def _remember(step: Step, row: Sequence[Moved], memory: Mapping[str, Tensor]) -> None:
+def _remember(step: Step, row: Sequence[Optimized], memory: Mapping[str, Tensor]) -> None:
     """Into existing tensors, whose addresses a kernel may know."""
     on_device = step.memory_on_device or any(group.get("fused") for group in step.optimizer.param_groups)
     for name, value in memory.items():
@@ -269,9 +269,9 @@ def _remember(step: Step, row: Sequence[Moved], memory: Mapping[str, Tensor]) ->
 
 def _where(step: Step) -> torch.device:
     """Where vectors are put in order: on the CPU if they are large."""
-    return torch.device("cpu") if step.probe.point.nbytes > LARGE else step.motion.block.device
+    return torch.device("cpu") if step.probe.point.nbytes > LARGE else step.trainable.block.device
 
 
-def _is_whole(row: Sequence[Moved]) -> bool:
+def _is_whole(row: Sequence[Optimized]) -> bool:
     """Whether the optimizer moves the vector as a whole."""
     return not row[0][0]

@@ -10,8 +10,8 @@ from torch import nn
 
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, several, whole
+from ..evaluation.fingerprint import Facts, bn_fingerprint, measured_fingerprint
 from ..evaluation.judging import Judge
-from ..evaluation.question import Facts, bn_question, measured_question
 from ..results import Comparison
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.interleave import at_once
@@ -22,9 +22,9 @@ from ..tasks import Task
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import Weights, average
+from .fingerprint import method_table, training_fingerprint
 from .fit import fit
 from .loop import Settings
-from .question import method_table, training_question
 from .walk import walk
 from .walk_methods import FGE, SWA, Method, Plan, Snapshot
 
@@ -100,10 +100,10 @@ def compare(
 
     judge = Judge(module, task, test, held_out, bn_batches, progress)
 
-    def question() -> Facts:
+    def fingerprint() -> Facts:
         data = {"test": test} if held_out is None else {"test": test, "held out": held_out}
-        tested = measured_question(module, Weights.of(module), task, data, call.compute)
-        return {**runner.question(module, seeds), "multiples": list(multiples), **tested}
+        tested = measured_fingerprint(module, Weights.of(module), task, data, call.compute)
+        return {**runner.fingerprint(module, seeds), "multiples": list(multiples), **tested}
 
     def compared(_: Run | None) -> Comparison:
         judge.check()
@@ -123,7 +123,7 @@ def compare(
             }
         return Comparison(settings.epochs, multiples, seeds, entries, judge.milliseconds(pools[0][0][0]))
 
-    return call.resumed(run, "compare", question, StoredResult(files.COMPARISON, _load, _save), compared)
+    return call.resumed(run, "compare", fingerprint, StoredResult(files.COMPARISON, _load, _save), compared)
 
 
 def _save(found: Comparison, folder: Path) -> None:
@@ -167,17 +167,17 @@ class _Runner:
         self.common: dict[str, Any] = {name: getattr(settings, name) for name in ("momentum", "weight_decay", "clip")}
         self.common |= {"compute": call.compute, "progress": call.progress}
 
-    def question(self, module: nn.Module, seeds: Sequence[int]) -> Facts:
+    def fingerprint(self, module: nn.Module, seeds: Sequence[int]) -> Facts:
         """What would be trained, which must be the same when a comparison is resumed."""
         points = [Weights.of(self.fresh(seed)) for seed in seeds]
         digests, names = [point.digest() for point in points], [f"the fresh network of seed {seed}" for seed in seeds]
         compute, processes, budget = self.call.compute, self.call.processes, self.settings.epochs
         plans = [(each, self._plan(each, budget)) for each in self.contenders]
         return {
-            **training_question(self.settings, module, points[0], self.task, self.train, compute, processes),
+            **training_fingerprint(self.settings, module, points[0], self.task, self.train, compute, processes),
             **{"budget": budget, "methods": len(plans), "seeds": list(seeds)},
             **{f"method {k}'s": method_table(*planned) for k, planned in enumerate(plans, start=1)},
-            **bn_question(self.bn_batches),
+            **bn_fingerprint(self.bn_batches),
             "the networks": facts.sequence(digests, "the comparison", "seed", names),
         }
 

@@ -109,10 +109,10 @@ def connect(
     call = Call(compute or Compute(), progress)
 
     def trained(held: "Run | None") -> Curve:
-        motion = call.bends(probe_at(module, curve.start, call.compute, share=True), curve, settings.seed, loss)
-        motion.same_t = same_t
-        train(motion, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
-        return motion.snapshot()
+        trainable = call.bends(probe_at(module, curve.start, call.compute, share=True), curve, settings.seed, loss)
+        trainable.same_t = same_t
+        train(trainable, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
+        return trainable.snapshot()
 
     arguments = {
         "settings": settings,

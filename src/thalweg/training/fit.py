@@ -97,10 +97,10 @@ def fit(
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
-        keeper, motion = _Keeper(keep, held, call), Network(probe_at(module, None, call.compute, share=True))
-        train(motion, task, batches, settings, call, "training", keeper, run=held)
+        keeper, trainable = _Keeper(keep, held, call), Network(probe_at(module, None, call.compute, share=True))
+        train(trainable, task, batches, settings, call, "training", keeper, run=held)
         made = {"by": "fit", "epochs": epochs, "seed": settings.seed}
-        return replace(motion.probe.weights(made), kept=keeper.kept)
+        return replace(trainable.probe.weights(made), kept=keeper.kept)
 
     def load(folder: Path) -> Weights:
         return replace(Weights.load(folder / files.WEIGHTS), kept=_load_kept(folder, keep))

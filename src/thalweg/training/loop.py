@@ -14,7 +14,7 @@ from ..tasks import Task, check_task
 from ..weightspace.layout import batch_norms
 from ..weightspace.weights import LARGE
 from .sgd import OptimizerFactory, Schedule, decay, make_optimizer
-from .step import Motion, Step
+from .step import Step, Trainable
 
 if TYPE_CHECKING:
     from ..runtime.accelerated import Accelerated
@@ -129,7 +129,7 @@ def updates(batches: Batches, accumulate: int) -> int:
 
 
 def train(
-    motion: Motion,
+    trainable: Trainable,
     task: Task,
     batches: Batches,
     settings: Settings,
@@ -138,21 +138,23 @@ def train(
     observer: Observer,
     run: "Run | None" = None,
 ) -> None:
-    """Train `motion` for the epochs in `settings`."""
+    """Train `trainable` for the epochs in `settings`."""
     check_task(task)
     steps = updates(batches, settings.accumulate)
     own = settings.optimizer is not None
-    optimizer = call.own_optimizer(motion, settings) if own else make_optimizer(motion.vectors, settings.momentum)
+    optimizer = (
+        call.user_optimizer(trainable, settings) if own else make_optimizer(trainable.vectors, settings.momentum)
+    )
     schedule = settings.rate(steps, float(optimizer.param_groups[0]["lr"]))
-    passes, make = call.source(batches, motion.probe.device, settings.accumulate)
-    step = Step(motion, task, optimizer, settings.weight_decay, settings.clip, make)
+    passes, make = call.source(batches, trainable.probe.device, settings.accumulate)
+    step = Step(trainable, task, optimizer, settings.weight_decay, settings.clip, make)
     with call.running(step, batches, settings, steps * settings.epochs, label, run) as live:
-        motion.probe.module.train()
+        trainable.probe.module.train()
         observer.begin(live.step, steps)
         course = live.resume(batches, passes, observer, settings.on_epoch)
         lr = schedule(course.done) if course.done else 0.0
         while course.epoch <= settings.epochs:
-            watch = _Watch(motion)
+            watch = _Divergence(trainable)
             for batch in course.rest_of_epoch():
                 lr = schedule(course.done + 1)
                 loss = live.step(batch, lr)
@@ -167,18 +169,18 @@ def train(
             course.after_epoch(lr)
 
 
-class _Watch:
+class _Divergence:
     """Checks that the loss is finite: after every step on the CPU, after every epoch where checking would stall the
     device.
     """
 
-    def __init__(self, motion: Motion):
-        self.motion, good = motion, motion.snapshot()
-        self.last_good = good.to("cpu") if motion.block.nbytes > LARGE else good
+    def __init__(self, trainable: Trainable):
+        self.trainable, good = trainable, trainable.snapshot()
+        self.last_good = good.to("cpu") if trainable.block.nbytes > LARGE else good
         self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
     def see(self, step: int, loss: Tensor, lr: float, batch: Any) -> None:
-        t = self.motion.t
+        t = self.trainable.t
         self.seen.append((step, t.clone() if isinstance(t, Tensor) else t, lr, loss))
         if loss.device.type == "cpu":
             self.check(batch)
@@ -193,12 +195,12 @@ class _Watch:
     def end(self, step: int, lr: float) -> None:
         """After an epoch: its last update may have broken weights whose losses were all finite so far."""
         self.check()
-        statistics = [layer.get_buffer("running_var") for _, layer in batch_norms(self.motion.probe.module)]
-        looked = [values for values in self.motion.vectors + statistics if values.numel()]  # a shard may be empty
+        statistics = [layer.get_buffer("running_var") for _, layer in batch_norms(self.trainable.probe.module)]
+        looked = [values for values in self.trainable.vectors + statistics if values.numel()]  # a shard may be empty
         broken = sum(not bool(torch.linalg.vector_norm(values, torch.inf).isfinite()) for values in looked)
-        if self.motion.probe.layout.total(torch.tensor(broken)):
+        if self.trainable.probe.layout.total(torch.tensor(broken)):
             self._stop(f"the weights or their batch-norm statistics are no longer finite after step {step}", step, lr)
-        self.motion.probe.check()
+        self.trainable.probe.check()
 
     def _stop(self, what: str, step: int, lr: float, t: float | Tensor | None = None, batch: Any = ()) -> None:
         data, rate = "look for bad values in the data", "try a smaller learning rate or clipping"

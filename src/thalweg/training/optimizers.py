@@ -16,24 +16,24 @@ from ..weightspace.layout import named_parameters
 from ..weightspace.probe import Probe
 from .loop import Settings
 from .sgd import OptimizerFactory, rates
-from .step import Motion
+from .step import Trainable
 
 
-def moving_parameters(motion: Motion, settings: Settings, processes: int = 1) -> Optimizer:
+def moving_parameters(trainable: Trainable, settings: Settings, processes: int = 1) -> Optimizer:
     """The user's optimizer for the parameters of a network, or of all bends of a curve."""
-    probe = motion.probe
-    motion.moved = [
+    probe = trainable.probe
+    trainable.optimized = [
         list(zip(probe.layout.names, probe.parameters(vector), _values(probe, gradient), strict=True))
-        for vector, gradient in zip(motion.vectors, motion.gradients, strict=True)
+        for vector, gradient in zip(trainable.vectors, trainable.gradients, strict=True)
     ]
-    optimizer = own_optimizer([(name, tensor) for row in motion.moved for name, tensor, _ in row], settings)
-    if (motion.block.is_cuda or not motion.on_device) and type(optimizer) in (Adam, AdamW):
+    optimizer = user_optimizer([(name, tensor) for row in trainable.optimized for name, tensor, _ in row], settings)
+    if (trainable.block.is_cuda or not trainable.on_device) and type(optimizer) in (Adam, AdamW):
         for group in optimizer.param_groups:  # by default torch would need another vector for what it computes
             group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
     if settings.decay_at == "phi":
-        if processes > 1 and not motion.same_t and probe.copied:
+        if processes > 1 and not trainable.same_t and probe.copied:
             raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")
-        motion.own_decay = _DecayAtPhi(motion, optimizer)
+        trainable.decay_at_phi = _DecayAtPhi(trainable, optimizer)
     return optimizer
 
 
@@ -47,19 +47,19 @@ class _DecayAtPhi:
     of phi(t) times its coefficient, decoupled from the gradient or as part of it, as the optimizer would.
     """
 
-    def __init__(self, motion: Motion, optimizer: Optimizer):
+    def __init__(self, trainable: Trainable, optimizer: Optimizer):
         if not type(optimizer).__module__.startswith("torch.optim"):
             raise ThalwegError(
                 f"how {type(optimizer).__name__} decays weights is not known, so it cannot be moved to phi(t): use "
                 "one of torch.optim, or weight_decay= of the call and none in the optimizer"
             )
-        self.motion, phi = motion, _values(motion.probe, motion.probe.point)
+        self.trainable, phi = trainable, _values(trainable.probe, trainable.probe.point)
         self.decoupled = isinstance(optimizer, Adafactor | Muon)  # of others, a setting says so
         groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
         self.places = [
             (i, tensor, gradient, place, groups[id(tensor)], rates[id(groups[id(tensor)])])
-            for i, row in enumerate(motion.moved, start=1)
+            for i, row in enumerate(trainable.optimized, start=1)
             for (_, tensor, gradient), place in zip(row, phi, strict=True)
             if rates[id(groups[id(tensor)])]
         ]
@@ -68,7 +68,7 @@ class _DecayAtPhi:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        coefficients = self.motion.coefficients  # type: ignore[attr-defined]
+        coefficients = self.trainable.coefficients  # type: ignore[attr-defined]
         for i, tensor, gradient, place, group, rate in self.places:
             if tensor.grad is None:
                 continue
@@ -79,7 +79,7 @@ class _DecayAtPhi:
                 gradient.add_(pull, alpha=-1 if group.get("maximize") else 1)
 
 
-def own_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:
+def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Optimizer:
     """The optimizer that the user's class or function makes, checked."""
     optimizer = _made(named, settings)
     if not isinstance(optimizer, Optimizer):
@@ -131,11 +131,11 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
     return AdamW([group for group in groups if group["params"]])
 
 
-def own_rate(module: nn.Module, factory: OptimizerFactory) -> float:
+def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
     parameters, _ = named_parameters(module)
     named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
-    made = own_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
+    made = user_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
     return float(made.param_groups[0]["lr"])
 
 

@@ -17,15 +17,15 @@ from ..object_state import (
     ITEMS,
     SCALARS,
     Found,
+    changed,
     copied,
     dotted,
     modules_in,
-    moved,
     numbered,
     put_back,
     same,
+    traverse,
     values,
-    walk,
 )
 from ..tasks import Task
 
@@ -46,15 +46,15 @@ class OptimizerExtra:
     def state(self) -> dict[str, Any]:
         """What has changed since the optimizer was made."""
         now = self._now()
-        others = walk({"optimizer": self.optimizer}, whole=True).others
-        return {name: now.get(name, ABSENT) for name in sorted(moved(self.first, now) - others)}
+        others = traverse({"optimizer": self.optimizer}, whole=True).others
+        return {name: now.get(name, ABSENT) for name in sorted(changed(self.first, now) - others)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        put_back(state, walk({"optimizer": self.optimizer}, whole=True))
+        put_back(state, traverse({"optimizer": self.optimizer}, whole=True))
 
     def _now(self) -> dict[str, Any]:
         """Tensors and numbers per vector are saved with the vectors."""
-        found = walk({"optimizer": self.optimizer}, whole=True)
+        found = traverse({"optimizer": self.optimizer}, whole=True)
         for name in [name for name, place in found.places.items() if _is_direct(name, place.value)]:
             del found.places[name]
         return values(found)
@@ -63,7 +63,7 @@ class OptimizerExtra:
 class Extra:
     """Attributes of the network, counters of its loss, and frozen parameters, as far as they change.
 
-    Everything is found by walking through attributes and closures. What cannot be inspected is watched for changes over
+    Everything is found by traversing attributes and closures. What cannot be inspected is watched for changes over
     one step, and named in a warning.
     """
 
@@ -72,25 +72,25 @@ class Extra:
         self.sources = {"network": module, "loss": task.loss, "predict": task.predict}
         inside = set(module.modules())
         self.outside = {path: part for path, part in modules_in(task.loss, task.predict).items() if part not in inside}
-        self.first, self.sums = values(walk(self.sources, whole=True)), dict(self._sums())
+        self.first, self.sums = values(traverse(self.sources, whole=True)), dict(self._sums())
         self.begun = self._looked()
-        self.moved: set[str] = set()
+        self.changed: set[str] = set()
         self.seen: dict[str, Any] | None = None
         self.warned = False
 
     def state(self) -> dict[str, Any]:
         """What has changed since training began."""
-        found = walk(self.sources, whole=True)
+        found = traverse(self.sources, whole=True)
         now = values(found)
-        self.moved |= moved(self.first, now)
-        own = {name: now.get(name, ABSENT) for name in sorted(self.moved - found.others)}
+        self.changed |= changed(self.first, now)
+        own = {name: now.get(name, ABSENT) for name in sorted(self.changed - found.others)}
         frozen = {name: tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]}
         return {"values": own, "frozen": frozen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         frozen = {name: (place, state["frozen"][name]) for name, place in self._frozen() if name in state["frozen"]}
-        self.moved = set(state["values"])
-        put_back(state["values"], walk(self.sources, whole=True))
+        self.changed = set(state["values"])
+        put_back(state["values"], traverse(self.sources, whole=True))
         with torch.no_grad():
             for name, (place, value) in frozen.items():
                 place.copy_(value)
@@ -117,7 +117,7 @@ class Extra:
             )
 
     def _looked(self) -> list[Found]:
-        return [walk({**self.sources, "optimizer": self.optimizer}, whole=True), walk({"data": self.batches})]
+        return [traverse({**self.sources, "optimizer": self.optimizer}, whole=True), traverse({"data": self.batches})]
 
     def _unsaved(self) -> dict[str, Any]:
         """What cannot be restored: objects that are no values, and values in objects that did not exist when training
@@ -178,7 +178,7 @@ def _is_iterator(value: Any) -> bool:
 
 def _iterators(batches: Batches) -> Iterator[str]:
     """Where data hold a position that cannot be read: Python's own iterators, and persistent workers."""
-    found = walk(numbered([batches]))
+    found = traverse(numbered([batches]))
     yield from (dotted(path) for path, value in found.closed.items() if _is_iterator(value))
     for path, owner in found.owners.items():
         if isinstance(owner, DataLoader) and owner.persistent_workers and owner.num_workers:

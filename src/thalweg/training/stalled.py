@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batches import Batches
 from ..errors import Stalled
-from ..evaluation.question import unwritten
+from ..evaluation.fingerprint import unwritten
 from ..runtime.compute import Compute
 from ..runtime.rng import undisturbed
 from ..runtime.transfer import moved
@@ -31,7 +31,7 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
         epoch: The epoch that has ended.
         epochs: The length of the training.
     """
-    probe, task, watched = step.probe, step.task, step.motion.t is None and step.probe.copied
+    probe, task, watched = step.probe, step.task, step.trainable.t is None and step.probe.copied
     if epoch != -(-epochs // SHARE) or epoch * len(batches) < FEWEST or not watched:
         return
     found = None

@@ -24,9 +24,9 @@ class Step:
     update.
 
     Args:
-        motion: What is trained, and how the network follows it.
+        trainable: What is trained, and how the network follows it.
         task: The loss.
-        optimizer: Updates the vectors of `motion`.
+        optimizer: Updates the vectors of `trainable`.
         weight_decay: L2 penalty.
         clip: Clip the gradient of the data loss to this norm.
         make: Maps what the source of the batches yields to a batch.
@@ -37,14 +37,15 @@ class Step:
 
     def __init__(
         self,
-        motion: "Motion",
+        trainable: "Trainable",
         task: Task,
         optimizer: Optimizer,
         weight_decay: float = 0.0,
         clip: float | None = None,
         make: Callable[[Any], Any] = lambda drawn: drawn,
     ):
-        self.motion, self.probe, self.task, self.optimizer, self.make = motion, motion.probe, task, optimizer, make
+        self.trainable, self.probe, self.task = trainable, trainable.probe, task
+        self.optimizer, self.make = optimizer, make
         self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
         self.mean_loss: Callable[..., tuple[Tensor, Number]] = mean_loss
         self.given = [float(group["lr"]) for group in optimizer.param_groups]
@@ -58,13 +59,13 @@ class Step:
 
     def draw(self) -> Tensor:
         """What decides where the network is placed: of a curve, the coefficients at t."""
-        return torch.tensor(self.motion.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
+        return torch.tensor(self.trainable.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
     def forward(self, batch: Any, controls: Tensor) -> Tensor:
         """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the
         curve.
         """
-        self.motion.place(controls)
+        self.trainable.set_point(controls)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
         if isinstance(self.number, int) and self.number == 0 and not self.partial:
             raise ThalwegError(
@@ -77,21 +78,21 @@ class Step:
         """From the gradient at phi(t), with that of weight decay, to the gradient of what is trained."""
         if self.weight_decay and self.decays_early:
             self.probe.decay(self.weight_decay)
-        self.motion.chain_rule(loss, self.weight_decay)
+        self.trainable.chain_rule(loss, self.weight_decay)
 
     def update(self, lr: float | Tensor) -> None:
         """Clip, as torch does before weight decay is added, and let the optimizer take its step."""
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(self.motion.gradient)
-            self.motion.gradient.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+            norm = torch.linalg.vector_norm(self.trainable.gradient)
+            self.trainable.gradient.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.weight_decay and not self.decays_early:
-            self.motion.decay(self.weight_decay)
-        for name, tensor, gradient in chain(*self.motion.moved):  # in each step, since some optimizers reset it
+            self.trainable.decay(self.weight_decay)
+        for name, tensor, gradient in chain(*self.trainable.optimized):  # in each step, since some optimizers reset it
             tensor.grad = None if name in self.probe.skipped else gradient
         for group, rate in zip(self.optimizer.param_groups, rates(lr, self.given), strict=True):
             group["lr"] = rate
-        if self.motion.own_decay is not None:
-            self.motion.own_decay()
+        if self.trainable.decay_at_phi is not None:
+            self.trainable.decay_at_phi()
         with torch.no_grad():  # which a user's own may have left out
             self.optimizer.step()
 
@@ -110,12 +111,12 @@ def mean_of(values: Tensor, number: Number) -> Tensor:
     return values.mean() if number else values.sum()
 
 
-Moved = tuple[str, Tensor, Tensor]  # the name of a parameter, or nothing; its value; its gradient
+Optimized = tuple[str, Tensor, Tensor]  # the name of a parameter, or nothing; its value; its gradient
 
 
-class Motion(ABC):
-    """What is trained: flat vectors from which a step places the network, and to which the chain rule leads its
-    gradient.
+class Trainable(ABC):
+    """What is trained: flat vectors, from which a step computes the point of the network, and to which the chain rule
+    leads its gradient.
 
     What changes from step to step, such as t, is a few numbers, the controls; all else of a step is the same every
     time.
@@ -124,30 +125,32 @@ class Motion(ABC):
     probe: Probe
     block: Tensor  # (count, size), the vectors that are trained
     gradient: Tensor  # of the same shape
-    moved: list[list[Moved]]  # what the optimizer moves: each vector as a whole, or parameter by parameter
+    optimized: list[list[Optimized]]  # what the optimizer moves: each vector as a whole, or parameter by parameter
     controls = 0  # how many numbers a step needs from the CPU
     on_device = True  # whether the whole step runs on the probe's device
     linear = True  # whether the gradient of vector i is that of the probe times control i + 1
     same_t = True  # whether all processes of a run are at the same point
     averaged: Sequence[Tensor] = ()  # further state that processes at different points must share
     t: float | Tensor | None = None
-    own_decay: Callable[[], None] | None = None  # that of the optimizer, if it acts at phi(t)
+    decay_at_phi: Callable[[], None] | None = None  # that of the optimizer, if it acts at phi(t)
 
-    def hold(self, block: Tensor) -> None:
-        """The gradient of a single vector has the memory of the probe's, which the chain rule scales in place."""
+    def set_vectors(self, block: Tensor) -> None:
+        """Train the rows of `block`. The gradient of a single one has the memory of the probe's, which the chain rule
+        scales in place.
+        """
         grad = self.probe.grad[None]
         alone = (block.shape, block.dtype, block.device) == (grad.shape, grad.dtype, grad.device)
         self.block, self.gradient = block, grad if alone else torch.zeros_like(block)
         self.vectors, self.gradients = list(block), list(self.gradient)
-        self.moved = [[("", *both)] for both in zip(self.vectors, self.gradients, strict=True)]
+        self.optimized = [[("", *both)] for both in zip(self.vectors, self.gradients, strict=True)]
 
     def draw(self) -> Sequence[float]:
         """The controls of the next step."""
         return ()
 
     @abstractmethod
-    def place(self, controls: Tensor) -> None:
-        """Put the probe where the next gradient is needed."""
+    def set_point(self, controls: Tensor) -> None:
+        """Move the probe to where the next gradient is needed."""
 
     @abstractmethod
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
@@ -166,17 +169,17 @@ class Motion(ABC):
         return {}
 
     def set_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore what `state` returned; most motions have nothing more."""
+        """Restore what `state` returned; most have nothing more."""
 
 
-class Network(Motion):
+class Network(Trainable):
     """Plain training: the trained vector is the probe's own point."""
 
     def __init__(self, probe: Probe):
         self.probe = probe
-        self.hold(probe.point[None])
+        self.set_vectors(probe.point[None])
 
-    def place(self, controls: Tensor) -> None:
+    def set_point(self, controls: Tensor) -> None:
         self.probe.moved()
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
@@ -192,9 +195,9 @@ class Network(Motion):
 OTHER_STREAM = 0x7E41  # t must differ from what a task draws from torch's own generator with the same seed
 
 
-class Bends(Motion):
+class Bends(Trainable):
     """The control points of a curve in one block of memory, of which the bends are trained. A subclass defines where
-    the network is placed (`place`), and how t is drawn (`draw`) unless that is from U(0, 1).
+    the network is placed (`set_point`), and how t is drawn (`draw`) unless that is from U(0, 1).
     """
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
@@ -210,7 +213,7 @@ class Bends(Motion):
         self.points = aligned[:, :size]  # rows that start at multiples of 64 are read faster
         for row, point in zip(self.points, self.curve.points, strict=True):
             row.copy_(self.probe.native(point.vector))
-        self.hold(self.points[1:-1])
+        self.set_vectors(self.points[1:-1])
 
     def uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
@@ -220,7 +223,7 @@ class Bends(Motion):
         self.t = self.uniform()
         return self.curve.checked_coefficients(self.t).tolist()
 
-    def stand(self, coefficients: Tensor) -> None:
+    def write_phi(self, coefficients: Tensor) -> None:
         """Write phi(t) into the probe in one pass over the control points."""
         self.coefficients = coefficients
         self.combine(self.points, coefficients, self.probe.point)
@@ -257,8 +260,8 @@ class Bends(Motion):
 class UniformBends(Bends):
     """Equation (2) of the paper: one t per step, drawn from U(0, 1)."""
 
-    def place(self, controls: Tensor) -> None:
-        self.stand(controls)
+    def set_point(self, controls: Tensor) -> None:
+        self.write_phi(controls)
 
 
 def pieces(stretch: slice) -> Iterator[slice]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..batches import Batches
 from ..errors import Diverged, ThalwegError, whole
 from ..evaluation.ensemble import Ensemble
+from ..evaluation.fingerprint import Facts, measured_fingerprint
 from ..evaluation.measure import Measurement, prove_measuring
-from ..evaluation.question import Facts, measured_question
 from ..results import Trace, Walk
 from ..runtime.accelerated import Accelerated
 from ..runtime.compute import Call, Compute, StoredResult
@@ -26,8 +26,8 @@ from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights
+from .fingerprint import method_table, training_fingerprint
 from .loop import Observer, OnEpoch, Settings, train, updates
-from .question import method_table, training_question
 from .sgd import OptimizerFactory
 from .step import Network
 from .walk_methods import Method, Plan
@@ -111,19 +111,19 @@ def walk(
     pooled: list[Story] = []
 
     @cache
-    def question() -> Facts:
+    def fingerprint() -> Facts:
         points = [here.weights if isinstance(here, Checkpoint) else here or Weights.of(module) for here in starts]
         states = {
             f"start {k}": digest_of([here.optimizer, here.kind, here.extra]) if isinstance(here, Checkpoint) else None
             for k, here in enumerate(starts, start=1)
         }
         return {
-            **training_question(common, module, points[0], task, batches, call.compute, call.processes),
+            **training_fingerprint(common, module, points[0], task, batches, call.compute, call.processes),
             "the method's": method_table(method, plan),
             "the starts": facts.sequence([point.digest() for point in points], "the walk", "start", list(states)),
             **{f"the optimizer state of {name}": facts.content(digest) for name, digest in states.items()},
             "watch": sorted(map(str, watch)),
-            **measured_question(module, points[0], task, watch, call.compute),
+            **measured_fingerprint(module, points[0], task, watch, call.compute),
         }
 
     def walked(number: int, folder: Run | None) -> Story:
@@ -135,8 +135,8 @@ def walk(
             settings = replace(settings, on_epoch=lambda entry: on_epoch({"start": number + 1, **entry}))
         try:
             at = here.weights if isinstance(here, Checkpoint) else here
-            motion = Network(Probe(module, at, call.compute, share=True))
-            train(motion, task, batches, settings, call, label, observer, folder)
+            trainable = Network(Probe(module, at, call.compute, share=True))
+            train(trainable, task, batches, settings, call, label, observer, folder)
         except Diverged as error:
             error.members = [*_joined(pooled).members, *observer.members]
             raise
@@ -144,7 +144,7 @@ def walk(
 
     def all_walked(_: Run | None) -> Walk:
         for number, name in enumerate(names):
-            pooled.append(call.resumed(Run.of(run, name), "walk", question, STORY, partial(walked, number)))
+            pooled.append(call.resumed(Run.of(run, name), "walk", fingerprint, STORY, partial(walked, number)))
         return _joined(pooled)
 
     def load(folder: Path) -> Walk:
@@ -157,7 +157,7 @@ def walk(
         for number, trace in enumerate(found.traces, start=1):
             trace.save(folder / f"trace-{number}.json")
 
-    return call.resumed(run, "walk", question, StoredResult(f"trace-{len(starts)}.json", load, save), all_walked)
+    return call.resumed(run, "walk", fingerprint, StoredResult(f"trace-{len(starts)}.json", load, save), all_walked)
 
 
 def _joined(stories: Sequence[Story]) -> Walk:

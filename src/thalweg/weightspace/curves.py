@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import WAS, ThalwegError, note, number, whole
+from ..errors import DURING_NOTE, ThalwegError, note, number, whole
 from ..store import files
 from .layout import Layout
 from .weights import Weights, at, check_agreement, check_list, combine, inner_products
@@ -251,7 +251,9 @@ class Curve(ABC):
         try:  # costs a step nothing, unlike `during`
             values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
         except Exception as error:
-            note(error, f"{WAS} asking for the coefficients of {type(self).__name__} at t = {t:.4g}", WAS)
+            note(
+                error, f"{DURING_NOTE} asking for the coefficients of {type(self).__name__} at t = {t:.4g}", DURING_NOTE
+            )
             raise
         if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
             rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"

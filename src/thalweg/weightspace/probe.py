@@ -88,7 +88,7 @@ class Probe:
             **dict(named_buffers(self.module)),
         }
         if not self.views:
-            self.stand_at_original()  # a copy made by the network's own __deepcopy__ may start elsewhere
+            self.load_original()  # a copy made by the network's own __deepcopy__ may start elsewhere
             self.state = ModuleState(self.module)
         if weights is not None:
             self.load(weights)
@@ -150,7 +150,7 @@ class Probe:
             del self.shared[name]
             self._own[name].data = self._own[name].detach().clone()
 
-    def stand_at_original(self) -> None:
+    def load_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
         theirs: dict[str, Tensor] = {**named_parameters(self.original)[0], **dict(named_buffers(self.original))}
         self._forget()

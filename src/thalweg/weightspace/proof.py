@@ -218,7 +218,7 @@ class Proof:
 
     def _check_leaves(self) -> None:
         """With gradients, since a teacher that takes part without them may be anything."""
-        self._stand()
+        self._load_original()
         try:
             with torch.enable_grad(), self._around():
                 check_leaves(self.probe, self.forward(self._placed(self.batch)))
@@ -260,7 +260,7 @@ class Proof:
             )
 
     def _watched(self) -> Watch | None:
-        self._stand()
+        self._load_original()
         try:
             with torch.no_grad(), self._around():
                 batch = self._placed(self.batch)
@@ -270,8 +270,8 @@ class Proof:
         self.probe.check()
         return watch
 
-    def _stand(self) -> None:
-        self.probe.stand_at_original()
+    def _load_original(self) -> None:
+        self.probe.load_original()
         self.probe.module.eval()
 
     @contextmanager
@@ -329,7 +329,7 @@ def compare(probe: Probe, watch: Watch) -> None:
     """
     if watch.asked is None or watch.answered is None:
         return
-    probe.stand_at_original()
+    probe.load_original()
     try:
         with few_threads(probe.device, probe.module, watch.asked), watch.casting:
             theirs = _original_answer(probe, watch.asked)

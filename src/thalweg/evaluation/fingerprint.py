@@ -1,4 +1,4 @@
-"""The question that a run folder answers: what a call would compute, as facts that are compared when it is resumed."""
+"""The fingerprint of a call: what it would compute, as facts that are compared when its run folder is used again."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +37,7 @@ PROJECTED = 1 << 20  # values of one quantity that a projection uses
 LOADING = ("collate_fn", "generator", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
-def data_question(batches: Batches, name: str) -> tuple[Facts, Any]:
+def data_fingerprint(batches: Batches, name: str) -> tuple[Facts, Any]:
     """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
     ours = ("__iter__", "draws", "make")
@@ -146,22 +146,22 @@ def rounding(dtype: torch.dtype, exact: bool) -> float:
     return ROUNDING.get(dtype, COARSE) if exact else COARSE
 
 
-def measured_question(
+def measured_fingerprint(
     module: nn.Module, weights: Weights, task: Task, data: Mapping[str, Batches], compute: Compute
 ) -> Facts:
     """Of data sets to be measured: their contents, and what the network computes for the first batch of each."""
-    question: Facts = {}
+    found: Facts = {}
     for name, batches in data.items():
-        own, first = data_question(batches, f"the data '{name}'")
-        question |= own | first_pass(module, weights, task, first, compute, f"the first batch of '{name}'")
-    return question
+        own, first = data_fingerprint(batches, f"the data '{name}'")
+        found |= own | first_pass(module, weights, task, first, compute, f"the first batch of '{name}'")
+    return found
 
 
-def bn_question(batches: Batches | None) -> Facts:
-    return {} if batches is None else data_question(batches, "the data of bn_batches")[0]
+def bn_fingerprint(batches: Batches | None) -> Facts:
+    return {} if batches is None else data_fingerprint(batches, "the data of bn_batches")[0]
 
 
-def scan_question(
+def scan_fingerprint(
     module: nn.Module,
     weights: Weights,
     task: Task,
@@ -174,8 +174,8 @@ def scan_question(
     return {
         **{"precision": compute.precision, "weight_decay": weight_decay},
         **{"data": sorted(map(str, data)), "units": dict(task.units)},
-        **measured_question(module, weights, task, data, compute),
-        **bn_question(bn_batches),
+        **measured_fingerprint(module, weights, task, data, compute),
+        **bn_fingerprint(bn_batches),
     }
 
 
@@ -244,7 +244,7 @@ def summary(tensors: Sequence[Tensor]) -> list[float]:
     return [float(values.mean()), float(signs @ values / len(values) ** 0.5), float(values.square().mean().sqrt())]
 
 
-def curve_question(curve: Curve) -> Facts:
+def curve_fingerprint(curve: Curve) -> Facts:
     """The kind of curve, its control points, its attributes, and coefficients of a user's own kind."""
     bends = [f"bend {k} of the curve" for k in range(1, len(curve.points) - 1)]
     names = ["the start of the curve", *bends, "the end of the curve"]
@@ -258,7 +258,7 @@ def curve_question(curve: Curve) -> Facts:
     }
 
 
-def points_question(points: Sequence[Weights], owner: str) -> Facts:
+def points_fingerprint(points: Sequence[Weights], owner: str) -> Facts:
     """The corners of a plane, or a list of weights."""
     names = [f"point {k} of the {owner}" for k in range(1, len(points) + 1)]
     return {"the points": facts.sequence([point.digest() for point in points], f"the {owner}", "point", names)}

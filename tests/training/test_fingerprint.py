@@ -614,7 +614,7 @@ class InWorkers(Dataset):
 
 def test_the_question_fetches_data_where_the_loader_does(tmp_path):
     expected = fit(None, data=loader(6, shuffle=False))
-    for workers in (1, 2):  # which does not matter to the question
+    for workers in (1, 2):  # which does not change the fingerprint
         found = fit(tmp_path / "r", data=DataLoader(InWorkers(), batch_size=6, num_workers=workers))
         assert torch.equal(found, expected)
 

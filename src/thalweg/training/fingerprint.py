@@ -1,4 +1,4 @@
-"""What a training would compute, as facts that must be the same when it is resumed."""
+"""The fingerprint of a training: what it would compute, as facts that must be the same when it is resumed."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches
 from ..errors import ThalwegError
-from ..evaluation.question import Facts, curve_question, data_question, first_pass, rounding, summary
+from ..evaluation.fingerprint import Facts, curve_fingerprint, data_fingerprint, first_pass, rounding, summary
 from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
 from ..store import facts
@@ -21,7 +21,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .loop import Settings, updates
-from .optimizers import own_optimizer
+from .optimizers import user_optimizer
 from .sgd import rates
 from .walk_methods import Plan
 
@@ -32,7 +32,7 @@ SPEED = ("foreach", "fused", "capturable")  # optimizer settings that do not cha
 OWN = ("param_groups", "defaults", "state")
 
 
-def training_question(
+def training_fingerprint(
     settings: Settings,
     module: nn.Module,
     start: Weights,
@@ -45,8 +45,8 @@ def training_question(
     """The facts that all trainings share; `vectors` is what is trained, if it is not the network itself."""
     if processes.size > 1:
         _check_whole(batches)
-    data, first = data_question(batches, "the training data")
-    optimizer, own = _optimizer_question(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
+    data, first = data_fingerprint(batches, "the training data")
+    optimizer, own = _optimizer_fingerprint(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
     steps, device = updates(batches, settings.accumulate), next(module.parameters()).device
     compiled, usual = (how.compiles(device, steps * settings.epochs) for how in (compute, Compute()))
     return {
@@ -63,18 +63,18 @@ def training_question(
     }
 
 
-def fit_question(module: nn.Module, keep: Collection[int], **common: Any) -> Facts:
+def fit_fingerprint(module: nn.Module, keep: Collection[int], **common: Any) -> Facts:
     start = Weights.of(module)
     own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
-    return own | training_question(module=module, start=start, **common)
+    return own | training_fingerprint(module=module, start=start, **common)
 
 
-def connect_question(curve: Curve, loss: str, same_t: bool, **common: Any) -> Facts:
-    trained = training_question(start=curve.start, vectors=[bend.vector for bend in curve.bends], **common)
-    return {**trained, **curve_question(curve), "loss": loss, "same_t": same_t}
+def connect_fingerprint(curve: Curve, loss: str, same_t: bool, **common: Any) -> Facts:
+    trained = training_fingerprint(start=curve.start, vectors=[bend.vector for bend in curve.bends], **common)
+    return {**trained, **curve_fingerprint(curve), "loss": loss, "same_t": same_t}
 
 
-QUESTIONS: dict[str, Callable[..., Facts]] = {"fit": fit_question, "connect": connect_question}
+FINGERPRINTS: dict[str, Callable[..., Facts]] = {"fit": fit_fingerprint, "connect": connect_fingerprint}
 
 
 def method_table(method: object, plan: Plan | None) -> facts.Fact:
@@ -103,7 +103,7 @@ def _spread(total: int) -> list[int]:
     return sorted({1 + (total - 1) * k // (SAMPLED - 1) for k in range(SAMPLED)})
 
 
-def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Tensor]) -> tuple[Facts, float]:
+def _optimizer_fingerprint(settings: Settings, layout: Layout, vectors: Sequence[Tensor]) -> tuple[Facts, float]:
     """For a user's own optimizer: its settings, and where a few steps move the corners of the parameters; and its own
     learning rate.
     """
@@ -111,14 +111,14 @@ def _optimizer_question(settings: Settings, layout: Layout, vectors: Sequence[Te
         return {"the optimizer's": facts.table({})}, 0.0
     named = [(name, nn.Parameter(part)) for vector in vectors for name, part in layout.split(vector).items()]
     with undisturbed():
-        optimizer = own_optimizer(named, settings)
+        optimizer = user_optimizer(named, settings)
     found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, named))}
     corners = [
         (name, nn.Parameter(gathered(part.detach())[(slice(TRIED),) * part.ndim].clone())) for name, part in named
     ]
     tried = [part.detach() for _, part in corners]
     with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on these
-        _try_steps(own_optimizer(corners, settings), [part for _, part in corners])
+        _try_steps(user_optimizer(corners, settings), [part for _, part in corners])
         within = rounding(tried[0].dtype, exact=not tried[0].is_cuda)
         found["a few steps of the optimizer"] = facts.numbers({"result": summary(tried)}, within)
     return found, float(optimizer.param_groups[0]["lr"])
