@@ -514,6 +514,13 @@ def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
     assert not experiment.finished(Need("network", 1))
 
 
+def test_a_run_that_diverged_is_named_with_its_seed(tmp_path):
+    experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[3, 4])
+    experiment.rates = lambda lr: {"lr": 1e30}
+    with pytest.raises(tw.ThalwegError, match=r"the network of seed 4 .* cannot be used: the loss .* list other seeds"):
+        experiment.obtain(Need("network", 1))
+
+
 def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
     def pairs(model, number, *listed):
         experiment = open_experiment(tmp_path, "cifar10", model, "smoke", progress=False, seeds=listed)

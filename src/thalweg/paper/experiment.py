@@ -180,7 +180,7 @@ class Experiment:
         if need not in self._made:
             try:
                 self._made[need] = self._trained(need)
-            except tw.Stalled as error:
+            except (tw.Stalled, tw.Diverged) as error:
                 raise ThalwegError(
                     f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {error}; list "
                     "other seeds, as in --seeds 0,1,3"
