@@ -46,9 +46,26 @@ def test_logits_that_are_not_finite():
 
 def test_of_very_many_probabilities_a_part_is_fitted(monkeypatch):
     logits, labels = drawn(2.0)
-    whole = calibration.existing_temperature(logits.softmax(1), labels)
+    whole = calibration.lowest_nll(logits.softmax(1), labels).value
     assert whole == pytest.approx(fit_temperature(logits, labels), rel=1e-6)
     monkeypatch.setattr(calibration, "MANY", logits.numel() // 3)
-    part = calibration.existing_temperature(logits.softmax(1), labels)
+    part = calibration.lowest_nll(logits.softmax(1), labels).value
     assert part == pytest.approx(fit_temperature(logits[::4], labels[::4]), rel=1e-6)
     assert part != whole
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 270.0, 860.0])
+def test_no_temperature_where_all_are_right_however_sure(scale):
+    """Where probabilities are 1 to the last bit, the slope of the NLL vanishes at many temperatures."""
+    for seed in range(30):
+        g = torch.Generator().manual_seed(seed)
+        logits = scale * torch.randn(1 + seed % 7, 2 + seed % 5, generator=g).double()
+        found = calibration.lowest_nll(logits.softmax(1), logits.argmax(1))
+        assert found.value != found.value
+        assert "predictions are right, so that a lower one is always better" in found.why
+
+
+def test_temperature_beyond_the_limits_is_said():
+    logits = 1e-5 * torch.tensor([[2.0, 0.0]] * 4).double()
+    found = calibration.lowest_nll(logits.softmax(1), torch.tensor([0, 0, 0, 1]))
+    assert found.why == "the best one is not between 0.001 and 1000; check the predictions"

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.evaluation.calibration import Temperature
 from thalweg.evaluation.scoring import Scored
 
 TASK = tw.classification()
@@ -161,6 +162,21 @@ def test_temperature_that_does_not_exist(labels, message):
     assert "calibrated_nll" not in ensemble.score(TASK, labelled(0, 1, 0, 1), held_out=labelled(*labels))
 
 
+@pytest.mark.parametrize("scored", [(0, 0, 0, 1, 0, 0, 0, 1), (0, 0, 0, 0), (1, 1, 2, 1)])
+def test_held_out_data_without_a_temperature_are_the_reason(scored):
+    """Whatever the data to score on, which may have one."""
+    net, points = constant([2.0, 0.0, 0.0])
+    why = "no temperature has the lowest NLL on the held-out data: all 3 predictions are right"
+    report = tw.Ensemble(net, points).report(TASK, labelled(*scored), held_out=labelled(0, 0, 0))
+    assert why in report.table()
+    scores = tw.Ensemble(net, points).score(TASK, labelled(*scored), held_out=labelled(0, 0, 0))
+    with pytest.raises(
+        tw.ThalwegError, match=f"there is no score 'calibrated_nll', since {why}.*; there are error, nll"
+    ):
+        scores["calibrated_nll"]
+    assert json.loads(json.dumps(scores)) == scores == report.scores
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -183,6 +199,9 @@ def test_half_of_the_data_without_a_temperature_is_the_reason(labels, message):
 def test_temperature_of_one_example_does_not_exist():
     net, points = constant([2.0, 0.0])
     assert "calibrated_nll" not in tw.Ensemble(net, points).score(TASK, labelled(0))
+    net, points = constant([2.0, 1.0, 0.0, -5.0])
+    with pytest.raises(tw.ThalwegError, match="there are no labels in one half of the data; use more data"):
+        tw.Ensemble(net, points).score(TASK, labelled(1))["calibrated_nll"]
 
 
 def test_closed_form_temperature_of_constant_logits():
@@ -271,7 +290,7 @@ def test_averaged_with_batch_norm_needs_bn_batches():
 
 def test_values_of_examples_have_the_scores_as_means():
     p, y = torch.rand(20, 4, generator=torch.Generator().manual_seed(0)).double().softmax(1), torch.arange(20) % 4
-    found = Scored(TASK, p, y, 1.5)
+    found = Scored(TASK, p, y, Temperature(1.5))
     for name, values in found.examples.items():
         assert float(values.mean()) == pytest.approx(found.scores[name])
     assert set(found.examples) == {"error", "nll", "calibrated_nll"}

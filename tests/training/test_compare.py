@@ -24,7 +24,7 @@ def run(methods=METHODS, **settings):
     animal = ZOO["conv_bn"]
     batches = animal.batches()
     settings = {"budget": 10, "seeds": (1, 2, 3), "bn_batches": batches, "lr": 0.1, **settings}
-    return tw.compare(animal.module, animal.task, batches, batches, methods, **settings)
+    return tw.compare(animal.module, animal.task, batches, settings.pop("test", batches), methods, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,8 @@ def test_bare_classes_take_the_papers_settings():
             "on the held-out data, .*those of this batch are None: give data with labels",
         ),
         ({"held_out": iter([])}, "on the held-out data, the batches must"),
+        ({"test": [(torch.ones(4, 2, 5, 5).double(), None)]}, "^predictions are .*: give data with labels"),
+        ({"test": [(torch.ones(4, 2, 5, 5).double(), torch.arange(4))]}, "labels must lie between 0 and 2"),
     ],
 )
 def test_bad_comparisons_are_found_before_training(settings, message, monkeypatch):
@@ -319,7 +321,15 @@ def test_average_that_cannot_be_made_is_left_out():
     result = run(methods=METHODS[:3], seeds=(1,), multiples=(1,), bn_batches=None)
     assert "averaged" not in result.entries["FGE"]
     assert "give bn_batches=" in result.entries["FGE"]["not averaged"]
-    assert "averaged" not in result.costs()
+    assert "B FGE, averaged" not in result.costs()
+    assert "FGE, not averaged: an average has no batch-norm statistics of its own: give bn_batches=" in result.table()
+
+
+def test_temperature_that_does_not_exist_is_said_in_the_costs():
+    held_out = [(torch.ones(1, 2, 5, 5).double(), torch.tensor([0]))]
+    result = run(methods=METHODS[:1], seeds=(1,), multiples=(1,), held_out=held_out)
+    assert "Independent, not calibrated: no temperature has the lowest NLL on the held-out data: " in result.costs()
+    assert "calibrated_nll" not in result.entries["Independent"]["runs"][0]
 
 
 def test_comparison_without_what_is_new_has_costs_too():

@@ -1,8 +1,8 @@
 """Temperature scaling: one number that calibrates the confidence of a network or an ensemble."""
 
+from dataclasses import dataclass
 from math import nan
 
-import torch
 from torch import Tensor
 
 from ..errors import ThalwegError
@@ -15,6 +15,7 @@ MANY = 10**8  # of more probabilities than these, as language models give, every
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature T for which softmax(logits / T) has the lowest NLL on these data.
 
+    >>> import torch
     >>> logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
     >>> round(fit_temperature(logits, torch.tensor([0, 0, 0, 1])), 3)  # 3 in 4 are right: 2 / T = log 3
     1.82
@@ -60,33 +61,62 @@ def _of_truth(values: Tensor, labels: Tensor) -> Tensor:
     return (labels * values).sum(1) if labels.ndim == 2 else values.gather(1, labels.long()[:, None])[:, 0]
 
 
-def existing_temperature(probabilities: Tensor, truth: Tensor) -> float:
-    """The temperature with the lowest NLL; NaN where a lower or a higher one would always be better.
+@dataclass(frozen=True)
+class Temperature:
+    """A temperature with the lowest NLL.
 
-    >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1]])
-    >>> existing_temperature(sure, torch.tensor([0, 0])), existing_temperature(sure, torch.tensor([1, 1]))
-    (nan, nan)
+    Attributes:
+        value: The temperature; NaN where there is none, since a lower or a higher one would always be better.
+        why: Why there is none, and what to do.
+    """
+
+    value: float
+    why: str = ""
+
+
+def lowest_nll(probabilities: Tensor, truth: Tensor, part: str = "") -> Temperature:
+    """The temperature with the lowest NLL, where there is one.
+
+    >>> import torch
+    >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
+    >>> lowest_nll(sure, torch.tensor([0, 0, 0])).why
+    'all 3 predictions are right, so that a lower one is always better; use more or harder data'
+    >>> lowest_nll(sure, torch.tensor([0, 0, 1])).value  # log 9 / log 2
+    3.169...
+
+    Args:
+        probabilities: (count, classes).
+        truth: Labels (count,), or soft ones (count, classes).
+        part: Which part of the data these are, in words.
     """
     step = 1 + probabilities.numel() // MANY
-    found = fit_temperature(_logarithms(probabilities[::step]), truth[::step]) if len(truth) else nan
-    return found if COLDEST * 1.001 < found < HOTTEST / 1.001 else nan
+    logits, truth = _logarithms(probabilities[::step]), truth[::step]
+    of_truth, right = _of_truth(logits, truth), logits.argmax(1) == (truth.argmax(1) if truth.ndim == 2 else truth)
+    if not len(truth):
+        return Temperature(nan, f"there are no labels{part}; use more data")
+    if not float((of_truth - logits.mean(1)).mean()) > 0:  # the NLL does not fall from an infinite temperature on
+        return Temperature(
+            nan,
+            f"{int(right.sum())} of {len(right)} predictions{part} are right, and on average the truth is predicted no "
+            "better than other classes, so that a higher one is always better; check the labels, or train the network",
+        )
+    if not float((logits.amax(1) - of_truth).mean()) > 0:  # nor does it rise towards a temperature of zero
+        rule = "are right, so that a lower one is always better; use more or harder data"
+        return Temperature(nan, f"all {len(right)} predictions{part} {rule}")
+    found = fit_temperature(logits, truth)
+    if COLDEST * 1.001 < found < HOTTEST / 1.001:
+        return Temperature(found)
+    return Temperature(nan, f"the best one{part} is not between {COLDEST:g} and {HOTTEST:g}; check the predictions")
 
 
 def tempered(probabilities: Tensor, temperature: float | Tensor) -> Tensor:
     """The same as dividing the logits of a softmax by a temperature.
 
+    >>> import torch
     >>> tempered(torch.tensor([[0.8, 0.2]]), 0.5)  # 16 to 1
     tensor([[0.9412, 0.0588]], dtype=torch.float64)
     """
     return (_logarithms(probabilities) / temperature).softmax(1)
-
-
-def cross_fitted(probabilities: Tensor, truth: Tensor) -> Tensor:
-    """For each example the temperature fitted on the other half of the data, (count, 1): every other one."""
-    heat = torch.full((len(truth), 1), nan, dtype=torch.float64)
-    for half, other in ((0, 1), (1, 0)):
-        heat[half::2] = existing_temperature(probabilities[other::2], truth[other::2])
-    return heat
 
 
 def _logarithms(probabilities: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from ..weightspace.probe import Probe
 from ..weightspace.proof import prove_on
 from ..weightspace.weights import Weights, average, check_list
 from . import metrics
-from .calibration import tempered
+from .calibration import Temperature, tempered
 from .ensemble_folder import MANIFEST, load_member, read, save
 from .measure import Points, check_alone, check_finite, check_order, predicted
-from .scoring import Scored
+from .scoring import Scored, Scores
 from .serving import (
     EnsembleModule,
     Prediction,
@@ -89,6 +89,10 @@ class Ensemble:
         if value is not None and not 0 < (value := float(number(value, "the temperature"))) < inf:
             raise ThalwegError(f"a temperature is above 0 and finite, or None; got {value!r}")
         self._temperature = value
+
+    @property
+    def _kept(self) -> Temperature | None:
+        return None if self.temperature is None else Temperature(self.temperature)
 
     def add(self, member: Weights) -> None:
         """Add a member of the same architecture, with its batch-norm statistics; the temperature is no longer valid."""
@@ -191,10 +195,10 @@ class Ensemble:
             ThalwegError: If there is none, as where all predictions are right.
         """
         [(_, found)] = deque(self._on_held_out(task, held_out, progress), maxlen=1)
-        if isnan(found.best):
-            raise ThalwegError(f"no temperature has the lowest NLL on the held-out data: {found.why_none}")
-        self.temperature = found.best
-        return found.best
+        if found.best.why:
+            raise ThalwegError(f"no temperature has the lowest NLL on the held-out data: {found.best.why}")
+        self.temperature = found.best.value
+        return found.best.value
 
     def score(
         self, task: Task, batches: Batches, *, held_out: Batches | None = None, progress: bool | None = None
@@ -214,19 +218,19 @@ class Ensemble:
             ones where there is no temperature, as where all predictions are right. For regression the squared error.
         """
         found, disagreement = self.scored(task, batches, held_out, progress)
-        return found.scores | disagreement
+        return Scores(found.scores | disagreement, found.why_none)
 
     def scored(
         self, task: Task, batches: Batches, held_out: Batches | None = None, progress: bool | None = None
     ) -> tuple[Scored, dict[str, float]]:
         """The predictions of the ensemble against the truth, and the disagreement of its members."""
-        temperature = self.temperature
+        fitted = self._kept
         if held_out is not None:
-            temperature = deque(self._on_held_out(task, held_out, progress), maxlen=1)[0][1].best
+            fitted = deque(self._on_held_out(task, held_out, progress), maxlen=1)[0][1].best
         chosen = []
         for own, mean, targets in self._growing(task, batches, progress):
             chosen += Scored(task, own, targets).chosen
-            found = Scored(task, mean, targets, temperature)
+            found = Scored(task, mean, targets, fitted)
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
         return found, _disagreement(pairs, len(self))
 
@@ -250,7 +254,7 @@ class Ensemble:
             bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
             progress: Whether to show a progress bar. By default it is shown on a terminal.
         """
-        heats: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self.temperature)]
+        heats: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self._kept)]
         if held_out is not None:
             heats = [(own.best, mean.best) for own, mean in self._on_held_out(task, held_out, progress)]
         growth, members, chosen, notes = [], [], [], list[str]()
@@ -262,8 +266,8 @@ class Ensemble:
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
         for k, entry in enumerate(growth, start=1):
             entry |= _disagreement(pairs, k)
-        if together.known and together.after is None:
-            notes.append(f"no calibrated scores, since no temperature has the lowest NLL: {together.why_none}")
+        if together.why_none:
+            notes.append(f"no calibrated scores, since {together.why_none}")
         averaged = self._averaged(task, batches, held_out, bn_batches, notes)
         scaled = together.after is not None
         return Report(

@@ -20,6 +20,7 @@ from .ensemble import Ensemble, megabytes, predictions
 
 Runs = Sequence[Sequence[Weights]]  # the networks of each run
 Examples = dict[str, Tensor]  # score -> its value for each example
+Judged = tuple[dict[str, float], Examples, str]  # scores, those of each example, and why some are missing
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ class Judge:
     progress: bool | None
 
     def check(self) -> None:
-        """Raise before anything is trained if temperatures cannot be fitted to the held-out data."""
-        if self.held_out is not None:
-            Ensemble(self.module, [Weights.of(self.module)]).score(self.task, self.held_out, held_out=self.held_out)
+        """Raise before anything is trained if networks cannot be scored on these data, or temperatures not fitted."""
+        self._score([Weights.of(self.module)])
 
     def alone(self, runs: Runs) -> list[Examples]:
         """The scores of each example by the first network of each run, to compare others with."""
@@ -80,22 +80,24 @@ class Judge:
         runs: Runs,
         multiples: Sequence[int],
         one: Sequence[Examples],
-        score: Callable[[Sequence[Weights]], tuple[dict[str, float], Examples]],
+        score: Callable[[Sequence[Weights]], Judged],
     ) -> dict[str, Any]:
         each = [score(run) for run in runs]
         pooled = {k: score([*chain(*runs[:k])]) for k in multiples if k > 1}
-        found = {1: [examples for _, examples in each], **{k: [examples] for k, (_, examples) in pooled.items()}}
+        found = {1: [examples for _, examples, _ in each], **{k: [judged[1]] for k, judged in pooled.items()}}
+        whys = [why for _, _, why in (*each, *pooled.values()) if why]
         return {
-            "runs": [scores for scores, _ in each],
-            "pooled": {str(k): scores for k, (scores, _) in pooled.items()},
+            "runs": [scores for scores, _, _ in each],
+            "pooled": {str(k): judged[0] for k, judged in pooled.items()},
             "differences": {str(k): paired(own, one) for k, own in found.items() if one},
+            **({"not calibrated": whys[0]} if whys else {}),
         }
 
-    def _score(self, members: Sequence[Weights]) -> tuple[dict[str, float], Examples]:
+    def _score(self, members: Sequence[Weights]) -> Judged:
         found, disagreement = Ensemble(self.module, members).scored(self.task, self.test, self.held_out, self.progress)
-        return found.scores | disagreement, found.examples
+        return found.scores | disagreement, found.examples, found.why_none
 
-    def _average(self, members: Sequence[Weights]) -> tuple[dict[str, float], Examples]:
+    def _average(self, members: Sequence[Weights]) -> Judged:
         if len(members) > 1:
             members = [Ensemble(self.module, members).average(self.task, self.bn_batches)]
         return self._score(members)

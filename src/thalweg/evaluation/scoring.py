@@ -1,7 +1,8 @@
 """Predictions against the truth, before and after temperature scaling."""
 
+from collections.abc import Mapping
 from functools import cached_property
-from math import isnan, nan
+from math import nan
 
 import torch
 from torch import Tensor
@@ -9,10 +10,22 @@ from torch import Tensor
 from ..errors import ThalwegError
 from ..tasks import Task, describe, identity
 from . import metrics
-from .calibration import cross_fitted, existing_temperature, tempered
+from .calibration import Temperature, lowest_nll, tempered
 
 CALIBRATED = "calibrated_"
 SCALED = ("error", "nll", "ece")  # what is also given after temperature scaling
+
+
+class Scores(dict[str, float]):
+    """Scores by name; one that is not there is an error that says why."""
+
+    def __init__(self, values: Mapping[str, float], why: str):
+        super().__init__(values)
+        self.why = why
+
+    def __missing__(self, name: str) -> float:
+        since = f", since {self.why}" if self.why and name.startswith(CALIBRATED) else ""
+        raise ThalwegError(f"there is no score '{name}'{since}; there are {', '.join(self)}")
 
 
 class Scored:
@@ -22,11 +35,12 @@ class Scored:
         task: The task.
         values: The probabilities, or for regression the outputs.
         targets: The targets.
-        temperature: The one to scale with. By default each half of the data is scaled with the one fitted on the other.
+        fitted: The temperature to scale with. By default each half of the data is scaled with the one fitted on the
+            other.
     """
 
-    def __init__(self, task: Task, values: Tensor, targets: Tensor, temperature: float | None = None):
-        self.values, self.targets, self.temperature = values, targets, temperature
+    def __init__(self, task: Task, values: Tensor, targets: Tensor, fitted: Temperature | None = None):
+        self.values, self.targets, self.fitted = values, targets, fitted
         self.known = metrics.known(values, targets) if task.probabilities is not identity else None
 
     def labelled(self) -> "Scored":
@@ -44,37 +58,35 @@ class Scored:
         return [self.known[0].argmax(1)] if self.known else []
 
     @cached_property
-    def best(self) -> float:
-        """The temperature with the lowest NLL on these data; NaN where there is none."""
-        return existing_temperature(*self.known) if self.known else nan
+    def best(self) -> Temperature:
+        """The temperature with the lowest NLL on these data."""
+        return lowest_nll(*self.known) if self.known else Temperature(nan)
+
+    @cached_property
+    def halves(self) -> list[Temperature]:
+        """Those of every other example, from the first on and from the second on."""
+        assert self.known is not None
+        probabilities, truth = self.known
+        return [lowest_nll(probabilities[k::2], truth[k::2], " in one half of the data") for k in (0, 1)]
 
     @property
     def why_none(self) -> str:
-        """Why there is no such temperature, and what to do."""
-        assert self.known is not None
-        probabilities, truth = self.known
-        labels = truth.argmax(1) if truth.ndim == 2 else truth
-        right, part = probabilities.argmax(1) == labels, ""
-        if not isnan(self.best):  # that of all data exists, so one half has none
-            halves = [(existing_temperature(probabilities[k::2], truth[k::2]), right[k::2]) for k in (0, 1)]
-            right, part = next(half for temperature, half in halves if isnan(temperature)), " in one half of the data"
-        if bool(right.all()):
-            return (
-                f"all {len(right)} predictions{part} are right, so that a lower one is always better; use more or "
-                "harder data"
-            )
-        return (
-            f"{int(right.sum())} of {len(right)} predictions{part} are right, and on average the truth is predicted no "
-            "better than other classes, so that a higher one is always better; check the labels, or train the network"
-        )
+        """Why there are no scores after scaling; nothing where there are, or if there are no labels."""
+        if self.known is None or self.after is not None:
+            return ""
+        if self.fitted is not None:
+            return f"no temperature has the lowest NLL on the held-out data: {self.fitted.why}"
+        whys = (each.why for each in (self.best, *self.halves))
+        return f"no temperature has the lowest NLL: {next(filter(None, whys))}"
 
     @cached_property
     def heat(self) -> Tensor:
-        """The temperature of every example."""
-        assert self.known is not None
-        if self.temperature is None:
-            return cross_fitted(*self.known)
-        return torch.tensor(self.temperature, dtype=torch.float64)
+        """The temperature of every example, (count, 1), or a single one."""
+        if self.fitted is not None:
+            return torch.tensor(self.fitted.value, dtype=torch.float64)
+        heat = torch.empty(len(self.known[1]) if self.known else 0, 1, dtype=torch.float64)
+        heat[1::2], heat[0::2] = (half.value for half in self.halves)
+        return heat
 
     @cached_property
     def after(self) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..results import Comparison, CurveEnsemble, Report, titled
+from ..results import Comparison, CurveEnsemble, Report, known_score, titled
 from .axes import STYLES, factor, finish, one, places, several, styled
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def growth(
         ax: Axes to draw into; new ones by default.
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
-    score = score or next(iter(next(iter(reports.values())).scores))
+    score = known_score(score, [entry for report in reports.values() for entry in report.growth])
     ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
     for (name, report), place in zip(reports.items(), places(reports), strict=True):
         (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
@@ -129,7 +129,7 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
     """
     ax = one(ax)
     entries = comparison.entries
-    score = score or comparison.first_score
+    score = comparison.known_score(score)
     shifts = np.linspace(-0.06, 0.06, len(entries))
     for name, shift, marker, (colour, style) in zip(entries, shifts, cycle("osD^v"), styled(entries), strict=False):
         pairs = factor(score) * np.array([comparison.score(name, k, score) for k in comparison.multiples])

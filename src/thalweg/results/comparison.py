@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..store import files
-from .saved import Saved, grid, shown, titled, unit
+from .saved import Saved, grid, known_score, shown, titled
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,8 @@ class Comparison(Saved):
         entries: Method -> epochs and networks per run, the scores of each run alone (`runs`), those of the pools by k
             (`pooled`), by k the `differences` to one independent network (mean and standard error over the test
             examples, for each score) and the `megabytes` of all networks; and under `averaged` the same for the mean of
-            the weights as one network.
+            the weights as one network. Where these, or calibrated scores, could not be computed, `not averaged` and
+            `not calibrated` say why.
         milliseconds: The time of one network for one example; an ensemble of n takes n times as long.
     """
 
@@ -89,10 +90,9 @@ class Comparison(Saved):
         """The forward passes of an ensemble."""
         return 1 if averaged else multiple * int(self.entries[method]["members"])
 
-    @property
-    def first_score(self) -> str:
-        """The first score there is: `error`, where it is defined."""
-        return next(iter(next(iter(self.entries.values()))["runs"][0]))
+    def known_score(self, name: str | None = None) -> str:
+        """The name of a score that was computed; by default the first: `error`, where it is defined."""
+        return known_score(name, [run for entry in self.entries.values() for run in entry["runs"]])
 
     def table(self, name: str | None = None) -> str:
         """One row per method, as text.
@@ -100,8 +100,8 @@ class Comparison(Saved):
         Args:
             name: The score to show; by default the first, followed by `costs`.
         """
-        score = name or self.first_score
-        header = [f"{score}{unit(score)}", "epochs per run", "networks per run", *(f"{k}B" for k in self.multiples)]
+        score = self.known_score(name)
+        header = [titled(score), "epochs per run", "networks per run", *(f"{k}B" for k in self.multiples)]
         rows = [
             [method, str(entry["epochs"]), str(entry["members"])]
             + [_with_spread(score, *self.score(method, k, score)) for k in self.multiples]
@@ -112,7 +112,7 @@ class Comparison(Saved):
 
     def costs(self) -> str:
         """One row per ensemble and budget, and one for its average as one network: what it costs, and what it gives."""
-        first = self.first_score
+        first = self.known_score()
         known = {name for entry in self.entries.values() for run in entry["runs"] for name in run}
         others = [name for name in ("nll", "calibrated_nll") if name != first and name in known]
         header = ["", "networks", "MB", "epochs", "ms/example", titled(first), "to one network"]
@@ -123,7 +123,13 @@ class Comparison(Saved):
             for averaged in (False, True)
             if not averaged or ("averaged" in self.entries[method] and self.networks(method, k) > 1)
         ]
-        return grid([*header, *map(titled, others), "equivalent"], rows)
+        notes = [
+            f"{method}, {missing}: {entry[missing]}"
+            for method, entry in self.entries.items()
+            for missing in ("not averaged", "not calibrated")
+            if missing in entry
+        ]
+        return "\n".join([grid([*header, *map(titled, others), "equivalent"], rows), *notes])
 
     def _costs(self, method: str, k: int, averaged: bool, first: str, others: Sequence[str]) -> list[str]:
         entry, networks = self.entries[method], self.networks(method, k, averaged)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from ..errors import ThalwegError
 from ..store import files
 from ..store.records import decoded
 
@@ -91,6 +92,18 @@ def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str
     if abs(value) > LARGE:
         return f"{value:.3e}"
     return f"{100 * value:.2f}" if units.get(quantity) == "%" else f"{value:.3f}"
+
+
+def known_score(name: str | None, entries: Sequence[Mapping[str, float]]) -> str:
+    """The name of a score that some of the entries have; by default the first.
+
+    >>> known_score(None, [{"error": 0.1, "nll": 0.3}, {"error": 0.2}])
+    'error'
+    """
+    there = dict.fromkeys(score for entry in entries for score in entry)
+    if name is not None and name not in there:
+        raise ThalwegError(f"there is no score '{name}'; there are {', '.join(there)}")
+    return name or next(iter(there))
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
