@@ -1,7 +1,7 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import matplotlib as mpl
 import numpy as np
@@ -248,6 +248,36 @@ def test_growth_marks_single_networks_and_ensembles_at_every_budget():
     assert counted.get_xlabel() == "networks"
     assert list(counted.lines[0].get_xdata()) == [1, 2]
     assert not counted.texts
+
+
+def test_scores_that_there_are_not_are_named():
+    """Instead of a figure without a line."""
+    entry = {"settings": "", "epochs": 10, "members": 1, "runs": [{"error": 0.1}], "pooled": {}}
+    comparison = tw.Comparison(10, [1], [0], {"FGE": entry})
+    calls = (
+        lambda: tw.figures.growth(report([0.3], [0.3], None), "accuracy", ax=Figure().subplots()),
+        lambda: tw.figures.budget(comparison, "accuracy", ax=Figure().subplots()),
+        lambda: comparison.table("accuracy"),
+    )
+    for call in calls:
+        with pytest.raises(tw.ThalwegError, match="there is no score 'accuracy'; there are error"):
+            call()
+
+
+def test_panels_of_a_plane_do_not_overlap(tmp_path, monkeypatch):
+    from thalweg.cli.curves import _write_scans
+
+    x = np.linspace(-7, 7, 11)
+    bowl = {"loss": 0.31 + np.add.outer(x**2, x**2) / 30, "error": 0.15 + np.add.outer(x**2, x**2) / 400}
+    scan = tw.Scan("Plane", "plane", {f"data {k}": bowl for k in range(3)}, x=x, y=x, corners=[(0.0, 0.0)])
+    drawn = []
+    monkeypatch.setattr(tw.figures, "save", lambda figure, _: drawn.append(figure))
+    _write_scans({tmp_path: scan})
+    FigureCanvasAgg(drawn[0]).draw()
+    boxes = [ax.get_tightbbox() for ax in drawn[0].axes]
+    whole = drawn[0].bbox.expanded(1.001, 1.001)
+    assert all(whole.contains(*corner) for box in boxes for corner in (box.min, box.max))
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 def test_what_has_a_name_looks_alike_in_all_figures():

@@ -292,10 +292,10 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
     from ..store.files import write_text
 
     *_, (last, result) = results.items()
-    name, height = "profile", 4.0
+    name, height, layout = "profile", 4.0, "constrained"
     draw: Any = partial(tw.figures.profile, {each.name: each for each in results.values()})
     if result.kind == "plane":
-        name, draw = "surface", partial(tw.figures.surface, result)
+        name, draw, layout = "surface", partial(tw.figures.surface, result), "compressed"
         height = min(8.0, max(3.0, 1.0 + 4.0 * drawn_height(result)))
     columns = [quantity for quantity in ("loss", "error") if all(quantity in entry for entry in result.values.values())]
 
@@ -304,7 +304,7 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
             draw(data, quantity, ax)
 
     size = (5.5 * len(columns), height * len(result.values))
-    tw.figures.save_panels(last / name, plot, size, len(result.values), len(columns), squeeze=False)
+    tw.figures.save_panels(last / name, plot, size, len(result.values), len(columns), layout, squeeze=False)
     for folder, each in results.items():
         write_text(folder / "scan.csv", each.to_csv())
         # what both say about the ends, only once
