@@ -242,17 +242,12 @@ def _is_data(value: Any, level: int = 0) -> bool:
     """Arrays and tensors of any shape, and nested structures of these and of plain values, without other objects
     inside.
     """
-    if type(value) in (list, tuple, *DICTS) and len(value) <= LONGEST and level < LEVELS:
-        named = isinstance(value, dict)
-        items = value.values() if named else value
-        plain = not named or all(isinstance(key, SCALARS) for key in value)
-        return plain and all(is_value(item) or _is_data(item, level + 1) for item in items)
-    return _is_array(value)
-
-
-def _is_array(value: Any) -> bool:
-    """A tensor that is not the result of a graph, or an array of numbers."""
-    if type(value) is Tensor:
+    if type(value) in DICTS:
+        return all(isinstance(key, SCALARS) for key in value) and _is_data([*value.values()], level)
+    if type(value) in (list, tuple):
+        small = len(value) <= LONGEST and level < LEVELS
+        return small and all(is_value(item) or _is_data(item, level + 1) for item in value)
+    if type(value) is Tensor:  # not the result of a graph
         real = value.layout == torch.strided and not value.is_complex()
         return real and not value.requires_grad and value.device.type != "meta"
     return type(value) is np.ndarray and value.dtype.kind in "biuf"

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..error_notes import explained
 from ..errors import ThalwegError
 from ..training.checkpoint import checkpoint, restore
-from ..training.side_state import OptimizerExtra
+from ..training.side_state import HiddenState
 from ..training.step import Bends, Step, UniformBends
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.curves import Curve
@@ -94,7 +94,7 @@ class Accelerated:
 
             self.captured = Captured(step)
         self.step: Callable[[Any, float], Tensor] = self.captured or self.distributed or step
-        self.optimizer = OptimizerExtra(step.optimizer)
+        self.optimizer = HiddenState(optimizer=step.optimizer)
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         with explained(self.plain.probe.module, batch):

@@ -19,7 +19,7 @@ from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.weights import LARGE
 from .loop import Observer, OnEpoch
-from .side_state import Extra, OptimizerExtra
+from .side_state import HiddenState, SideState
 from .step import Bends, Optimized, Step
 
 PART, NUMBER = "/", "#"  # before the number of a parameter, and after the name of state that is a plain number
@@ -40,17 +40,14 @@ class Course:
         batches: Batches,
         passes: Callable[[], Iterator[Any]],
         context: Context,
-        optimizer: OptimizerExtra,
+        optimizer: HiddenState,
         on_epoch: OnEpoch | None = None,
     ):
         self.run, self.step, self.observer, self.batches, self.passes = run, step, observer, batches, passes
         self.slot, self.optimizer, self.processes, self.on_epoch = context.slot, optimizer, context.processes, on_epoch
         self.reports = context.processes.once(lambda: on_epoch is not None)  # rank 0 decides
         self.epoch, self.within, self.done = 1, 0, 0
-        self.losses: list[Tensor] = []
-        self.drawn: list[float | Tensor] = []  # the t of each step, along a curve
-        self.earlier = 0.0  # sum of the losses of this epoch from before the run was resumed
-        self.earlier_t = 0.0
+        self.loss, self.t = _Sum(), _Sum()  # over the steps of this epoch
         self.clock = time.monotonic()
         self.first: Snapshot = capture(batches) if run is not None else {}
         self.beginning = self.present = self.first
@@ -58,7 +55,7 @@ class Course:
         state = context.processes.once(lambda: run.load() if run is not None else None)
         if run is not None or state is not None:
             module = step.probe.module if step.probe.copied else nn.Module()  # one in shards has no other state
-            self.extra = Extra(module, step.task, batches, step.optimizer)
+            self.extra = SideState(module, step.task, batches, step.optimizer)
         if state is not None:
             with reading(Path(STATE) if run is None else run.folder / STATE):
                 self._restore(unpacked(*(state if run is None else run.own(state))))
@@ -85,39 +82,27 @@ class Course:
         self.within += 1
         if self.run is not None or self.reports:
             t = self.step.trainable.t
-            self.losses.append(loss)
-            self.drawn += [] if t is None else [t.clone() if isinstance(t, Tensor) else t]
+            self.loss.terms.append(loss)
+            self.t.terms += [] if t is None else [torch.as_tensor(t, dtype=torch.float64).clone()]
         if self.run is not None:
             self.extra.look()
 
     def after_epoch(self, lr: float) -> None:
-        ended, entry = self.epoch, self._entry(lr) if self.reports else {}
+        ended, loss, seconds = self.epoch, self.loss.total() / self.within, time.monotonic() - self.clock
+        entry = {"epoch": ended, "iteration": self.done, "loss": loss, "rate": float(lr), "seconds": seconds}
+        if self.reports and isinstance(self.step.trainable, Bends):  # the loss is already that of all ranks
+            every = self.processes.gather(self.t.total() / self.within)
+            entry["t"] = sum(every) / len(every)
         if self.run is not None:
             number = self.slot.running() if self.slot is not None else 1
-            line = {
-                "epoch": ended,
-                "iteration": self.done,
-                "lr": lr,
-                "loss": self._total() / self.within,
-                "seconds": round(time.monotonic() - self.clock, 3),
-            }
+            line = {"epoch": ended, "iteration": self.done, "lr": lr, "loss": loss, "seconds": round(seconds, 3)}
             self.run.append(LOG, line | ({"at_once": number} if number > 1 else {}))
-        self.epoch, self.within, self.losses, self.earlier, self.clock = ended + 1, 0, [], 0.0, time.monotonic()
-        self.drawn, self.earlier_t = [], 0.0
+        self.epoch, self.within, self.clock = ended + 1, 0, time.monotonic()
+        self.loss, self.t = _Sum(), _Sum()
         if self.run is not None and self.run.due(ended):
             self.save()
         if self.reports:
             self._report(entry)
-
-    def _entry(self, lr: float) -> dict[str, float]:
-        """What `on_epoch` gets; the loss is that of all ranks already, t that of each."""
-        seconds = time.monotonic() - self.clock
-        loss = self._total() / self.within
-        entry = {"epoch": self.epoch, "iteration": self.done, "loss": loss, "rate": float(lr), "seconds": seconds}
-        if not isinstance(self.step.trainable, Bends):
-            return entry
-        every = self.processes.gather(self._total_t() / self.within)
-        return {**entry, "t": sum(every) / len(every)}
 
     def _report(self, entry: dict[str, float]) -> None:
         """Call `on_epoch` without a trace in the training; if it raises, a resumed run starts after this epoch."""
@@ -134,12 +119,6 @@ class Course:
                 self.save()
             raise
 
-    def _total(self) -> float:
-        return self.earlier + sum(torch.stack(self.losses).tolist() if self.losses else [])
-
-    def _total_t(self) -> float:
-        return self.earlier_t + sum(map(float, self.drawn))
-
     def _others(self) -> set[str]:
         """Names of what the data hold now and cannot be saved, though it was a plain value at first, such as None."""
         return traverse(numbered([self.batches])).others
@@ -154,8 +133,8 @@ class Course:
             "epoch": self.epoch,
             "within": self.within,
             "done": self.done,
-            "losses": self._total(),
-            "t": self._total_t(),
+            "losses": self.loss.total(),
+            "t": self.t.total(),
             "beginning": {name: beginning.get(name, ABSENT) for name in names},
             "present": {name: present.get(name, ABSENT) for name in names},
             "step": state_of(self.step),
@@ -170,15 +149,27 @@ class Course:
             self.step.probe.unshare()
         set_state(self.step, state["step"])
         self.observer.set_state(state["observer"])
-        if state["extra"]["frozen"]:  # what is restored is not the caller's
-            self.step.probe.unshare()
         self.extra.set_state(state["extra"])
         self.optimizer.set_state(state["optimizer"])
-        self.epoch, self.within, self.done, self.earlier = (state[key] for key in ("epoch", "within", "done", "losses"))
-        self.earlier_t = state.get("t", 0.0)  # states of 0.1.0 have none
+        self.epoch, self.within, self.done = (state[key] for key in ("epoch", "within", "done"))
+        self.loss, self.t = _Sum(state["losses"]), _Sum(state.get("t", 0.0))  # states of 0.1.0 have no t
         self.changed = set(state["present"])
         self.beginning, self.present = self.first | state["beginning"], self.first | state["present"]
         reinstate(self.present, self.batches)
+
+
+class _Sum:
+    """A sum over steps, whose terms may still be computed by a GPU.
+
+    Args:
+        earlier: The sum from before the run was resumed.
+    """
+
+    def __init__(self, earlier: float = 0.0):
+        self.earlier, self.terms = earlier, list[Tensor]()
+
+    def total(self) -> float:
+        return self.earlier + sum(torch.stack(self.terms).tolist() if self.terms else [])
 
 
 def state_of(step: Step) -> dict[str, Any]:
@@ -210,13 +201,13 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
     step.probe.moved()
 
 
-def checkpoint(step: Step, epoch: int, extra: OptimizerExtra) -> Checkpoint:
+def checkpoint(step: Step, epoch: int, extra: HiddenState) -> Checkpoint:
     """The current weights and optimizer state of plain training."""
     weights, memory = step.probe.weights(), _memory(step, step.trainable.optimized[0])
     return Checkpoint(weights, memory, type(step.optimizer).__name__, epoch, extra.state())
 
 
-def restore(step: Step, start: Checkpoint, extra: OptimizerExtra) -> None:
+def restore(step: Step, start: Checkpoint, extra: HiddenState) -> None:
     """Restore the optimizer state of a checkpoint; the weights are the probe's business."""
     kind = type(step.optimizer).__name__
     if start.kind != kind:

@@ -164,8 +164,8 @@ class _Runner:
     ):
         self.make, self.task, self.train, self.bn_batches = make, task, train, bn_batches
         self.settings, self.contenders, self.call, self.steps = settings, contenders, call, count(train)
-        self.common: dict[str, Any] = {name: getattr(settings, name) for name in ("momentum", "weight_decay", "clip")}
-        self.common |= {"compute": call.compute, "progress": call.progress}
+        shared = {name: getattr(settings, name) for name in ("momentum", "weight_decay", "clip")}
+        self.common: dict[str, Any] = {**shared, "compute": call.compute, "progress": call.progress}
 
     def fingerprint(self, module: nn.Module, seeds: Sequence[int]) -> Facts:
         """What would be trained, which must be the same when a comparison is resumed."""
@@ -229,9 +229,9 @@ class _Runner:
         module, budget = self.fresh(seed), self.settings.epochs
         starts = {epoch for contender in self.contenders for epoch in _branches(contender, budget)[0]}
         alone = any(isinstance(contender, Independent) for contender in self.contenders)
-        own: dict[str, Any] = {"epochs": budget if alone else max(starts, default=0), "keep": sorted(starts)}
-        own |= {"schedule": self.settings.rate(self.steps), "seed": seed, "run": run and run.child("plain")}
-        trained = fit(module, self.task, self.train, **own, **self.common) if own["epochs"] else None
+        epochs, schedule = budget if alone else max(starts, default=0), self.settings.rate(self.steps)
+        kept = {"epochs": epochs, "keep": sorted(starts), "run": run and run.child("plain"), **self.common}
+        trained = fit(module, self.task, self.train, schedule=schedule, seed=seed, **kept) if epochs else None
         return [
             self._members(contender, module, trained, seed, run and run.child(f"method-{k}"))
             for k, contender in enumerate(self.contenders, start=1)
@@ -244,8 +244,8 @@ class _Runner:
             assert trained is not None
             return [trained.to("cpu")]
         starts, epochs = _branches(contender, self.settings.epochs)
-        own: dict[str, Any] = {"epochs": epochs, "seed": seed + OTHER_ORDER, "run": run, **self.common}
-        own["start"] = [trained.kept[epoch] for epoch in starts] if trained and starts else None
+        start = [trained.kept[epoch] for epoch in starts] if trained and starts else None
+        own: dict[str, Any] = {"epochs": epochs, "start": start, "seed": seed + OTHER_ORDER, "run": run, **self.common}
         members = list(walk(module, self.task, self.train, contender, **own).members)
         if not isinstance(contender, SWA):
             return members

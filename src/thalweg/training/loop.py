@@ -87,7 +87,11 @@ class Settings:
             ("optimizer", self.optimizer is None or callable(self.optimizer), OPTIMIZER),
             ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            ("lr", self._has_rate(), "above 0, or a schedule given, or an optimizer with a rate of its own"),
+            (
+                "lr",
+                self.lr > 0 if self.lr is not None else self.optimizer is not None or not self.takes_own_rate,
+                "above 0, or a schedule given, or an optimizer with a rate of its own",
+            ),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("decay_at", self.decay_at in ("bends", "phi"), "'bends' or 'phi'"),
             ("clip", self.clip is None or self.clip > 0, "above 0, the largest norm of the gradient"),
@@ -108,9 +112,6 @@ class Settings:
     def takes_own_rate(self) -> bool:
         """Whether the learning rate is that of the optimizer itself."""
         return self.lr is None and (self.schedule is None or self._scales)
-
-    def _has_rate(self) -> bool:
-        return self.lr > 0 if self.lr is not None else self.optimizer is not None or not self.takes_own_rate
 
     def rate(self, steps: int, own: float = 0.0) -> Schedule:
         """The schedule, given the steps per epoch and the optimizer's own rate: the default decays `lr`, or else keeps
@@ -141,9 +142,10 @@ def train(
     """Train `trainable` for the epochs in `settings`."""
     check_task(task)
     steps = updates(batches, settings.accumulate)
-    own = settings.optimizer is not None
     optimizer = (
-        call.user_optimizer(trainable, settings) if own else make_optimizer(trainable.vectors, settings.momentum)
+        make_optimizer(trainable.vectors, settings.momentum)
+        if settings.optimizer is None
+        else call.user_optimizer(trainable, settings)
     )
     schedule = settings.rate(steps, float(optimizer.param_groups[0]["lr"]))
     passes, make = call.source(batches, trainable.probe.device, settings.accumulate)

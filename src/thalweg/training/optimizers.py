@@ -133,8 +133,7 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
 
 def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
-    parameters, _ = named_parameters(module)
-    named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+    named = [(name, tensor) for name, tensor in named_parameters(module)[0].items() if tensor.requires_grad]
     made = user_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
     return float(made.param_groups[0]["lr"])
 

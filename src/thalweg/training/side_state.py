@@ -28,72 +28,65 @@ from ..object_state import (
     values,
 )
 from ..tasks import Task
-
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from ..weightspace.weights import bit_sum
 
 
 class NotExact(UserWarning):
     """A run that is killed could not be resumed exactly, because something that changes in training cannot be saved."""
 
 
-class OptimizerExtra:
-    """What an optimizer keeps outside its state tensors: values of its groups, attributes, lists."""
+class HiddenState:
+    """Values that objects hold in attributes, lists and closures, as far as they change."""
 
-    def __init__(self, optimizer: Optimizer):
-        self.optimizer = optimizer
-        self.first = self._now()
+    def __init__(self, **sources: Any):
+        self.sources, self.changed = sources, set[str]()
+        self.first = self._values(traverse(sources, whole=True))
 
     def state(self) -> dict[str, Any]:
-        """What has changed since the optimizer was made."""
-        now = self._now()
-        others = traverse({"optimizer": self.optimizer}, whole=True).others
-        return {name: now.get(name, ABSENT) for name in sorted(changed(self.first, now) - others)}
+        """What has changed since this was made."""
+        found = traverse(self.sources, whole=True)
+        now = self._values(found)
+        self.changed |= changed(self.first, now)
+        return {name: now.get(name, ABSENT) for name in sorted(self.changed - found.others)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        put_back(state, traverse({"optimizer": self.optimizer}, whole=True))
+        self.changed = set(state)
+        put_back(state, traverse(self.sources, whole=True))
 
-    def _now(self) -> dict[str, Any]:
-        """Tensors and numbers per vector are saved with the vectors."""
-        found = traverse({"optimizer": self.optimizer}, whole=True)
-        for name in [name for name, place in found.places.items() if _is_direct(name, place.value)]:
-            del found.places[name]
-        return values(found)
+    def _values(self, found: Found) -> dict[str, Any]:
+        """Those of an optimizer for each vector are saved with the vectors."""
+        places = {name: place for name, place in found.places.items() if not _is_of_vector(name, place.value)}
+        return values(found._replace(places=places))
 
 
-class Extra:
+class SideState:
     """Attributes of the network, counters of its loss, and frozen parameters, as far as they change.
 
-    Everything is found by traversing attributes and closures. What cannot be inspected is watched for changes over
-    one step, and named in a warning.
+    What cannot be inspected is watched for changes over one step, and named in a warning.
     """
+
+    seen: dict[str, Any] | None = None
+    warned = False
 
     def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: Optimizer):
         self.module, self.batches, self.optimizer = module, batches, optimizer
-        self.sources = {"network": module, "loss": task.loss, "predict": task.predict}
+        self.hidden = HiddenState(network=module, loss=task.loss, predict=task.predict)
         inside = set(module.modules())
         self.outside = {path: part for path, part in modules_in(task.loss, task.predict).items() if part not in inside}
-        self.first, self.sums = values(traverse(self.sources, whole=True)), dict(self._sums())
+        self.sums: dict[str, int | None] = {name: bit_sum(tensor) for name, tensor in self._frozen()}
         self.begun = self._looked()
-        self.changed: set[str] = set()
-        self.seen: dict[str, Any] | None = None
-        self.warned = False
 
     def state(self) -> dict[str, Any]:
-        """What has changed since training began."""
-        found = traverse(self.sources, whole=True)
-        now = values(found)
-        self.changed |= changed(self.first, now)
-        own = {name: now.get(name, ABSENT) for name in sorted(self.changed - found.others)}
-        frozen = {name: tensor for name, tensor in self._frozen() if self._sum(tensor) != self.sums[name]}
-        return {"values": own, "frozen": frozen}
+        """What has changed since training began; writes through `.data` change the bits, and leave no other trace."""
+        frozen = {name: tensor for name, tensor in self._frozen() if bit_sum(tensor) != self.sums[name]}
+        return {"values": self.hidden.state(), "frozen": frozen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        frozen = {name: (place, state["frozen"][name]) for name, place in self._frozen() if name in state["frozen"]}
-        self.changed = set(state["values"])
-        put_back(state["values"], traverse(self.sources, whole=True))
+        frozen = [(name, tensor) for name, tensor in self._frozen() if name in state["frozen"]]
+        self.hidden.set_state(state["values"])
         with torch.no_grad():
-            for name, (place, value) in frozen.items():
-                place.copy_(value)
+            for name, tensor in frozen:
+                tensor.copy_(state["frozen"][name])
                 self.sums[name] = None
 
     def look(self) -> None:
@@ -117,7 +110,8 @@ class Extra:
             )
 
     def _looked(self) -> list[Found]:
-        return [traverse({**self.sources, "optimizer": self.optimizer}, whole=True), traverse({"data": self.batches})]
+        ours = {**self.hidden.sources, "optimizer": self.optimizer}
+        return [traverse(ours, whole=True), traverse({"data": self.batches})]
 
     def _unsaved(self) -> dict[str, Any]:
         """What cannot be restored: objects that are no values, and values in objects that did not exist when training
@@ -142,17 +136,8 @@ class Extra:
             named = {**part._parameters, **part._buffers}
             yield from ((f"{path}/{key}", tensor.detach()) for key, tensor in named.items() if tensor is not None)
 
-    def _sums(self) -> Iterator[tuple[str, int | None]]:
-        return ((name, self._sum(parameter)) for name, parameter in self._frozen())
 
-    @staticmethod
-    def _sum(parameter: Tensor) -> int:
-        """Of the bits, since writes through `.data` leave no other trace."""
-        kind = BITS.get(parameter.element_size(), torch.int8)
-        return int(parameter.detach().view(kind).sum(dtype=torch.int64)) if parameter.numel() else 0
-
-
-def _is_direct(name: str, value: Any) -> bool:
+def _is_of_vector(name: str, value: Any) -> bool:
     """Whether it is a tensor or a number in `optimizer/state/<vector>/<key>`."""
     return name.startswith("optimizer/state/") and name.count("/") == 3 and isinstance(value, Tensor | int | float)
 

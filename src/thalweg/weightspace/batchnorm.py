@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -79,16 +78,14 @@ class Statistics:
         self.probe, self.forward, self.batches, self.compute = probe, forward, batches, compute
         found = {id(layer): (name, layer) for name, layer in reversed([*batch_norms(probe.module)])}
         self.names, self.layers = [name for name, _ in found.values()], [layer for _, layer in found.values()]
-        sizes = [layer.num_features for layer in self.layers]
-        self.pooled = self.early = torch.zeros(4, sum(sizes), dtype=torch.float64, device=probe.device)
+        self.sizes = [layer.num_features for layer in self.layers]
+        self.pooled = self.early = torch.zeros(4, sum(self.sizes), dtype=torch.float64, device=probe.device)
         if not self.layers:
             return
         count(batches, "bn_batches")
-        self.starts = [0, *accumulate(sizes)][:-1]
         kind = self.layers[0].get_buffer("running_mean").dtype
-        self.last = torch.zeros(2, sum(sizes), dtype=kind, device=probe.device)  # mean and variance of the last batch
-        self.pieces = [self.last[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
-        self.parts = [self.pooled[:, start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
+        self.last = torch.zeros(2, sum(self.sizes), dtype=kind, device=probe.device)  # of the last batch
+        self.pieces, self.parts = self.last.split(self.sizes, dim=1), self.pooled.split(self.sizes, dim=1)
         self.counts: dict[tuple[int, ...], Tensor] = {}
         self.strange = {
             k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")
@@ -115,8 +112,9 @@ class Statistics:
                 except ValueError as error:
                     if "more than 1 value per channel" not in str(error):
                         raise
-                    rule = "batch norm cannot take statistics of a batch of one example"
-                    raise ThalwegError(f"{rule}: use another size for bn_batches") from error
+                    raise ThalwegError(
+                        "batch norm cannot take statistics of a batch of one example: use another size for bn_batches"
+                    ) from error
                 if number == max(1, len(self.batches) // SHARE):
                     self.early = self.pooled.clone()
                     if whole is not None:
@@ -132,8 +130,8 @@ class Statistics:
         if len(self.waiting) == len(self.layers):
             sizes = tuple(self.waiting[k] for k in range(len(self.layers)))
             if sizes not in self.counts:
-                widths = torch.tensor([layer.num_features for layer in self.layers])
-                self.counts[sizes] = torch.tensor(sizes).double().repeat_interleave(widths).to(self.probe.device)
+                each = torch.tensor(sizes).double().repeat_interleave(torch.tensor(self.sizes))
+                self.counts[sizes] = each.to(self.probe.device)
             _pool(self.pooled, self.last, self.counts[sizes])
         else:
             for k in list(self.waiting):
@@ -145,8 +143,7 @@ class Statistics:
 
     def _write(self) -> None:
         """Into the layers' own buffers; a layer that was not called keeps what it had."""
-        widths = [layer.num_features for layer in self.layers]
-        seen = [count > 1 for count in self.pooled[3, self.starts].tolist()]
+        seen = [count > 1 for count in torch.stack([part[3, 0] for part in self.parts]).tolist()]
         for k in (k for k, passed in enumerate(seen) if not passed):
             if bool(self.pieces[k][0].any()):
                 raise ThalwegError(
@@ -154,7 +151,7 @@ class Statistics:
                     "cannot be seen: call the layer itself in forward, instead of F.batch_norm with its parts"
                 )
         for name, found in zip(STATISTICS, moments(self.pooled), strict=False):
-            pairs = zip(self.layers, found.to(self.last.dtype).split(widths), seen, strict=True)
+            pairs = zip(self.layers, found.to(self.last.dtype).split(self.sizes), seen, strict=True)
             own = [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]
             if own:
                 torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
@@ -174,19 +171,14 @@ class Statistics:
             hooks.append(layer.register_forward_hook(partial(self._note, k), with_kwargs=True))
             layer.training, layer.momentum = True, 1.0
             layer.running_mean, layer.running_var = self.pieces[k]
-            layer.num_batches_tracked = self._no_count(layer)
+            counter = torch.zeros((), dtype=torch.long, device=self.probe.device)
+            layer.num_batches_tracked = counter if isinstance(layer, nn.SyncBatchNorm) else None  # it needs one
         try:
             with interpreted():
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _no_count(self, layer: nn.Module) -> Tensor | None:
-        """SyncBatchNorm needs a counter."""
-        return (
-            torch.zeros((), dtype=torch.long, device=self.probe.device) if isinstance(layer, nn.SyncBatchNorm) else None
-        )
 
     def _note(
         self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor

@@ -74,17 +74,13 @@ class Called(nn.Module):
         try:
             task.predictions(self.net, batch)
         except _Reached as reached:
-            return reached.given
+            return reached.args[0]
         finally:
             hook.remove()
 
 
 class _Reached(BaseException):
-    """A task has called its network."""
-
-    def __init__(self, given: Any):
-        super().__init__()
-        self.given = given
+    """A task has called its network, with these arguments."""
 
 
 def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
@@ -94,16 +90,8 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     calls: list[tuple[Any, list[Tensor]]] = []
 
     def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        leaves: list[Tensor] = []
-
-        def leaf(item: Any) -> Any:
-            if isinstance(item, Tensor):
-                item = item.detach().clone().requires_grad_(item.is_floating_point())
-                leaves.append(item)
-            return item
-
-        answer = mapped(output, leaf)
-        calls.append(((args, kwargs), leaves))
+        answer = mapped(output, _leaf)
+        calls.append(((args, kwargs), tensors_in(answer)))
         return answer
 
     hook = net.register_forward_hook(note, with_kwargs=True)
@@ -119,6 +107,11 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     blind = not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
     return Called(net, lambda given: net(*given[0], **given[1]), given, len(leaves), used)
+
+
+def _leaf(item: Any) -> Any:
+    """A copy of a tensor, to which a gradient can lead."""
+    return item.detach().clone().requires_grad_(item.is_floating_point()) if isinstance(item, Tensor) else item
 
 
 def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:

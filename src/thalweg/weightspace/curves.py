@@ -52,8 +52,7 @@ class Curve(ABC):
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
         bends = whole(bends, "bends (of which a Segment has none)", least=1)
         check_agreement(start, end)
-        steps = [i / (bends + 1) for i in range(1, bends + 1)]
-        between = [start.vector.lerp(end.vector, step) for step in steps]
+        between = (start.vector.lerp(end.vector, i / (bends + 1)) for i in range(1, bends + 1))
         self.points = (start, *(at(start, vector) for vector in between), end)
 
     @abstractmethod
@@ -199,11 +198,13 @@ class Curve(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file with every control point; what they share is stored once."""
-        tensors: dict[str, Tensor] = {}
-        for i, point in enumerate(self.points):
-            tensors |= {
-                f"{i}/{name}": t for name, t in point.tensors().items() if i == 0 or name in self.layout.varying
-            }
+        varying = self.layout.varying
+        tensors = {
+            f"{i}/{name}": tensor
+            for i, point in enumerate(self.points)
+            for name, tensor in point.tensors().items()
+            if i == 0 or name in varying
+        }
         own = {key: value for key, value in vars(self).items() if key != "points" and _is_attribute(type(self), key)}
         about = {"curve": _kind(type(self)), "points": len(self.points), "layout": self.layout.to_dict(), "own": own}
         self.layout.save(files.place(path), "curve", tensors, about)
@@ -256,8 +257,10 @@ class Curve(ABC):
             )
             raise
         if values.shape != (len(self.points),) or not abs(float(values.sum()) - 1) < 1e-6:
-            rule = f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point"
-            raise ThalwegError(f"{rule}; {type(self).__name__} gave {values.tolist()} at t = {t}")
+            raise ThalwegError(
+                f"coefficients(t) must give {len(self.points)} numbers that add up to one, one per control point; "
+                f"{type(self).__name__} gave {values.tolist()} at t = {t}"
+            )
         return self._snapped(values, t) if t in (0, 1) else values
 
     def _snapped(self, values: Tensor, t: float) -> Tensor:
@@ -265,8 +268,10 @@ class Curve(ABC):
         exact = torch.zeros_like(values)
         exact[-1 if t == 1 else 0] = 1
         if not torch.allclose(values, exact, atol=1e-9):
-            rule = f"a curve must meet its ends: {type(self).__name__}.coefficients({t}) must be {exact.tolist()}"
-            raise ThalwegError(f"{rule}; got {values.tolist()}")
+            raise ThalwegError(
+                f"a curve must meet its ends: {type(self).__name__}.coefficients({t}) must be {exact.tolist()}; got "
+                f"{values.tolist()}"
+            )
         return exact
 
     def _rates(self, t: float) -> Tensor:

@@ -51,17 +51,14 @@ def overrides_train(module: nn.Module) -> bool:
 
 def named_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Parameters under their first name, and the further names of tied ones."""
-    first: dict[int, str] = {}
-    parameters: dict[str, nn.Parameter] = {}
-    aliases: dict[str, str] = {}
-    network = unwrapped(module)
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        name = _plain(name, network)
-        if id(parameter) in first:
-            aliases[name] = first[id(parameter)]
-        else:
-            first[id(parameter)] = name
+    network, first = unwrapped(module), dict[int, str]()
+    parameters, aliases = dict[str, nn.Parameter](), dict[str, str]()
+    for full, parameter in network.named_parameters(remove_duplicate=False):
+        name = _plain(full, network)
+        if first.setdefault(id(parameter), name) == name:
             parameters[name] = parameter
+        else:
+            aliases[name] = first[id(parameter)]
     return parameters, aliases
 
 

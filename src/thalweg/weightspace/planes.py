@@ -236,12 +236,8 @@ def _main_directions(points: Sequence[Weights]) -> tuple[float, list[float], Ten
             "the next: add others"
         )
     directions = vectors[:, [-1, -2]].T
-    return float(values.sum()), [first, second], directions * _signs(directions)
-
-
-def _signs(directions: Tensor) -> Tensor:
-    """Either sign of a main direction is right: these run from the first point towards the last."""
-    return torch.where(directions[:, -1:] < directions[:, :1], -1.0, 1.0).double()
+    signs = torch.where(directions[:, -1:] < directions[:, :1], -1.0, 1.0)  # from the first point towards the last
+    return float(values.sum()), [first, second], directions * signs.double()
 
 
 def _direction(weights: Weights, normalise: Normalise, generator: torch.Generator) -> Tensor:

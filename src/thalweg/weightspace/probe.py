@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -249,17 +250,10 @@ class Probe:
     @cached_property
     def decayed(self) -> list[slice]:
         """The slices of `point` that decay: all but parameters no loss has depended on so far."""
-        stretches: list[slice] = []
-        offset = 0
-        for name, (_, count, _) in zip(self.layout.names, self._shapes, strict=True):
-            here = slice(offset, offset + count)
-            offset = here.stop
-            if name in self.unreached:
-                continue
-            if stretches and stretches[-1].stop == here.start:
-                here = slice(stretches.pop().start, here.stop)
-            stretches.append(here)
-        return stretches
+        stops = [*accumulate(count for _, count, _ in self._shapes)]
+        spans = zip(self.layout.names, [0, *stops], stops, strict=False)
+        runs = [list(run) for reached, run in groupby(spans, lambda span: span[0] not in self.unreached) if reached]
+        return [slice(run[0][1], run[-1][2]) for run in runs]
 
     def check(self) -> None:
         """Raise, naming it, if a parameter is no longer a view of the flat vectors."""
