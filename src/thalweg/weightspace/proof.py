@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from typing import Any, TypeVar
 
@@ -44,10 +44,10 @@ class Watch(TorchDispatchMode):
     Attributes:
         uses: How often each trainable parameter was used in each operation.
         made_of: What the result was computed from: one bit for each trainable parameter, in the order of `spans`.
-        asked: The arguments of the first call of the whole network.
-        casting: The precision of that call.
-        answered: The output of that call.
-        strange: Whether anything else was used that a gradient could flow into.
+        arguments: The arguments of the first call of the whole network.
+        precision: The precision of that call.
+        output: The output of that call.
+        uses_others: Whether anything else was used that a gradient could flow into.
     """
 
     supports_higher_order_operators = True
@@ -58,18 +58,17 @@ class Watch(TorchDispatchMode):
         own, _ = named_parameters(probe.module)
         self.shared = _by_storage([(name, own[name]) for name in probe.shared])
         theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
-        self.theirs = {storage: name for storage, name in theirs.items() if storage not in self.shared}
-        self.parts = {id(part): name for name, part in probe.original.named_modules()}
-        buffers = dict(probe.module.named_buffers())
-        kept = [(path, tensor) for path, tensor in probe.state.contents.tensors.items() if path not in buffers]
-        self.plain = _by_storage([(path, tensor) for path, tensor in kept if not tensor.requires_grad])
+        self.original_storages = {storage: name for storage, name in theirs.items() if storage not in self.shared}
+        self.original_parts = {id(part): name for name, part in probe.original.named_modules()}
+        buffers, held = dict(probe.module.named_buffers()), probe.state.contents.tensors.items()
+        self.plain_tensors = _by_storage([(path, t) for path, t in held if path not in buffers and not t.requires_grad])
         self.spans = sorted((*span(p), name) for name, p in probe.moving.items() if p.numel())
         self.starts = [start for start, _, _ in self.spans]
-        self.strange, self.made_of = False, 0
+        self.uses_others, self.made_of = False, 0
         self.uses: Counter[tuple[str, Any]] = Counter()
-        self.seen: set[str] = set()
-        self.asked: tuple[Any, Any] | None = None
-        self.answered: list[Tensor] | None = None
+        self.plain_used: set[str] = set()
+        self.arguments: tuple[Any, Any] | None = None
+        self.output: list[Tensor] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,46 +99,46 @@ class Watch(TorchDispatchMode):
         """What a tensor was made of in this pass."""
         memory = _memory(tensor)
         if memory is None:
-            self.strange = self.strange or tensor.requires_grad
+            self.uses_others = self.uses_others or tensor.requires_grad
             return 0
         storage = memory.data_ptr()
-        if storage in self.theirs:
-            _refuse_original(self.theirs[storage])
-        if storage in self.plain:
-            self.seen.add(self.plain[storage])
+        if storage in self.original_storages:
+            _refuse_original(self.original_storages[storage])
+        if storage in self.plain_tensors:
+            self.plain_used.add(self.plain_tensors[storage])
         start = tensor.data_ptr()
         k = bisect_right(self.starts, start) - 1
         if k >= 0 and start < self.spans[k][1]:
             self.uses[self.spans[k][2], function] += 1
             return 1 << k
-        self.strange = self.strange or tensor.requires_grad
+        self.uses_others = self.uses_others or tensor.requires_grad
         of_pass, made_of = getattr(memory, "made_of", (None, 0))
         return made_of if of_pass is self.uses else 0  # what was made in an earlier pass is a constant here
 
-    def call(self, part: nn.Module, args: Any) -> None:
-        if id(part) in self.parts:
-            _refuse_original(self.parts[id(part)])
+    def check_part(self, part: nn.Module, args: Any) -> None:
+        if id(part) in self.original_parts:
+            _refuse_original(self.original_parts[id(part)])
 
-    def ask(self, network: nn.Module, args: Any, kwargs: Any) -> None:
+    def before_call(self, network: nn.Module, args: Any, kwargs: Any) -> None:
         self.depth += 1  # it may call itself
-        if self.asked is None:
+        if self.arguments is None:
             kind = self.probe.device.type
-            self.casting = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            self.asked = mapped(args, _twin), mapped(kwargs, _twin)
+            self.precision = torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            self.arguments = mapped(args, _copied), mapped(kwargs, _copied)
             if self.seed is not None:
                 seed_all(self.seed)
 
-    def answer(self, network: nn.Module, args: Any, output: Any) -> None:
+    def after_call(self, network: nn.Module, args: Any, output: Any) -> None:
         self.depth -= 1
-        if self.seed is not None and self.answered is None and not self.depth:
-            self.answered = _numbers(output)
+        if self.seed is not None and self.output is None and not self.depth:
+            self.output = _numbers(output)
 
     def check(self) -> None:
         """Raise, naming both, if a stale cache is used instead of a parameter."""
         tensors, used = self.probe.state.contents.tensors, self.used
         for name, parameter in self.probe.moving.items():
             here = name.rpartition(".")[0]
-            for path in self.seen if name not in used else ():
+            for path in self.plain_used if name not in used else ():
                 near = path.rpartition(".")[0] == here or parameter.ndim > 1
                 if near and tensors[path].shape in (
                     parameter.shape,
@@ -154,10 +153,10 @@ class Watch(TorchDispatchMode):
 @contextmanager
 def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
     watch = Watch(probe, seed)
-    hooks = [register_module_forward_pre_hook(watch.call)]
+    hooks = [register_module_forward_pre_hook(watch.check_part)]
     if not isinstance(probe.module, torch.jit.ScriptModule):
-        hooks.append(probe.module.register_forward_pre_hook(watch.ask, with_kwargs=True, prepend=True))
-        hooks.append(probe.module.register_forward_hook(watch.answer))
+        hooks.append(probe.module.register_forward_pre_hook(watch.before_call, with_kwargs=True, prepend=True))
+        hooks.append(probe.module.register_forward_hook(watch.after_call))
     try:
         with watch, interpreted():
             yield watch
@@ -198,7 +197,7 @@ class Proof:
 
     def __init__(self, probe: Probe, forward: Callable[[Any], Any], batch: Any):
         self.probe, self.forward, self.batch = probe, forward, batch
-        self.twins: list[Any] = []
+        self.tensors: list[Any] = []
         self.first = self._watched()
 
     def check(self) -> None:
@@ -210,7 +209,7 @@ class Proof:
                 "no moving weight takes part when the network is measured: look for weights that are kept somewhere "
                 "else, or a task that does not use the network"
             )
-        if self.first is None or self.first.strange:
+        if self.first is None or self.first.uses_others:
             self._check_leaves()
         if self.first is not None:
             self.first.check()
@@ -219,11 +218,9 @@ class Proof:
     def _check_leaves(self) -> None:
         """With gradients, since a teacher that takes part without them may be anything."""
         self._load_original()
-        try:
-            with torch.enable_grad(), self._around():
-                check_leaves(self.probe, self.forward(self._placed(self.batch)))
-        except torch.OutOfMemoryError:  # with everything kept for a gradient it needs more memory than the call itself
-            return
+        # with everything kept for a gradient it needs more memory than the call itself
+        with suppress(torch.OutOfMemoryError), torch.enable_grad(), self._around():
+            check_leaves(self.probe, self.forward(self._in_same_memory(self.batch)))
 
     @contextmanager
     def observing(self, batch: Any) -> Iterator[tuple[Any, AbstractContextManager[Any]]]:
@@ -236,12 +233,12 @@ class Proof:
             return
         self.last = copy(self.first)
         self.last.uses, self.last.made_of = Counter(), 0
-        placed = self._placed(batch)
+        there = self._in_same_memory(batch)
         with interpreted():
-            yield placed, self.last
-        for own, twin in zip(tensors_in(batch), tensors_in(placed), strict=True):
-            if plain(own) and plain(twin) and not same(own, twin):
-                own.copy_(twin)
+            yield there, self.last
+        for own, used in zip(tensors_in(batch), tensors_in(there), strict=True):
+            if plain(own) and plain(used) and not same(own, used):
+                own.copy_(used)
 
     def again(self) -> None:
         """Raise, naming it, if a parameter is used less often than before."""
@@ -263,7 +260,7 @@ class Proof:
         self._load_original()
         try:
             with torch.no_grad(), self._around():
-                batch = self._placed(self.batch)
+                batch = self._in_same_memory(self.batch)
                 watch, _ = watched(self.probe, lambda: self.forward(batch), seed=0)
         except torch.OutOfMemoryError:
             return None
@@ -282,18 +279,18 @@ class Proof:
         with explained(network, self.batch), few_threads(self.probe.device, network, self.batch), plainly:
             yield
 
-    def _placed(self, batch: Any) -> Any:
+    def _in_same_memory(self, batch: Any) -> Any:
         """A batch, each time in the same memory, which may be the key of a cache."""
-        before, self.twins = iter(self.twins), []
+        before, self.tensors = iter(self.tensors), []
 
-        def place(item: Any) -> Any:
-            twin: Any = next(before, None)
+        def written(item: Any) -> Any:
+            old: Any = next(before, None)
             with torch.no_grad():
-                twin = twin.copy_(item) if plain(twin) and plain(item) and _form(twin) == _form(item) else _twin(item)
-            self.twins.append(twin)
-            return twin
+                new = old.copy_(item) if plain(old) and plain(item) and _form(old) == _form(item) else _copied(item)
+            self.tensors.append(new)
+            return new
 
-        return mapped(batch, place)
+        return mapped(batch, written)
 
 
 def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> Proof:
@@ -311,11 +308,11 @@ def prove_copy(probe: Probe, watch: Watch) -> None:
     """Raise unless the network observed in training computes the same as the caller's in eval mode, and keeps doing so.
     If it cannot be called by itself, there is nothing to compare. The probe is moved.
     """
-    if watch.asked is None:
+    if watch.arguments is None:
         return
     with seeded(0):
         try:
-            proof = Proof(probe, lambda asked: probe.module(*asked[0], **asked[1]), watch.asked)
+            proof = Proof(probe, lambda given: probe.module(*given[0], **given[1]), watch.arguments)
         except Exception:
             return
         if proof.first is not None:
@@ -327,16 +324,16 @@ def compare(probe: Probe, watch: Watch) -> None:
     """Raise unless the original returns for the observed call what the copy did. If it cannot be called by itself,
     there is nothing to compare. The original is left as it was.
     """
-    if watch.asked is None or watch.answered is None:
+    if watch.arguments is None or watch.output is None:
         return
     probe.load_original()
     try:
-        with few_threads(probe.device, probe.module, watch.asked), watch.casting:
-            theirs = _original_answer(probe, watch.asked)
+        with few_threads(probe.device, probe.module, watch.arguments), watch.precision:
+            theirs = _original_output(probe, watch.arguments)
     except Exception:
         return
-    if len(watch.answered) != len(theirs) or not all(
-        agree(probe, one, two) for one, two in zip(watch.answered, theirs, strict=True)
+    if len(watch.output) != len(theirs) or not all(
+        agree(probe, one, two) for one, two in zip(watch.output, theirs, strict=True)
     ):
         raise ThalwegError(
             "a copy of the network computes something else than the network itself at the same weights: it keeps "
@@ -344,7 +341,7 @@ def compare(probe: Probe, watch: Watch) -> None:
         )
 
 
-def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
+def _original_output(probe: Probe, given: tuple[Any, Any]) -> list[Tensor]:
     """The probe has the weights of the original, and knows what its parameters were."""
     module, state = probe.original, ModuleState(probe.original)
     places = [(part, part.data, dict(vars(part)), part.requires_grad) for part in module.parameters()]
@@ -353,7 +350,7 @@ def _original_answer(probe: Probe, asked: tuple[Any, Any]) -> list[Tensor]:
         module.eval()
         seed_all(0)
         with torch.no_grad():
-            return _numbers(module(*asked[0], **asked[1]))
+            return _numbers(module(*given[0], **given[1]))
     finally:
         drop_caches(module)
         state.restore()
@@ -462,5 +459,5 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _twin(item: Any) -> Any:
+def _copied(item: Any) -> Any:
     return item.detach().clone().requires_grad_(item.requires_grad) if isinstance(item, Tensor) else copy(item)
