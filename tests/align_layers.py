@@ -281,6 +281,63 @@ def stack(*sizes: int) -> nn.Module:
     return nn.Sequential(*[layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())][:-1])
 
 
+def shuffled_units() -> nn.Module:
+    """ShuffleNet: half of the channels pass, and both halves are interleaved; the last halves have an odd size."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        for unit in net.units:
+            one, two = x.chunk(2, dim=1)
+            x = torch.cat([one, F.relu(unit(two))], 1).unflatten(1, (2, 6)).transpose(1, 2).flatten(1)
+        return net.head(x)
+
+    units = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+    return Of(forward, stem=nn.Linear(6, 12), units=units, head=nn.Linear(12, 4))
+
+
+def stacked_layers() -> nn.Module:
+    """The weights of all layers in one tensor, and of all networks of an ensemble; shares of branches."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        for k in range(3):
+            x = x + F.relu(x @ net.up[k] + net.shift[k]) @ net.down[k]
+        shares = torch.stack([part(x) for part in net.branches], 1).softmax(1).transpose(1, 2).flatten(1)
+        last = torch.func.vmap(lambda one, two: F.relu(x @ one) @ two)(net.first, net.second)
+        return last.mean(0) + net.head(shares)
+
+    shapes = {"up": (3, 8, 10), "shift": (3, 10), "down": (3, 10, 8), "first": (5, 8, 7), "second": (5, 7, 4)}
+    branches = nn.ModuleList(nn.Linear(8, 5) for _ in range(2))
+    parts = {name: nn.Parameter(torch.randn(shape) / 3) for name, shape in shapes.items()}
+    return Of(forward, stem=nn.Linear(6, 8), branches=branches, head=nn.Linear(10, 4), **parts)
+
+
+def masked_transformer() -> nn.Module:
+    """Encoder and decoder with masks, of which torch looks whether they are causal."""
+
+    def forward(net: Any, words: Tensor) -> Tensor:
+        x = net.embedding(words)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return net.decoder(x, net.encoder(x, mask), mask) @ net.embedding.weight.T
+
+    one, two = (kind(12, 3, 10, batch_first=True) for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))
+    bodies = {"encoder": nn.TransformerEncoder(one, 1, enable_nested_tensor=False)}
+    return Of(forward, embedding=nn.Embedding(9, 12), **bodies, decoder=nn.TransformerDecoder(two, 1))
+
+
+def first_states() -> nn.Module:
+    """A learned first state, and a convolution over positions whose channels are in groups."""
+
+    def forward(net: Any, words: Tensor) -> Tensor:
+        x = net.embedding(words)
+        x = x + F.gelu(net.positions(x.mT)[..., :-1]).mT
+        return net.head(net.body(x, net.first.expand(-1, len(x), -1).contiguous())[0][:, -1])
+
+    parts = {"positions": nn.Conv1d(12, 12, 4, padding=2, groups=3), "first": nn.Parameter(torch.randn(2, 1, 8))}
+    body = nn.GRU(12, 8, num_layers=2, batch_first=True)
+    return Of(forward, embedding=nn.Embedding(9, 12), **parts, body=body, head=nn.Linear(8, 4))
+
+
 CONTRAST = tw.Task(
     TASK.loss, lambda net, batch: (net.left(batch[0]) @ net.right(batch[0]).T, torch.arange(len(batch[0])))
 )
@@ -309,6 +366,10 @@ LAYERS = {
     "graph network": Species(graph, nodes, 3, 0.97),
     "cumsum, Fourier transform, stack": Species(over_time, sequences, 4, 0.93),
     "pointwise functions": Species(pointwise, vectors, 3, 0.97),
+    "ShuffleNet": Species(shuffled_units, vectors, 6, 0.98),
+    "stacked layers, vmap": Species(stacked_layers, vectors, 6, 0.99),
+    "Transformer, masked": Species(masked_transformer, text, 12, 0.99, tw.language_modelling()),
+    "GRU, first states; grouped positions": Species(first_states, tokens, 3, 0.99),
     "two towers, called apart": Species(towers, vectors, 3, 0.99, CONTRAST),
     "triplets": Species(lambda: stack(6, 9, 5), vectors, 2, 0.99, TRIPLET),
 }

@@ -189,6 +189,14 @@ def test_a_permutation_is_saved_applied_and_undone(tmp_path):
     assert again.inverse().inverse().apply(weights).digest() == moved.digest()
 
 
+def test_a_permutation_of_interleaved_units_is_saved(tmp_path):
+    weights, permutation = tw.Weights.of(SPECIES["ShuffleNet"].module(1)), random_permutation(found("ShuffleNet"))
+    permutation.save(tmp_path / "order.safetensors")
+    moved = tw.Permutation.load(tmp_path / "order.safetensors").apply(weights)
+    assert torch.equal(moved.vector, permutation.apply(weights).vector)
+    assert permutation.inverse().apply(moved).digest() == weights.digest()
+
+
 def test_a_file_with_a_wrong_order_is_refused(tmp_path):
     permutation = random_permutation(found("MLP"))
     for name, wrong in (("twice", torch.zeros(12, dtype=torch.long)), ("short", torch.arange(11))):
@@ -210,6 +218,19 @@ def test_the_optimizer_state_of_a_checkpoint_follows():
     assert torch.equal(after["3.weight"], before["3.weight"][:, order])
     assert torch.equal(moved.weights.state_dict()["0.bias"], a.state_dict()["0.bias"][order])
     assert (moved.optimizer["step"], moved.epoch) == (3.0, 5)
+
+
+def test_optimizer_state_of_single_tensors_follows_or_is_refused():
+    """As of an optimizer for matrices alone, or one that keeps the means of rows."""
+    permutation = random_permutation(found("MLP"))
+    weights = tw.Weights.of(SPECIES["MLP"].module(1))
+    order = permutation.orders["0.weight[0]"]
+    assert weights.layout.names[0] == "0.weight"
+    state = torch.randn(weights.layout.shapes[0])
+    moved = permutation.apply(Checkpoint(weights, {"momentum/0": state, "step/0": torch.tensor(3.0)}, "Muon", 5))
+    assert torch.equal(moved.optimizer["momentum/0"], state[order])
+    with pytest.raises(tw.ThalwegError, match=r"'row_var/0' of shape \(12, 1\) has not: renumber the weights alone"):
+        permutation.apply(Checkpoint(weights, {"row_var/0": state[:, :1]}, "Adafactor", 5))
 
 
 def test_aligning_never_moves_away_and_repeats():

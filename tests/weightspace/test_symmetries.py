@@ -4,6 +4,7 @@ import pytest
 import torch
 from align_zoo import SPECIES, Of, found, random_permutation
 from torch import nn
+from torch.nn import functional as F
 from zoo import bits, same_bits
 
 import thalweg as tw
@@ -111,8 +112,48 @@ def test_the_module_is_left_as_it_was():
 
 def test_a_network_that_draws_random_numbers_is_refused():
     noisy = Of(lambda net, x: net.two(net.one(x) + torch.randn(8)), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers: turn them off"):
+    with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers or .*: turn that off"):
         tw.symmetries(noisy, TASK, SPECIES["MLP"].batch())
+
+
+@pytest.mark.parametrize(
+    ("between", "message"),
+    [
+        (lambda x: x * torch.arange(8), "it meets a constant, which has an order"),
+        (lambda x: x[:, torch.tensor([1, 0, 2, 3, 4, 5, 6, 7])], "its units are chosen by index"),
+        (lambda x: F.pad(x[:, 1:] - x[:, :-1], (0, 1)), "its units are chosen by index"),
+        (lambda x: F.local_response_norm(x[..., None], 3)[..., 0], "'avg_pool2d' mixes neighbours along it"),
+    ],
+)
+def test_reasons_are_true(between, message):
+    net = Of(lambda net, x: net.two(between(net.one(x))), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    assert (dict(symmetries.dropped), symmetries.pinned["one.weight[0]"]) == ({}, message)
+
+
+def test_what_is_not_trained_is_named():
+    net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("mask", torch.arange(8.0))
+    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    assert symmetries.pinned["one.bias[0]"] == "'mask' is not trained and keeps its order"
+
+
+def test_units_that_are_not_used_on_this_batch_keep_their_order():
+    """A wider network may use them, together."""
+
+    def forward(net, x):
+        return net.two(F.linear(x, net.one.weight[:5], net.one.bias[:5]).relu())
+
+    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 8), two=nn.Linear(5, 4)), TASK, SPECIES["MLP"].batch())
+    assert symmetries.axes["one.bias"] == (("sum", 8, ("group", 5, "one.weight[0]"), ("fixed", 3)),)
+
+
+def test_a_factor_inside_a_product_of_weights_can_be_renumbered():
+    """It occurs in no tensor but the two."""
+    parts = {"down": nn.Parameter(torch.randn(3, 6)), "up": nn.Parameter(torch.randn(8, 3))}
+    net = Of(lambda net, x: net.two(F.linear(x, net.one.weight + net.up @ net.down)), one=nn.Linear(6, 8, bias=False),
+             **parts, two=nn.Linear(8, 4))  # fmt: skip
+    assert {group.size for group in tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups.values()} == {3, 8}
 
 
 def test_a_shape_that_depends_on_the_data_is_refused():
@@ -126,6 +167,11 @@ def test_a_scripted_network_is_refused():
         net = torch.jit.script(SPECIES["MLP"].module(1))
     with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand"):
         tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(tw.ThalwegError, match=r"a batch must be \(inputs, \.\.\., targets\) or a dict"):
+        tw.symmetries(SPECIES["MLP"].module(1), TASK, None)
 
 
 def test_a_batch_that_does_not_fit_is_refused():
@@ -203,6 +249,14 @@ def test_nothing_is_proven_without_finite_outputs(what):
             tw.symmetries(net, TASK, batch, groups=groups)
 
 
+def test_nothing_is_proven_by_units_that_are_never_active():
+    net, batch = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), SPECIES["MLP"].batch()
+    net[0].bias.data -= 100
+    with pytest.raises(tw.ThalwegError, match="do not depend on the order of 'wrong': give a batch on which"):
+        tw.symmetries(net, TASK, batch, groups={"wrong": {"0.weight": 0}})
+    assert len(tw.symmetries(net, TASK, batch).groups) == 1  # of its graph
+
+
 def branching():
     """Its graph depends on its input."""
     return Of(
@@ -216,7 +270,7 @@ HAND = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
 
 def test_groups_by_hand_where_nothing_can_be_traced():
     batch = SPECIES["MLP"].batch()
-    with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand, such as"):
+    with pytest.raises(tw.ThalwegError, match=r"cannot be traced .*depends on values of tensors.* by hand, such as"):
         tw.symmetries(branching(), TASK, batch)
     symmetries = tw.symmetries(branching(), TASK, batch, groups=HAND)
     assert symmetries.groups["hidden"].axes == (("one.weight", 0), ("one.bias", 0), ("two.weight", 1))
@@ -276,8 +330,9 @@ def test_groups_by_hand_may_lie_inside_gates():
 
 
 def test_a_network_that_cannot_be_traced_leaves_no_graph_on_the_screen(capfd):
-    with pytest.raises(tw.ThalwegError, match="cannot be traced"):
-        tw.symmetries(branching(), TASK, SPECIES["MLP"].batch())
+    for net in (branching(), Of(lambda net, x: net.one(x) if net.one(x).sum() > 0 else x, one=nn.Linear(6, 6))):
+        with pytest.raises(tw.ThalwegError, match="cannot be traced"):
+            tw.symmetries(net, TASK, SPECIES["MLP"].batch())
     assert capfd.readouterr() == ("", "")
 
 
@@ -324,6 +379,14 @@ def test_blocks_of_sums_and_products_are_reordered_in_place():
     values = torch.arange(8)
     renumber(spread(values, terms), {"a": torch.tensor([1, 0]), "b": torch.tensor([2, 0, 1])}, {})
     assert values.tolist() == [1, 0, 6, 7, 2, 3, 4, 5]
+
+
+def test_an_index_chooses_which_units_another_axis_has():
+    """Two groups that are interleaved."""
+    values = torch.arange(6)
+    terms = [("product", 6, ("choice", 3, 0, ("group", 3, "a"), ("group", 3, "b")), ("fixed", 2, 0))]
+    renumber(spread(values, terms), {"a": torch.tensor([1, 0, 2]), "b": torch.tensor([2, 0, 1])}, {})
+    assert values.tolist() == [2, 5, 0, 1, 4, 3]
 
 
 def test_units_inside_others_are_reordered_by_rows():

@@ -23,8 +23,8 @@ from ..generators import same_randomness
 from ..store import files
 from ..store.runs import STATE, Run
 from ..tasks import Number, Task
-from ..training.checkpoint import PART
 from ..training.step import Step
+from ..weightspace.checkpoint import PART
 from ..weightspace.layout import Layout, named_buffers, named_parameters, named_statistics
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights, check_state

@@ -16,13 +16,13 @@ from ..runtime.rng import Snapshot, capture, reinstate, undisturbed
 from ..store.files import reading
 from ..store.packing import packed, unpacked
 from ..store.runs import LOG, STATE, Run
-from ..weightspace.checkpoint import Checkpoint
+from ..weightspace.checkpoint import PART, Checkpoint
 from ..weightspace.weights import LARGE
 from .loop import Observer, OnEpoch
 from .side_state import HiddenState, SideState
 from .step import Bends, Optimized, Step
 
-PART, NUMBER = "/", "#"  # before the number of a parameter, and after the name of state that is a plain number
+NUMBER = "#"  # after the name of state that is a plain number
 
 
 class Course:

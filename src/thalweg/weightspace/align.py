@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import prod
 from time import perf_counter
 from typing import Any, Literal, overload
@@ -224,7 +225,10 @@ class Matching:
 
     def _usable(self, name: str, known: set[str]) -> list[Pair]:
         own = {name, *self.inner[name]}
-        return [pair for pair in self.pairs[name] if set(pair[2]) <= known | own and pair[2].count(name) == 1]
+        return [
+            pair for pair in self.pairs[name]
+            if set(pair[2]) <= known | own and all(pair[2].count(each) <= 1 for each in own)
+        ]  # fmt: skip
 
     def _improve(self, name: str, pairs: Sequence[Pair], always: bool = False) -> bool:
         """Match one group, and those inside it, if that brings the networks nearer."""
@@ -332,13 +336,13 @@ def _gains(pairs: Sequence[Pair], outer: str, inner: str = "") -> Tensor:
     """Inner products of the units of both networks: (i, j), or (i, j, k, l) for units k and l inside i and j."""
     total: Any = 0.0
     for one, two, labels in pairs:
-        for dim in [k for k, label in enumerate(labels) if label == outer]:
-            dims = [dim, labels.index(inner)] if inner else [dim]
+        found = [[k for k, label in enumerate(labels) if label == name] for name in (outer, inner) if name]
+        for dims in map(list, product(*found)):
             shape = [one.shape[d] for d in dims]
             kind = torch.promote_types(one.dtype, torch.float32)
             mine, yours = (t.movedim(dims, [*range(len(dims))]).reshape(prod(shape), -1).to(kind) for t in (one, two))
-            found = mine @ yours.T
-            total = total + (found.view(*shape, *shape).transpose(1, 2) if inner else found)
+            gains = mine @ yours.T
+            total = total + (gains.view(*shape, *shape).transpose(1, 2) if inner else gains)
     return total
 
 

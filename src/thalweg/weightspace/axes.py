@@ -4,7 +4,7 @@ An atom is a set of units. Joining two (`unify`) makes them one; a reshape refin
 a concatenation into a sum. All tensors that mention an atom see its refinement.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -73,6 +73,15 @@ def terms(atom: Atom) -> list[Atom]:
     return [atom]
 
 
+def leaves(axis: Atom) -> Iterator[Atom]:
+    """The atoms without parts that it is made of."""
+    axis = find(axis)
+    if not axis.parts:
+        yield axis
+    for part in axis.parts:
+        yield from leaves(part)
+
+
 def pin(atom: Atom, why: str) -> None:
     """Units that keep their order."""
     atom = find(atom)
@@ -119,6 +128,8 @@ def choose(atom: Atom, chooser: Atom, index: int) -> Atom:
         rest = atom.parts[index * each : (index + 1) * each] if first else atom.parts[index :: by[-1].size]
         return chosen(rest, product(by[1:] if first else by[:-1]))
     parts = [choose(part, chooser, index) for part in atom.parts]
+    if all(new is find(old) for new, old in zip(parts, atom.parts, strict=True)):
+        return atom
     if atom.kind == "choice":
         return Atom(parts[0].size, "choice", tuple(parts), atom.chooser)
     return product(parts) if atom.kind == "product" else total(parts)
@@ -191,22 +202,18 @@ def parted(atom: Atom, outer: int) -> Axes:
     return found or fresh(sizes, APART)
 
 
-def cut(atom: Atom, at: int) -> tuple[Atom, Atom] | None:
+def cut(atom: Atom, at: int) -> Sequence[Atom] | None:
     """The units before `at` and those from it on; None where that is not possible."""
     atom = find(atom)
     if atom.kind == "choice":
-        settle(atom)
-        return cut(atom, at)
+        each = [cut(part, at) for part in atom.parts]
+        pairs = zip(*(halves for halves in each if halves), strict=True)
+        chooser = atom.chooser or Atom(1)
+        return None if None in each else refine(atom, "sum", [chosen(pair, chooser) for pair in pairs])
     if not atom.kind:
-        one, two = refine(atom, "sum", [Atom(at), Atom(atom.size - at)])
-        return one, two
+        return refine(atom, "sum", [Atom(at), Atom(atom.size - at)])
     if atom.kind == "product" and len(terms(atom)) == 1:
-        first, *rest = factors(atom)
-        for other in [other for other in rest if other.kind == "choice"]:
-            settle(other)
-        inner = prod(other.size for other in rest)
-        halves = None if at % inner else cut(first, at // inner)
-        return halves and (product([halves[0], *rest]), product([halves[1], *rest]))
+        return _cut_product(factors(atom), at)
     before, after = [], terms(atom)
     while at >= after[0].size:
         at -= after[0].size
@@ -217,6 +224,28 @@ def cut(atom: Atom, at: int) -> tuple[Atom, Atom] | None:
             return None
         before, after = [*before, halves[0]], [halves[1], *after[1:]]
     return total(before), total(after)
+
+
+def _cut_product(atoms: Sequence[Atom], at: int) -> Sequence[Atom] | None:
+    """The same for a product, between units of its first factor or, where the others are pinned, within one of them."""
+    first, *rest = atoms
+    for other in rest:
+        if other.kind == "choice" and other.chooser is not None and find(other.chooser) not in rest:
+            settle(other)
+    inner = prod(other.size for other in rest)
+    units, odd = divmod(at, inner)
+    if odd and not all(leaf.pinned for other in rest for leaf in leaves(other)):
+        return None
+    sizes = [units, 1, first.size - units - 1] if odd else [units, first.size - units]
+    found = pieces(first, [size for size in sizes if size])
+    if found is None:
+        return None
+    parts = [product([piece, *rest]) for piece in found]
+    if not odd:
+        return parts
+    middle = 1 if units else 0
+    left, right = fresh([odd, inner - odd], INDEXED)
+    return total([*parts[:middle], left]), total([right, *parts[middle + 1 :]])
 
 
 def unify(one: Atom, two: Atom) -> None:

@@ -1,5 +1,6 @@
 """How a task calls its network, as a function of tensors that torch can export, in float64."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -52,8 +54,7 @@ class Called(nn.Module):
 
     def exported(self) -> Any:
         """The graph, as an exported program; torch prints it if it fails."""
-        with interpreted(), seeded(0), torch.enable_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
+        with interpreted(), seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
             program = torch.export.export(self, self.inputs(), strict=False)
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
@@ -142,6 +143,30 @@ class _InDouble(TorchFunctionMode):
             lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
         )
         return function(*args, **kwargs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch prints, warns of and logs while it exports a graph."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _masks_as_they_are() -> Iterator[None]:
+    """Transformers look whether a mask is causal, to compute the same faster; a graph must not depend on its values."""
+    look = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = look
 
 
 @contextmanager

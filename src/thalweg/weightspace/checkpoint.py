@@ -11,6 +11,8 @@ from ..store.packing import packed, unpacked
 from ..store.records import decoded
 from .weights import Weights
 
+PART = "/"  # before the number of a parameter, in the name of optimizer state that not all of them have
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:

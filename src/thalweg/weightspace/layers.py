@@ -31,12 +31,13 @@ def attention(call: Operation) -> Axes:
     return found
 
 
-def _placed(before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
+def _placed(call: Operation, before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
     """Positions, in space or time, that are moved or mixed."""
+    why = f"'{call.name}' mixes neighbours along it"
     for axis, size in zip(before, shape, strict=True):
         if size > 1:
-            pin(axis, POSITION)
-    return list(fresh(shape, POSITION))
+            pin(axis, why)
+    return list(fresh(shape, why))
 
 
 def convolution(call: Operation) -> Axes:
@@ -53,7 +54,7 @@ def convolution(call: Operation) -> Axes:
     space: list[Atom] = []
     for before, kernel, size in zip(x[-places:], weight[2:], call.shape[-places:], strict=True):
         pin(kernel, POSITION)
-        space += [before] if kernel.size == 1 and before.size == size else _placed([before], [size])
+        space += [before] if kernel.size == 1 and before.size == size else _placed(call, [before], [size])
     return Axes([*x[: -places - 1], out, *space])
 
 
@@ -62,7 +63,7 @@ def spatial(call: Operation) -> Any:
     x, several = call.tensors[0], isinstance(call.shape, list)
     shape = call.shape[0] if several else call.shape
     places = int(re.search(r"(\d)d", call.name).group(1))  # type: ignore[union-attr]
-    found = Axes([*x[:-places], *_placed(x[-places:], shape[-places:])])
+    found = Axes([*x[:-places], *_placed(call, x[-places:], shape[-places:])])
     return [found] * len(call.shape) if several else found
 
 
@@ -157,8 +158,10 @@ def recurrent(call: Operation) -> list[Axes]:
         if len(outputs) % ways == 0:
             features = total(outputs[-ways:])
     for axes, node, units in zip(call.tensors[1:], _starts(call.node), (outputs, cells), strict=False):
-        for k, unit in enumerate(units if "zeros" not in str(node.target) else ()):
-            unify(choose(axes[-1], axes[0], k), unit)
+        if "zeros" not in str(node.target):
+            pin(axes[0], INDEXED)
+            for k, unit in enumerate(units):
+                unify(choose(axes[-1], axes[0], k), unit)
     batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
     chooser = Atom(len(outputs), pinned=INDEXED)
     last = [Axes([chooser, *batch, chosen(units, chooser)]) for units in (outputs, cells)]

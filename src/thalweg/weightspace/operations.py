@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import ThalwegError
 from . import layers, tensors
-from .axes import APART, fresh, settle_loose
+from .axes import APART, INDEXED, Axes, fresh, pin, settle_loose
 from .tensors import Operation, unknown
 
 HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
+TAKING = ("slice", "narrow", "select", "unbind", "getitem")  # operations that use only a part of what they are given
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
 
@@ -34,13 +35,22 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
             values[node] = next(waiting)
         elif node.op == "get_attr":
             held = operator.attrgetter(node.target)(graph)
-            values[node] = fresh(held.shape, "it is a constant") if isinstance(held, Tensor) else held
+            values[node] = fresh(held.shape, tensors.CONSTANT) if isinstance(held, Tensor) else held
         elif node.op == "output":
             return [values.get(each) for each in tree_leaves(node.args[0])]
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = _perform(node, args, kwargs)
+            values[node] = _perform(node, args, kwargs, values)
     return []
+
+
+def each_its_own(node: fx.Node, axes: Axes) -> None:
+    """Let the parts of a parameter that is used as `weight[0]`, `weight[1]` and so on have orders of their own."""
+    dims = [user.args[1] if len(user.args) > 1 else 0 for user in node.users if named(user) in ("select", "unbind")]
+    if dims and len(dims) == len(node.users) and {*dims} <= {0, -len(axes)}:
+        pin(axes[0], INDEXED)
+        for axis in axes[1:]:
+            axis.kind, axis.parts, axis.chooser = "choice", fresh([axis.size] * axes[0].size), axes[0]
 
 
 def writes(node: fx.Node) -> bool:
@@ -48,12 +58,12 @@ def writes(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
-def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
     inner = next((k for k, value in enumerate(args) if isinstance(value, fx.GraphModule)), None)
     if inner is not None and named(node).startswith("wrap_with"):  # a block under no_grad or autocast
-        return trace(args[inner], args[inner + 1 :])
+        return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
     schema = getattr(node.target, "_schema", None)
@@ -61,7 +71,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any) -> Any:
     given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
     call = Operation(name, node.target, given, shape, node)
     rule = RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)
-    if rule.__name__ not in KEEPING and not (rule is tensors.elementwise and len(call.tensors) == 1):
+    alone = rule is tensors.elementwise and len(call.tensors) == 1 and call["dim"] is None  # as a softmax is not
+    if rule.__name__ not in KEEPING and not alone:
         for axes in call.tensors:
             settle_loose(axes)
     try:
@@ -124,7 +135,8 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
         (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
         (tensors.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
-         "frobenius_norm prod any all max min median mode argmax argmin nansum nanmean cosine_similarity dist "
+         "frobenius_norm prod any all max min median nanmedian kthvalue mode argmax argmin nansum nanmean "
+         "cosine_similarity dist "
          "pairwise_distance mse_loss l1_loss smooth_l1_loss huber_loss"),
         (tensors.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
          "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn"),
@@ -137,8 +149,9 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.gated, "glu"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.indexed, "index"), (tensors.written, "index_put"),
-        (tensors.gathered, "gather index_select index_add index_copy scatter_add scatter_reduce"),
+        (tensors.gathered, "gather index_select index_add index_copy scatter scatter_add scatter_reduce"),
         (tensors.padded, "pad constant_pad_nd"), (tensors.paired, "view_as_real view_as_complex"),
+        (tensors.vmapped, "_add_batch_dim _remove_batch_dim"),
         (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),
         (layers.renormed, "embedding_renorm"),
         (layers.recurrent, " ".join(layers.GATES)), (layers.cell, " ".join(f"{name}_cell" for name in layers.GATES)),

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ..errors import ThalwegError
 from ..store import files
-from .checkpoint import Checkpoint
+from .checkpoint import PART, Checkpoint
 from .layout import Layout
 from .weights import Weights
 
-Term = tuple[Any, ...]  # ("fixed", size), ("group", size, name), ("product" or "sum", size, *terms)
+# ("fixed", size), ("group", size, name), ("product" or "sum", size, *terms); where the index along one axis chooses
+# what another is, ("fixed", size, number) and ("choice", size, number, *terms)
+Term = tuple[Any, ...]
 Block = tuple[Tensor, tuple[str, ...]]  # a view with one dimension for each factor, and the group of each, or ""
 Point = TypeVar("Point", Weights, Checkpoint)
 
@@ -27,7 +29,7 @@ def spread(view: Tensor, terms: Sequence[Term], dim: int = 0) -> Iterator[Block]
     [((4, 3, 2), ('', 'channels', ''))]
     """
     if dim == len(terms):
-        yield view, tuple(term[2] if term[0] == "group" else "" for term in terms)
+        yield from _chosen(view, terms)
         return
     kind, _, *parts = terms[dim]
     before, after = terms[:dim], terms[dim + 1 :]
@@ -41,6 +43,18 @@ def spread(view: Tensor, terms: Sequence[Term], dim: int = 0) -> Iterator[Block]
             start += part[1]
     else:
         yield from spread(view, terms, dim + 1)
+
+
+def _chosen(view: Tensor, terms: Sequence[Term]) -> Iterator[Block]:
+    """A view in which the index along one dimension may choose what another is, as where channels are interleaved."""
+    key = next((term[2] for term in terms if term[0] == "choice"), None)
+    if key is None:
+        yield view, tuple(term[2] if term[0] == "group" else "" for term in terms)
+        return
+    by = [term[2:] if term[0] == "fixed" else None for term in terms].index((key,))
+    for k in range(terms[by][1]):
+        here = [term[3 + k] if term[0] == "choice" and term[2] == key else term for term in terms]
+        yield from spread(view.narrow(by, k, 1), [*here[:by], ("fixed", 1), *here[by + 1 :]])
 
 
 def renumber(blocks: Iterable[Block], orders: Mapping[str, Tensor], within: Mapping[str, str]) -> None:
@@ -82,7 +96,7 @@ class Permutation:
         """Renumber weights of the network, or a checkpoint with its optimizer state; what is passed in is unchanged."""
         if isinstance(point, Checkpoint):
             weights = self.apply(point.weights)
-            state = {n: self._vector(v) if v.shape == weights.vector.shape else v for n, v in point.optimizer.items()}
+            state = {name: self._state(name, value) for name, value in point.optimizer.items()}
             return replace(point, weights=weights, optimizer=state)
         if not isinstance(point, Weights):
             raise ThalwegError(
@@ -92,6 +106,22 @@ class Permutation:
         buffers = {name: tensor.clone() if name in self.axes else tensor for name, tensor in point.buffers.items()}
         self._reorder(buffers)
         return Weights(point.layout, self._vector(point.vector), buffers, point.frozen, point.made)
+
+    def _state(self, name: str, value: Tensor) -> Tensor:
+        """Optimizer state: a vector like the weights, a tensor like one of them, or a single number."""
+        if value.shape == (self.layout.size,):
+            return self._vector(value)
+        part = name.partition(PART)[2]
+        tensor = self.layout.names[int(part)] if part.isdigit() else ""
+        if tensor in self.axes and value.shape == self.layout.shapes[int(part)]:
+            value = value.clone()
+            self._reorder({tensor: value})
+        elif value.numel() > 1 and (tensor in self.axes or not part):
+            raise ThalwegError(
+                f"optimizer state can be renumbered if it has one value for each weight; '{name}' of shape "
+                f"{tuple(value.shape)} has not: renumber the weights alone"
+            )
+        return value
 
     def _vector(self, vector: Tensor) -> Tensor:
         vector = vector.clone()

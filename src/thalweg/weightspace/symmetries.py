@@ -16,17 +16,20 @@ from torch.utils._pytree import tree_leaves
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
 from ..tasks import Task, check_task
-from .axes import Axes, fresh, pin, settle
+from .axes import INDEXED, Axes, fresh, leaves, pin, settle
 from .calls import Called, computing, recorded, training
 from .layout import Layout, named_parameters, named_statistics, unwrapped
-from .operations import HAND, trace
+from .operations import HAND, TAKING, each_its_own, named, trace
 from .permutation import Term, renumber, spread
 from .probe import Probe
-from .terms import in_groups, leaves, sized, undecided, without
+from .tensors import CONSTANT
+from .terms import in_groups, sized, undecided, without
 from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
 ENOUGH = 4  # examples that a proof computes with
+HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
+IDLE = "it is not used on this batch"
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class Traced:
         parameters, _ = named_parameters(self.net)
         moving = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
-        self.batch = self._fitting(self._converted(batch))
+        self._fit(self._converted(batch))
         self.example = self._converted(batch) if whole_batch else self.batch
         outputs = self.outputs()
         if not any(tensor.isfinite().any() for tensor in outputs):
@@ -164,7 +167,8 @@ class Traced:
         if apart(outputs, self.outputs(seed=1)) > CLOSE:
             raise ThalwegError(
                 "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
-                "proven, and this one draws random numbers: turn them off in eval mode"
+                "proven, and this one does not; it draws random numbers or changes when it is called: turn that off in "
+                "eval mode"
             )
         self.program: Any = None
         self.seen: dict[Any, Any] = {}
@@ -176,14 +180,15 @@ class Traced:
         batch = to_device(batch, next(self.net.parameters()).device)
         return mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
 
-    def _fitting(self, batch: Any) -> Any:
-        """The batch, or a few examples of it where the task takes them."""
+    def _fit(self, batch: Any) -> None:
+        """Prove with a few examples of the batch, or all of it where the task does not take them."""
         few = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) and t.ndim else t)
         together = len({t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}) == 1
         for candidate in (few, batch) if together else (batch,):
+            self.batch = candidate
             try:
-                self.outputs(candidate)
-                return candidate
+                self.outputs()
+                return
             except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
                 failure = error
         if isinstance(failure, ThalwegError):
@@ -194,10 +199,10 @@ class Traced:
             "batch and the task"
         ) from failure
 
-    def outputs(self, batch: Any = None, seed: int = 0) -> list[Tensor]:
+    def outputs(self, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch, and those in training of a network with parts for that alone."""
         with computing(seed), torch.no_grad():
-            found = tensors_in(self.task.predictions(self.net, self.batch if batch is None else batch)[0])
+            found = tensors_in(self.task.predictions(self.net, self.batch)[0])
             if self.trained:
                 with training(self.net):
                     found += self.trained(*self.trained.inputs())
@@ -238,6 +243,8 @@ class Traced:
             self.program = self.called.exported()
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
+            if "DataDependent" in why:
+                why = "what it does depends on values of tensors, as in `if x.sum() > 0`, `assert` or `.item()`"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
         self._follow(self.called, self.program, atoms)
         if self.called.spare or self._idle(atoms):  # auxiliary heads, say, may take part in training alone
@@ -250,7 +257,8 @@ class Traced:
             if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
                 self.trained = None
         for axis in [axis for name in self._idle(atoms) for axis in atoms[name]]:
-            pin(axis, "it is not used on this batch")
+            pin(axis, IDLE)
+        self._pin_idle_parts(atoms)
         return self._named(atoms)
 
     def _follow(self, called: Called, program: Any, atoms: Mapping[str, Axes]) -> None:
@@ -259,12 +267,13 @@ class Traced:
         inputs: list[Any] = []
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
-            held = attrgetter(spec.target)(called) if spec.kind.name in ("PARAMETER", "BUFFER") else None
-            if id(held) in names:
-                inputs.append(atoms[names[id(held)]])
+            name = names.get(id(attrgetter(spec.target)(called))) if spec.kind.name in HELD else None
+            if name:
+                if not self.seen:
+                    each_its_own(node, atoms[name])
+                inputs.append(atoms[name])
             elif isinstance(node.meta.get("val"), Tensor):
-                kept = f"'{str(spec.target).removeprefix('net.')}' does not move" if spec.target else "it is an input"
-                inputs.append(fresh(node.meta["val"].shape, kept))
+                inputs.append(fresh(node.meta["val"].shape, _kept(spec)))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
         for axes in trace(program.graph_module, inputs, self.seen):
@@ -275,6 +284,20 @@ class Traced:
         """The tensors that no graph uses."""
         used = {id(axes) for node, axes in self.seen.items() if node.op == "placeholder" and node.users}
         return [name for name, axes in atoms.items() if id(axes) not in used]
+
+    def _pin_idle_parts(self, atoms: Mapping[str, Axes]) -> None:
+        """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
+        values = [
+            self.seen[each]
+            for node in self.seen
+            for each in ([] if named(node) in TAKING else node.all_input_nodes)
+            if each in self.seen
+        ]
+        held = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
+        used = {id(leaf) for axes in held if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
+        for leaf in [leaf for axes in atoms.values() for axis in axes for leaf in leaves(axis)]:
+            if id(leaf) not in used:
+                pin(leaf, IDLE)
 
     def state(self, weights: Weights) -> list[Tensor]:
         """What the graph takes before its inputs, with these weights."""
@@ -292,18 +315,18 @@ class Traced:
         return self.called.arguments(self.task, self._converted(batch))
 
     def _named(self, atoms: Mapping[str, Axes]) -> Found:
-        while loose := [atom for axes in atoms.values() for axis in axes for atom in undecided(axis)]:
-            settle(loose[0])
+        while loose := next((atom for axes in atoms.values() for atom in undecided(axes)), None):
+            settle(loose)
         names: dict[int, str] = {}
         for tensor, axes in atoms.items():
             for k, axis in enumerate(axes):
                 found = [leaf for leaf in leaves(axis) if not leaf.pinned and leaf.size > 1 and id(leaf) not in names]
                 for number, leaf in enumerate(dict.fromkeys(found), start=1):
                     names[id(leaf)] = f"{tensor}[{k}]" + (f".{number}" if number > 1 else "")
-                why = [leaf.pinned for leaf in leaves(axis) if leaf.pinned and leaf.size > 1]
-                if why and len(why) == len([leaf for leaf in leaves(axis) if leaf.size > 1]):
-                    self.why[f"{tensor}[{k}]"] = why[0]
-        self.terms = lambda axes: tuple(in_groups(axis, names) for axis in axes)
+                several = [leaf for leaf in leaves(axis) if leaf.size > 1]
+                if axis.size > 1 and all(leaf.pinned for leaf in several):
+                    self.why[f"{tensor}[{k}]"] = several[0].pinned if several else INDEXED
+        self.terms = lambda axes: in_groups(axes, names)
         return _grouped({name: self.terms(axes) for name, axes in atoms.items()})
 
     def within(self) -> dict[str, str]:
@@ -320,7 +343,7 @@ class Traced:
         for name in self.groups:
             mine = [labels for labels in blocks if name in labels]
             near = set(self.groups).intersection(*mine) - {name}
-            outer = [other for other in near if all(labels[name] == labels[other] == 1 for labels in mine)]
+            outer = [other for other in near if all(labels[other] == 1 for labels in mine)]
             alone = [other for other in outer if any(other in labels and name not in labels for labels in blocks)]
             before = [other for other in outer if [*self.groups].index(other) < [*self.groups].index(name)]
             found |= {name: min(alone or before)} if alone or before else {}
@@ -342,6 +365,11 @@ class Traced:
                 groups[name], self.axes = group, self._turned(group)
             else:
                 dropped[name] = error
+            if not self.seen and name in groups and not trial.matters(group):
+                raise ThalwegError(
+                    f"renumbering is proven by outputs that would change otherwise, and for this batch they do not "
+                    f"depend on the order of '{name}': give a batch on which its units are active"
+                )
         if trial.error(groups.values()) > CLOSE:  # each alone, but not all
             kept: list[Group] = []
             for name, group in groups.items():
@@ -358,7 +386,7 @@ class Traced:
         for name, error in dropped.items():
             far = f"renumbering '{name}' changed the outputs, by {error:.1g} of their size"
             self.why |= {f"{tensor}[{axis}]": far for tensor, axis in self.groups[name].axes}
-        axes = {name: terms for name, terms in axes.items() if any(term[0] != "fixed" for term in terms)}
+        axes = {name: terms for name, terms in axes.items() if any(found for term in terms for found in sized(term))}
         return Symmetries(groups, axes, self.why, dropped, self.layout)
 
 
@@ -387,6 +415,10 @@ class Trial:
         with torch.no_grad():
             for name, tensor in self.traced.tensors.items():
                 tensor.copy_(values[name])
+
+    def matters(self, group: Group) -> bool:
+        """Whether the outputs depend on the order of any of its tensors alone."""
+        return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
 
     def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
         """How far a random renumbering of these groups moves the outputs, relative to the largest."""
@@ -431,8 +463,8 @@ def _order(group: Group, groups: Mapping[str, Group]) -> Tensor:
     generator = _generator(group.name)
     if not group.within:
         return _cycle(group.size, generator)
-    rows = [_cycle(group.size, generator) for _ in range(groups[group.within].size)]
-    return torch.stack([row if k % 2 else row.sort()[0] for k, row in enumerate(rows)])
+    first = _cycle(group.size, generator)
+    return torch.stack([(first + k) % group.size for k in range(groups[group.within].size)])
 
 
 def _cycle(size: int, generator: torch.Generator) -> Tensor:
@@ -440,6 +472,14 @@ def _cycle(size: int, generator: torch.Generator) -> Tensor:
     order = torch.empty_like(places)
     order[places] = places.roll(1)
     return order if size != 3 else places.sort()[0][[1, 0, 2]]  # a cycle of three may be a mere shift
+
+
+def _kept(spec: Any) -> str:
+    """Why what a graph is given keeps its order."""
+    if spec.target is None:
+        return "it is an input"
+    own = spec.target.removeprefix("net.")
+    return f"'{own}' is not trained and keeps its order" if spec.kind.name in HELD else CONSTANT
 
 
 def _several(given: Any) -> tuple[Any, ...]:
@@ -454,4 +494,5 @@ def _grouped(axes: dict[str, tuple[Term, ...]]) -> tuple[dict[str, Group], dict[
             for name, size in sized(term):
                 places.setdefault(name, {})[tensor, k] = size
     groups = {name: Group(name, next(iter(found.values())), tuple(found)) for name, found in places.items()}
-    return groups, {name: terms for name, terms in axes.items() if any(term[0] != "fixed" for term in terms)}
+    held = {tensor for group in groups.values() for tensor, _ in group.axes}
+    return groups, {name: terms for name, terms in axes.items() if name in held}

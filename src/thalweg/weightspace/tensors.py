@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, parted, pieces, pin, product, regroup, total, unify
 
 POSITION = "its entries are positions, not units"
+CONSTANT = "it meets a constant, which has an order"
 
 
 @dataclass
@@ -53,11 +54,12 @@ def unknown(call: Operation, why: str = "") -> Any:
     """Whatever it touches keeps its order."""
     if call.shape is None:
         return None  # an assertion
+    why = why or (call.unknown if call.tensors else CONSTANT)
     for axis in [axis for axes in call.tensors for axis in axes]:
-        pin(axis, why or call.unknown)
+        pin(axis, why)
     if isinstance(call.shape, list):
-        return [None if shape is None else fresh(shape, why or call.unknown) for shape in call.shape]
-    return fresh(call.shape, why or call.unknown)
+        return [None if shape is None else fresh(shape, why) for shape in call.shape]
+    return fresh(call.shape, why)
 
 
 def broadcast(*tensors: Axes) -> Axes:
@@ -304,7 +306,7 @@ def gathered(call: Operation) -> Axes:
         for k, axis in enumerate(other):
             alike = index[k] if k == dim else x[k]
             (unify if alike.size == axis.size else _pin_both)(alike, axis)
-    return x if source else index
+    return x if source or "scatter" in call.name else index
 
 
 def _pin_both(one: Atom, two: Atom) -> None:
@@ -321,6 +323,15 @@ def padded(call: Operation) -> Axes:
             pin(found[-k], POSITION)
             found[-k] = Atom(call.shape[-k], pinned=POSITION)
     return Axes(found)
+
+
+def vmapped(call: Operation) -> Axes:
+    """What `vmap` maps over: its entries have no order of their own inside."""
+    x, *_, dim = call.args.values() if "remove" in call.name else [*call.args.values()][:2]
+    if "remove" in call.name:
+        return Axes([*x[:dim], *fresh([call.shape[dim]], INDEXED), *x[dim:]])
+    pin(x[dim], INDEXED)
+    return Axes([*x[:dim], *x[dim + 1 :]])
 
 
 def paired(call: Operation) -> Axes:

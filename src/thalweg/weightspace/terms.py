@@ -1,65 +1,71 @@
 """Axes as products and sums of named groups of units, out of the atoms that a trace has left."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .axes import Atom, choose, factors, find, product
+from .axes import Atom, choose, factors, find
 from .permutation import Term
 
 
-def leaves(axis: Atom) -> Iterator[Atom]:
-    axis = find(axis)
-    if not axis.parts:
-        yield axis
-    for part in axis.parts:
-        yield from leaves(part)
+def undecided(axes: Sequence[Atom]) -> Iterator[Atom]:
+    """Choices in a tensor by something that is no single axis of it, or can itself be renumbered."""
+    atoms = [atom for axis in axes for atom in factors(axis)]
+    if (at := next((k for k, atom in enumerate(atoms) if atom.kind == "sum"), None)) is not None:
+        for part in atoms[at].parts:
+            yield from undecided([*atoms[:at], part, *atoms[at + 1 :]])
+        return
+    choice = next((atom for atom in atoms if atom.kind == "choice" and not _alike(atom)), None)
+    if choice is None or choice.chooser is None:
+        return
+    chooser = find(choice.chooser)
+    if atoms.count(chooser) != 1 or not chooser.pinned:
+        yield choice
+        return
+    for k in range(chooser.size):
+        yield from undecided([choose(atom, chooser, k) for atom in atoms if atom is not chooser])
 
 
-def undecided(axis: Atom) -> Iterator[Atom]:
-    """Choices whose chooser can itself be renumbered, so that they must be the same for all its units."""
-    axis = find(axis)
-    if axis.kind == "choice" and axis.chooser is not None and not all(leaf.pinned for leaf in leaves(axis.chooser)):
-        yield axis
-    for part in axis.parts:
-        yield from undecided(part)
+def _alike(choice: Atom) -> bool:
+    return all(find(part) is find(choice.parts[0]) for part in choice.parts)
 
 
-def in_groups(axis: Atom, names: Mapping[int, str]) -> Term:
-    """An axis as a product or sum of groups, or fixed."""
-    axis = find(axis)
-    if not axis.parts:
-        return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size)
-    whole = axis.kind == "product"
-    parts = _chosen_terms(factors(axis), names) if whole else [in_groups(part, names) for part in axis.parts]
-    if axis.kind == "choice" or all(part[0] == "fixed" for part in parts):
-        return ("fixed", axis.size)
-    return parts[0] if len(parts) == 1 else (axis.kind, axis.size, *parts)
+def in_groups(axes: Sequence[Atom], names: Mapping[int, str]) -> tuple[Term, ...]:
+    """The axes of a tensor as products and sums of groups, or fixed; one that chooses among others has a number."""
+    loose = {id(choice) for choice in undecided(axes)}
+    keys: dict[int, int] = {}
 
+    def term(axis: Atom) -> Term:
+        axis = find(axis)
+        if not axis.parts:
+            key = (keys[id(axis)],) if id(axis) in keys else ()
+            return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size, *key)
+        if axis.kind == "choice" and _alike(axis):
+            return term(axis.parts[0])
+        parts, key = factors(axis) if axis.kind == "product" else axis.parts, ()
+        if axis.kind == "choice" and axis.chooser is not None:
+            chooser = find(axis.chooser)
+            key = (keys.setdefault(id(chooser), len(keys)),)
+            parts = [choose(part, chooser, k) for k, part in enumerate(parts)]
+        found = [term(part) for part in parts]
+        if id(axis) in loose or all(each == ("fixed", each[1]) for each in found):
+            return ("fixed", axis.size)
+        return found[0] if len(found) == 1 else (axis.kind, axis.size, *key, *found)
 
-def _chosen_terms(atoms: list[Atom], names: Mapping[int, str]) -> list[Term]:
-    """The factors of a product; where one chooses among the alternatives of those after it, a sum over its units."""
-    for k, atom in enumerate(atoms):
-        if any(other.chooser is not None and find(other.chooser) is atom for other in atoms[k + 1 :]):
-            rest = [product([choose(other, atom, i) for other in atoms[k + 1 :]]) for i in range(atom.size)]
-            size = atom.size * rest[0].size
-            return [
-                *(in_groups(a, names) for a in atoms[:k]),
-                ("sum", size, *(in_groups(each, names) for each in rest)),
-            ]
-    return [in_groups(atom, names) for atom in atoms]
+    for axis in axes:
+        term(axis)  # which numbers those that choose
+    return tuple(map(term, axes))
 
 
 def without(term: Term, dropped: Iterable[str]) -> Term:
     kind, size, *rest = term
     if kind == "group":
         return ("fixed", size) if rest[0] in dropped else term
-    parts = [without(part, dropped) for part in rest]
-    return ("fixed", size) if all(part[0] == "fixed" for part in parts) else (kind, size, *parts)
+    return (kind, size, *(without(part, dropped) if isinstance(part, tuple) else part for part in rest))
 
 
 def sized(term: Term) -> Iterator[tuple[str, int]]:
     kind, size, *rest = term
     if kind == "group":
         yield rest[0], size
-    elif kind != "fixed":
-        for part in rest:
+    for part in rest if kind != "group" else ():
+        if isinstance(part, tuple):
             yield from sized(part)
