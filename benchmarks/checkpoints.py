@@ -17,7 +17,7 @@ import thalweg as tw
 from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
 from thalweg.store.runs import Run
-from thalweg.training.checkpoint import Course
+from thalweg.training.checkpoint import TrainingProgress
 from thalweg.training.loop import Observer
 from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step
@@ -34,12 +34,14 @@ def main() -> None:
     batch = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     times = []
     with tempfile.TemporaryDirectory() as folder:
-        course = Course(Run(folder), plain, Observer(), [batch], lambda: iter([batch]), Context(), step.optimizer)
-        for _ in course.rest_of_epoch():
-            course.count(step(batch, 1e-3))
+        progress = TrainingProgress(
+            Run(folder), plain, Observer(), [batch], lambda: iter([batch]), Context(), step.optimizer
+        )
+        for _ in progress.rest_of_epoch():
+            progress.count(step(batch, 1e-3))
         for _ in range(saves):
             start = time.perf_counter()
-            course.save()
+            progress.save()
             times.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in Run(folder).folder.rglob("*"))
     seconds = statistics.median(times)

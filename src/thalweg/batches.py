@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from .errors import ThalwegError
 
@@ -24,7 +23,7 @@ def count(batches: Batches, name: str = "the batches") -> int:
     >>> count([1, 2, 3])
     3
     """
-    if isinstance(batches, Dataset):
+    if isinstance(batches, torch.utils.data.Dataset):
         raise ThalwegError(
             f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader"
         )

@@ -16,8 +16,7 @@ from .evaluation.ensemble import Ensemble
 from .evaluation.ensemble_folder import MANIFEST
 from .runtime.compute import shards_of
 from .runtime.rng import seeded
-from .store import files
-from .store.checkpoints import read_tensors
+from .store import checkpoints, files
 from .tasks import Task
 from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
@@ -105,7 +104,7 @@ def load_curve(path: Path, model: nn.Module) -> Curve:
 
 def find_curve(path: Path) -> dict[str, Tensor] | None:
     """The control points in a checkpoint of the paper's public code, if it holds a curve."""
-    for _, tensors in read_tensors(path):
+    for _, tensors in checkpoints.read_tensors(path):
         prefixes = {name.partition(CURVE_LAYER)[0] for name in tensors if CURVE_LAYER in name}
         if len(prefixes) == 1:
             return files.below(tensors, prefixes.pop())

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .errors import ThalwegError
 from .generators import generator_state, is_generator, set_generator
@@ -273,7 +272,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
             yield "self", Place(None, None, value.__self__)
         case FunctionType():
             yield from _of_function(value)
-        case Optimizer():
+        case torch.optim.Optimizer():
             yield from _of_optimizer(value)
             return
     if isinstance(value, FunctionType) or _is_traversed(type(value)):
@@ -295,7 +294,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
                 yield f"{kind.__name__}.{key}", Place(kind, key, item)
 
 
-def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Place]]:
     """Its attributes, the settings of its groups, and its state for each tensor; not its learning rates."""
     moving = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     yield from ((f"state/{k}", Place(None, None, optimizer.state[tensor])) for k, tensor in enumerate(moving))

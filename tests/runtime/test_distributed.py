@@ -15,7 +15,7 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.runtime.distributed import Ranks, _own_gpu
-from thalweg.training.fingerprint import _check_whole
+from thalweg.training.fingerprint import _refuse_distributed_sampler
 
 HERE = Path(__file__).parent.parent
 SOURCE = Path(tw.__file__).parents[1]  # so that the processes run this copy
@@ -262,7 +262,7 @@ def test_loaders_that_divide_the_data_themselves_are_refused():
     sampler = torch.utils.data.distributed.DistributedSampler(data, 2, 0)
     loader = torch.utils.data.DataLoader(data, sampler=sampler)
     with pytest.raises(tw.ThalwegError, match="leave the sampler out"):
-        _check_whole(loader)
+        _refuse_distributed_sampler(loader)
 
 
 def test_every_rank_has_a_gpu_of_its_own():

@@ -15,7 +15,7 @@ from ..errors import ThalwegError, during
 from ..evaluation.fingerprint import Facts
 from ..store.interrupts import Interrupts
 from ..store.runs import Run, versions
-from ..training.checkpoint import Course
+from ..training.checkpoint import TrainingProgress
 from ..training.fingerprint import FINGERPRINTS
 from ..training.loop import OnEpoch, Settings
 from ..training.step import Step
@@ -72,25 +72,25 @@ class Live:
 
     def resume(
         self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any, on_epoch: OnEpoch | None
-    ) -> Course:
+    ) -> TrainingProgress:
         """The progress of the run: from its folder, or from the start."""
-        self.course = Course(
+        self.progress = TrainingProgress(
             self.run, self.step.plain, observer, batches, passes, self.context, self.step.optimizer, on_epoch
         )
-        self.bar.done = self.course.done
+        self.bar.done = self.progress.done
         if self.step.distributed is not None:
-            self.step.distributed.done = self.course.done
-        return self.course
+            self.step.distributed.done = self.progress.done
+        return self.progress
 
     def after_step(self, loss: Tensor) -> None:
         """Show progress; save if it is due or a stop was requested; let interleaved runs take their steps."""
         self.bar.advance(f"loss {float(loss):.4f}" if self.bar.due() else "")
-        distributed, course = self.step.distributed, self.course
+        distributed, progress = self.step.distributed, self.progress
         stop, due = self._wishes() if distributed is None else distributed.granted()
         if self.run is not None and (stop or due):
-            course.save()
+            progress.save()
         if stop and self.interrupts.wanted:
-            self.interrupts.grant(self.run, f"step {course.done}, in epoch {course.epoch}")
+            self.interrupts.grant(self.run, f"step {progress.done}, in epoch {progress.epoch}")
         if self.context.slot is not None:
             self.context.slot.pass_on()
 

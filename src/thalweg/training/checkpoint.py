@@ -13,8 +13,7 @@ from ..errors import ThalwegError, during
 from ..object_state import ABSENT, changed, numbered, traverse
 from ..runtime.compute import Context
 from ..runtime.rng import Snapshot, capture, reinstate, undisturbed
-from ..store.files import reading
-from ..store.packing import packed, unpacked
+from ..store import files, packing
 from ..store.runs import LOG, STATE, Run
 from ..weightspace.checkpoint import PART, Checkpoint
 from ..weightspace.weights import LARGE
@@ -25,7 +24,7 @@ from .step import Bends, Optimized, Step
 NUMBER = "#"  # after the name of state that is a plain number
 
 
-class Course:
+class TrainingProgress:
     """Counts steps and epochs, saves the state when it is due, and starts from a saved one if there is one.
 
     In the middle of an epoch, the order of the data is that of its beginning: the random states of then and of now are
@@ -57,11 +56,11 @@ class Course:
             module = step.probe.module if step.probe.copied else nn.Module()  # one in shards has no other state
             self.extra = SideState(module, step.task, batches, step.optimizer)
         if state is not None:
-            with reading(Path(STATE) if run is None else run.folder / STATE):
-                self._restore(unpacked(*(state if run is None else run.own(state))))
+            with files.reading(Path(STATE) if run is None else run.folder / STATE):
+                self._restore(packing.unpacked(*(state if run is None else run.own(state))))
         if run is not None:
             logged = run.lines(LOG)
-            with reading(run.folder / LOG):
+            with files.reading(run.folder / LOG):
                 still = [entry for entry in logged if entry["epoch"] < self.epoch]
             run.rewrite(LOG, still, changed=len(still) < len(logged))
 
@@ -142,7 +141,7 @@ class Course:
             "extra": self.extra.state(),
             "optimizer": self.optimizer.state(),
         }
-        self.run.save(*packed(state))
+        self.run.save(*packing.packed(state))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if state["extra"]["frozen"]:  # which the network moves; otherwise they would be written into the caller's

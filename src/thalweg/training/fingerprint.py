@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import Batches
 from ..errors import ThalwegError
 from ..evaluation.fingerprint import Facts, curve_fingerprint, data_fingerprint, first_pass, rounding, summary
 from ..runtime.compute import Compute, Processes
 from ..runtime.rng import seeded, undisturbed
-from ..store import facts
-from ..store.files import gathered
+from ..store import facts, files
 from ..tasks import Task
 from ..weightspace.curves import Curve
 from ..weightspace.layout import Layout
@@ -44,7 +41,7 @@ def training_fingerprint(
 ) -> Facts:
     """The facts that all trainings share; `vectors` is what is trained, if it is not the network itself."""
     if processes.size > 1:
-        _check_whole(batches)
+        _refuse_distributed_sampler(batches)
     data, first = data_fingerprint(batches, "the training data")
     optimizer, own = _optimizer_fingerprint(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
     steps, device = updates(batches, settings.accumulate), next(module.parameters()).device
@@ -114,7 +111,7 @@ def _optimizer_fingerprint(settings: Settings, layout: Layout, vectors: Sequence
         optimizer = user_optimizer(named, settings)
     found = {"the optimizer's": facts.table(_optimizer_settings(optimizer, named))}
     corners = [
-        (name, nn.Parameter(gathered(part.detach())[(slice(TRIED),) * part.ndim].clone())) for name, part in named
+        (name, nn.Parameter(files.gathered(part.detach())[(slice(TRIED),) * part.ndim].clone())) for name, part in named
     ]
     tried = [part.detach() for _, part in corners]
     with undisturbed(settings.optimizer), seeded(0), suppress(Exception):  # user code need not work on these
@@ -124,7 +121,7 @@ def _optimizer_fingerprint(settings: Settings, layout: Layout, vectors: Sequence
     return found, float(optimizer.param_groups[0]["lr"])
 
 
-def _try_steps(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+def _try_steps(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
     given = [group["lr"] for group in optimizer.param_groups]
     for step in range(1, 4):
         for k, part in enumerate(parameters):
@@ -134,7 +131,7 @@ def _try_steps(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         optimizer.step()
 
 
-def _optimizer_settings(optimizer: Optimizer, named: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
+def _optimizer_settings(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
     """Its class, the settings of its groups, and its other attributes."""
     found: dict[str, Any] = {"class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
     numbers = {id(tensor): k for k, (_, tensor) in enumerate(named)}
@@ -145,8 +142,8 @@ def _optimizer_settings(optimizer: Optimizer, named: Sequence[tuple[str, Tensor]
     return found | {key: value for key, value in vars(optimizer).items() if key[0] != "_" and key not in OWN}
 
 
-def _check_whole(batches: Batches) -> None:
-    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
+def _refuse_distributed_sampler(batches: Batches) -> None:
+    if isinstance(getattr(batches, "sampler", None), torch.utils.data.distributed.DistributedSampler):
         raise ThalwegError(
             "every rank takes its part of every batch itself, but this loader has a DistributedSampler and gives each "
             "of them other batches: leave the sampler out"

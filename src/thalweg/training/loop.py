@@ -153,22 +153,22 @@ def train(
     with call.running(step, batches, settings, steps * settings.epochs, label, run) as live:
         trainable.probe.module.train()
         observer.begin(live.step, steps)
-        course = live.resume(batches, passes, observer, settings.on_epoch)
-        lr = schedule(course.done) if course.done else 0.0
-        while course.epoch <= settings.epochs:
+        progress = live.resume(batches, passes, observer, settings.on_epoch)
+        lr = schedule(progress.done) if progress.done else 0.0
+        while progress.epoch <= settings.epochs:
             watch = _Divergence(trainable)
-            for batch in course.rest_of_epoch():
-                lr = schedule(course.done + 1)
+            for batch in progress.rest_of_epoch():
+                lr = schedule(progress.done + 1)
                 loss = live.step(batch, lr)
-                course.count(loss)
-                watch.see(course.done, loss, lr, batch)
-                observer.after_step(course.done, lr, loss)
+                progress.count(loss)
+                watch.see(progress.done, loss, lr, batch)
+                observer.after_step(progress.done, lr, loss)
                 live.after_step(loss)
-            watch.end(course.done, lr)
+            watch.end(progress.done, lr)
             live.after_epoch()
-            observer.after_epoch(course.epoch)
-            call.warn_if_stalled(step, batches, course.epoch, settings.epochs)
-            course.after_epoch(lr)
+            observer.after_epoch(progress.epoch)
+            call.warn_if_stalled(step, batches, progress.epoch, settings.epochs)
+            progress.after_epoch(lr)
 
 
 class _Divergence:

@@ -94,7 +94,7 @@ def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> O
             f"the optimizer must take steps without a closure, and {type(optimizer).__name__} needs one: use another"
         ) from None
     groups = optimizer.param_groups
-    _check_whole(named, [id(tensor) for group in groups for tensor in group["params"]])
+    _check_complete(named, [id(tensor) for group in groups for tensor in group["params"]])
     own = [group["weight_decay"] for group in groups if group.get("weight_decay")]
     if negative := [decay for decay in own if decay < 0]:
         raise ThalwegError(f"weight_decay must be 0 or more; got {negative[0]} in {type(optimizer).__name__}")
@@ -134,8 +134,8 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
 def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
     named = [(name, tensor) for name, tensor in named_parameters(module)[0].items() if tensor.requires_grad]
-    made = user_optimizer(named, Settings(1, None, 0.0, 0.0, None, factory, None, 0))
-    return float(made.param_groups[0]["lr"])
+    settings = Settings(1, None, 0.0, 0.0, None, factory, None, 0)
+    return float(user_optimizer(named, settings).param_groups[0]["lr"])
 
 
 def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
@@ -167,7 +167,7 @@ def _sgd(groups: Sequence[Any], settings: Settings) -> Optimizer:
     return SGD(groups, lr=first, momentum=settings.momentum)
 
 
-def _check_whole(named: Sequence[tuple[str, Tensor]], moved: list[int]) -> None:
+def _check_complete(named: Sequence[tuple[str, Tensor]], moved: list[int]) -> None:
     names = {id(tensor): name for name, tensor in named}
     if strange := set(moved) - set(names):
         raise ThalwegError(

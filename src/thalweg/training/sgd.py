@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
 
 from ..errors import ThalwegError
 
@@ -38,11 +37,11 @@ def decay(lr: float, epochs: int, steps: int) -> Schedule:
 OptimizerFactory = Callable[..., Any]  # an optimizer class, a partial of one, or a function; see help(thalweg.fit)
 
 
-def make_optimizer(vectors: Sequence[Tensor], momentum: float) -> Optimizer:
+def make_optimizer(vectors: Sequence[Tensor], momentum: float) -> torch.optim.Optimizer:
     """The default, SGD with momentum on the vectors."""
     # in half precision on a CPU, the fused one skips updates
     fused = vectors[0].is_cuda or vectors[0].dtype in (torch.float32, torch.float64)
-    return SGD(vectors, lr=0.0, momentum=momentum, fused=fused)
+    return torch.optim.SGD(vectors, lr=0.0, momentum=momentum, fused=fused)
 
 
 def rates(first: Any, given: Sequence[Any]) -> list[Any]:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from ..batches import Batches
 from ..object_state import (
@@ -68,7 +66,7 @@ class SideState:
     seen: dict[str, Any] | None = None
     warned = False
 
-    def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: Optimizer):
+    def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: torch.optim.Optimizer):
         self.module, self.batches, self.optimizer = module, batches, optimizer
         self.hidden = HiddenState(network=module, loss=task.loss, predict=task.predict)
         inside = set(module.modules())
@@ -166,5 +164,5 @@ def _iterators(batches: Batches) -> Iterator[str]:
     found = traverse(numbered([batches]))
     yield from (dotted(path) for path, value in found.closed.items() if _is_iterator(value))
     for path, owner in found.owners.items():
-        if isinstance(owner, DataLoader) and owner.persistent_workers and owner.num_workers:
+        if isinstance(owner, torch.utils.data.DataLoader) and owner.persistent_workers and owner.num_workers:
             yield dotted(f"{path}/persistent_workers")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..errors import ThalwegError
 from ..tasks import Number, Task
@@ -39,7 +38,7 @@ class Step:
         self,
         trainable: "Trainable",
         task: Task,
-        optimizer: Optimizer,
+        optimizer: torch.optim.Optimizer,
         weight_decay: float = 0.0,
         clip: float | None = None,
         make: Callable[[Any], Any] = lambda drawn: drawn,

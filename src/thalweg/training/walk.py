@@ -33,7 +33,6 @@ from .step import Network
 from .walk_methods import Method, Plan
 
 Start = Weights | Checkpoint
-Story = tuple[list[Weights], Trace]  # the networks collected from one start, and what happened on the way
 APART = 1_000_003  # between the seeds of several starts, which should not see the data in the same order
 
 
@@ -108,7 +107,7 @@ def walk(
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch, accumulate)
     call, watch = Call(compute or Compute(), progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
-    pooled: list[Story] = []
+    pooled: list[Walk] = []  # one from each start
 
     @cache
     def fingerprint() -> Facts:
@@ -126,7 +125,7 @@ def walk(
             **measured_fingerprint(module, points[0], task, watch, call.compute),
         }
 
-    def walked(number: int, folder: Run | None) -> Story:
+    def walked(number: int, folder: Run | None) -> Walk:
         made = {"by": "walk", "method": str(method), "start": number, "seed": common.seed}
         observer, here = WalkObserver(plan, task, watch, made, folder, call, starts[number]), starts[number]
         label = f"walking ({type(method).__name__}{f', start {number + 1}' if len(starts) > 1 else ''})"
@@ -140,15 +139,15 @@ def walk(
         except Diverged as error:
             error.members = [*_joined(pooled).members, *observer.members]
             raise
-        return observer.members, observer.trace()
+        return Walk(tuple(observer.members), (observer.trace(),))
 
     def all_walked(_: Run | None) -> Walk:
         for number, name in enumerate(names):
-            pooled.append(call.resumed(Run.of(run, name), "walk", fingerprint, STORY, partial(walked, number)))
+            pooled.append(call.resumed(Run.of(run, name), "walk", fingerprint, FROM_ONE_START, partial(walked, number)))
         return _joined(pooled)
 
     def load(folder: Path) -> Walk:
-        return _joined([STORY.load(folder / name) for name in names])
+        return _joined([FROM_ONE_START.load(folder / name) for name in names])
 
     def save(found: Walk, folder: Path) -> None:
         """The members as an ensemble, then the traces; the last one marks the walk as finished."""
@@ -160,21 +159,26 @@ def walk(
     return call.resumed(run, "walk", fingerprint, StoredResult(f"trace-{len(starts)}.json", load, save), all_walked)
 
 
-def _joined(stories: Sequence[Story]) -> Walk:
-    return Walk(tuple(member for members, _ in stories for member in members), tuple(trace for _, trace in stories))
+def _joined(walks: Sequence[Walk]) -> Walk:
+    """What was collected from several starts."""
+    return Walk(
+        tuple(member for walk in walks for member in walk.members),
+        tuple(trace for walk in walks for trace in walk.traces),
+    )
 
 
-def _load_story(folder: Path) -> Story:
+def _load_one(folder: Path) -> Walk:
     trace = Trace.load(folder / files.TRACE)
-    return [Weights.load(_collected(folder, i)) for i in trace.collected], trace
+    return Walk(tuple(Weights.load(_collected(folder, i)) for i in trace.collected), (trace,))
 
 
 def _collected(folder: Path, i: int) -> Path:
     return files.no_link(folder / f"collected-{i:d}.safetensors")
 
 
-# of one start
-STORY = StoredResult[Story](files.TRACE, _load_story, lambda made, folder: made[1].save(folder / files.TRACE))
+FROM_ONE_START = StoredResult[Walk](
+    files.TRACE, _load_one, lambda found, folder: found.traces[0].save(folder / files.TRACE)
+)
 
 
 class WalkObserver(Observer):
@@ -239,8 +243,8 @@ class WalkObserver(Observer):
     def trace(self) -> Trace:
         lr = np.array([float(self.plan.rate(i)) for i in range(1, len(self.seen) + 1)])
         loss, distance = torch.stack(self.seen).double().cpu().numpy().T
-        about = (self.plan.collected, self.steps, self.watched_at, self.watched, dict(self.task.units))
-        return Trace(lr, loss, distance, *about)
+        collected, units = self.plan.collected, dict(self.task.units)
+        return Trace(lr, loss, distance, collected, self.steps, self.watched_at, self.watched, units)
 
     def _look(self, i: int) -> None:
         self.watched_at.append(i)

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..store import files
-from ..store.packing import packed, unpacked
-from ..store.records import decoded
+from ..store import files, packing, records
 from .weights import Weights
 
 PART = "/"  # before the number of a parameter, in the name of optimizer state that not all of them have
@@ -37,7 +35,7 @@ class Checkpoint:
         own, about = self.weights._parts(files.place(path), apart)
         tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
-        arrays, extra = packed(self.extra)
+        arrays, extra = packing.packed(self.extra)
         tensors |= {f"extra/{name}": tensor for name, tensor in arrays.items()}
         story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
         files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
@@ -47,7 +45,9 @@ class Checkpoint:
         tensors, about = files.load_tensors(files.place(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
         with files.reading(Path(path)):
-            extra = unpacked(files.below(tensors, "extra/"), about.get("extra", {}))  # older files do not have it
+            extra = packing.unpacked(
+                files.below(tensors, "extra/"), about.get("extra", {})
+            )  # older files do not have it
             own = {key: about[key] for key in ("kind", "epoch")}
             state = files.below(tensors, "optimizer/")
-            return decoded(cls, {"weights": weights, "optimizer": state, "extra": extra, **own})
+            return records.decoded(cls, {"weights": weights, "optimizer": state, "extra": extra, **own})

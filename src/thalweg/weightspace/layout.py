@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ThalwegError
 from ..runtime.compute import shards_of
-from ..store.files import load_tensors, save_tensors
-from ..store.records import decoded
+from ..store import files, records
 from .state import plain
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -170,11 +169,11 @@ class Layout:
 
     def save(self, path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write tensors of networks with this layout to a file."""
-        save_tensors(path, kind, tensors, about)
+        files.save_tensors(path, kind, tensors, about)
 
     def load(self, path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Read them."""
-        return load_tensors(path, kind)
+        return files.load_tensors(path, kind)
 
     def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
         """Raise, naming the first tensor that differs, unless both describe the same network."""
@@ -193,7 +192,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
-        found = decoded(cls, {**entry, "dtype": getattr(torch, entry["dtype"])})
+        found = records.decoded(cls, {**entry, "dtype": getattr(torch, entry["dtype"])})
         if (
             not found.names
             or len(found.names) != len(found.shapes)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ..errors import ThalwegError
 from ..generators import same_randomness
@@ -354,7 +353,7 @@ def drop_caches(module: nn.Module) -> None:
 
 
 def _refuse_cached() -> None:
-    if parametrize._cache_enabled:
+    if nn.utils.parametrize._cache_enabled:
         raise ThalwegError(
             "torch.nn.utils.parametrize.cached() is active, and would keep the weights of one point at all others: "
             "make this call outside of it"

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batches import Batches, mapped, tensors_in
@@ -153,7 +152,7 @@ class Watch(TorchDispatchMode):
 @contextmanager
 def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
     watch = Watch(probe, seed)
-    hooks = [register_module_forward_pre_hook(watch.check_part)]
+    hooks = [nn.modules.module.register_module_forward_pre_hook(watch.check_part)]
     if not isinstance(probe.module, torch.jit.ScriptModule):
         hooks.append(probe.module.register_forward_pre_hook(watch.before_call, with_kwargs=True, prepend=True))
         hooks.append(probe.module.register_forward_hook(watch.after_call))

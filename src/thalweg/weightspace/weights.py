@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
-from ..store import files
-from ..store.checkpoints import find_state
+from ..store import checkpoints, files
 from .layout import Layout, named_buffers, named_parameters
 
 if TYPE_CHECKING:
@@ -214,7 +213,7 @@ class Weights:
             own = cls.of(module)
             wanted = {name: tensor.shape for name, tensor in own.state_dict().items()}
             with files.reading(path):
-                return cls.from_state(find_state(path, wanted, dict(own.layout.aliases), key), module)
+                return cls.from_state(checkpoints.find_state(path, wanted, dict(own.layout.aliases), key), module)
         layout = Layout.of(module)
         return cls._of_parts(path, *layout.load(path, "weights"), layout).to(next(module.parameters()).device)
 
