@@ -67,7 +67,12 @@ def test_a_dict_of_the_users_own_stays_one():
 
 @pytest.mark.parametrize(
     ("batches", "message"),
-    [([], "are empty"), (iter([1]), "must have a length"), ((i for i in [1]), "must have a length")],
+    [
+        ({"a": [1]}, "of one data set; got a dict of 'a': give one"),
+        ([], "are empty"),
+        (iter([1]), "must have a length"),
+        ((i for i in [1]), "must have a length"),
+    ],
 )
 def test_what_is_no_set_of_batches(batches, message):
     with pytest.raises(tw.ThalwegError, match=message):

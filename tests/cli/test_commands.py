@@ -601,7 +601,7 @@ def circle():
 def test_ensemble_command_keeps_a_temperature(here):
     output = ok("ensemble", "a", "b", "--task", "mine:circle", "--held-out", "train", "--out", "calibrated")
     heat = tw.Ensemble.load("calibrated/members", circle()).temperature
-    assert f"temperature of the ensemble: {heat:.3f}, fitted on held-out data" in output
+    assert f"temperature of the ensemble: {heat:.3f}, fitted on the very data that are scored" in output
     assert {"averaged", "forward"} <= {line.split()[0] for line in output.splitlines() if line.strip()}
     assert (here / "calibrated" / "reliability.png").is_file()
     refused = invoke("ensemble", "a", "--task", "mine:circle", "--held-out", "x", "--out", "other")
@@ -691,11 +691,12 @@ BAD_ENSEMBLES = {
         ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
         "data are train; got 'x'",
     ),
-    "one network alone": (("barriers", "a", "--task", "mine:circle", "--out", "new"), "at least 2 Weights"),
+    "one network alone": (("barriers", "a", "--task", "mine:circle", "--out", "new"), "at least 2 networks"),
     "one network twice": (
         ("barriers", "a", "a", "--task", "mine:circle", "--out", "new"),
         "each network is given once",
     ),
+    "one member twice": (("ensemble", "a", "a", "--task", "mine:circle", "--out", "new"), "each network is given once"),
     "barriers of other networks": (
         ("barriers", "a", "wide", "--task", "mine:circle", "--out", "new"),
         "'0.weight' is (16, 2)",
@@ -707,6 +708,10 @@ BAD_ENSEMBLES = {
     "a soup by an unknown metric": (
         ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
         "what the task measures, loss, data_loss, error; got 'x'",
+    ),
+    "the test data held out": (
+        ("compare", "--task", "mine:circle", "--out", "new", "--held-out", "train"),
+        "temperatures are fitted on other data than those of the test",
     ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
     "a budget too small": (

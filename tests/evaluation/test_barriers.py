@@ -241,7 +241,10 @@ def nan(weights):
 
 
 BAD = {
-    "one network": ({"weights": networks(1)}, "needs a list of at least 2 Weights, such as walk(...).members; got 1"),
+    "one network": (
+        {"weights": networks(1)},
+        "needs at least 2 networks, in a list of Weights such as walk",
+    ),
     "bare weights": ({"weights": networks(1)[0]}, "got Weights"),
     "modules": ({"weights": [ZOO["mlp"].module(0)] * 2}, "'1' must be Weights; got Sequential"),
     "another network": ({"weights": {"a": networks(1)[0], "b": line(0.0)}}, "'a' and 'b' do not describe the same"),

@@ -249,7 +249,7 @@ def test_whole_numbers_for_a_single_output_are_no_labels(wanted):
     assert set(values) == {"loss", "data_loss"}
     assert values["loss"][0] == pytest.approx(expected, rel=1e-12)
     with pytest.raises(
-        tw.ThalwegError, match=r"outputs and targets must have one shape .* \(6, 1\) and \(6,\): reshape"
+        tw.ThalwegError, match=r"whole numbers of two classes or more, .* \(6, 1\) and torch.* \(6,\): convert"
     ):
         tw.Ensemble(module, [point]).score(task, batches)
     flat = tw.Task(lambda outputs, targets: (outputs - targets).square(), lambda net, b: (net(b[0])[:, 0], b[1]))

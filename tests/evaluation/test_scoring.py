@@ -219,7 +219,7 @@ def test_closed_form_temperature_of_constant_logits():
         ([(torch.zeros(4, 1).double(),)], "got a tuple of 1: give data with labels"),
         ([(torch.zeros(4, 1).double(), "labels")], "targets that are no tensor"),
         ([(torch.zeros(4, 1).double(), torch.randn(4, 2).double())], "a temperature is fitted to labels"),
-        (labelled(-100, -100), "none of these labels counts"),
+        (labelled(-100, -100), "none of these 2 labels counts"),
         ([], "the batches are empty"),
     ],
 )

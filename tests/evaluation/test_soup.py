@@ -192,8 +192,8 @@ BAD = {
         {"weights": slopes(9.0, 8.0), "task": overflowing(), "metric": "odd"},
         "the score of '9.0', '8.0' on the held-out data is not a number",
     ),
-    "no networks": ({"weights": []}, "a soup needs a list of at least 2 Weights"),
-    "one network": ({"weights": slopes(1.0)}, "a soup needs a list of at least 2 Weights"),
+    "no networks": ({"weights": []}, "a soup needs at least 2 networks"),
+    "one network": ({"weights": slopes(1.0)}, "a soup needs at least 2 networks"),
     "another network": (
         {"weights": {**slopes(1.0), "b": tw.Weights.of(nn.Linear(2, 1).double())}},
         "'1.0' and 'b' do not describe the same network",
@@ -204,7 +204,10 @@ BAD = {
     ),
     "no such metric": ({"metric": "accuracy"}, "what the task measures, loss, data_loss; got 'accuracy'"),
     "no such way": ({"how": "best"}, "a soup is 'greedy' or 'uniform'; got 'best'"),
-    "several data sets": ({"held_out": {"a": [(X, X)], "b": []}}, "on one data set; got a dict of a, b: give one"),
+    "several data sets": (
+        {"held_out": {"a": [(X, X)], "b": []}},
+        "of one data set; got a dict of 'a', 'b': give",
+    ),
     "an iterator": ({"held_out": iter([(X, X)])}, "the batches of 'held-out' must have a length"),
 }
 

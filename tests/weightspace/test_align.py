@@ -287,7 +287,7 @@ def test_alignment_lowers_the_barrier_of_a_line():
         ({"by": "magic"}, "by 'weights' or by 'activations'; got 'magic'"),
         ({"b": tw.Weights.of(nn.Linear(6, 4))}, "not describe the same network"),
         ({"module": nn.Linear(6, 4)}, "the network and a do not describe the same network"),
-        ({"b": []}, "align needs a list of at least 1 Weights"),
+        ({"b": []}, "align needs at least 1 network"),
         ({"batches": []}, "the batches are empty"),
         ({"groups": {}, "by": "activations"}, "only where groups are traced: leave groups= out"),
     ],

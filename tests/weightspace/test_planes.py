@@ -132,9 +132,9 @@ def test_a_fitted_plane_keeps_small_directions_of_large_weights(dtype):
 
 def test_what_no_plane_can_be_fitted_to_is_refused(points):
     a, b = points[:2]
-    with pytest.raises(tw.ThalwegError, match="a fitted plane needs a list of at least 3 Weights"):
+    with pytest.raises(tw.ThalwegError, match="a fitted plane needs at least 3 networks"):
         tw.Plane.fit([a])
-    with pytest.raises(tw.ThalwegError, match=r"a fitted plane needs a list of at least 3 Weights.*got Weights"):
+    with pytest.raises(tw.ThalwegError, match=r"a fitted plane needs at least 3 networks.*got Weights"):
         tw.Plane.fit(a)
     line = [tw.average([a, b], [1 - t, t]) for t in (0.0, 0.3, 0.6, 1.0)]
     for flat in ([a, a, a], line):
@@ -181,6 +181,14 @@ def test_random_directions_depend_on_the_seed_alone():
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_weights_that_are_not_finite_have_no_place_in_a_plane(plane, points):
+    bad = tw.average([points[0]])
+    bad.vector[0] = float("nan")
+    for ask in (plane.project, plane.distance):
+        with pytest.raises(tw.ThalwegError, match="holds NaN or infinity, so it has diverged: leave it out"):
+            ask(bad)
 
 
 def test_the_line_of_a_plane_around_a_network_goes_through_it():

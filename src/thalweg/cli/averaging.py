@@ -7,9 +7,8 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
 from . import options
-from .ensembles import chosen_data
+from .ensembles import check_different, chosen_data
 from .options import Arguments, bar, done, following
 from .page import page
 
@@ -137,8 +136,7 @@ def _networks(own: Arguments) -> "dict[str, tw.Weights]":
     from ..loading import load_members
 
     what, model = own.given["what"], own.inputs.model
-    if len(set(what)) < len(what):
-        raise ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
+    check_different(what)
     short = [path.stem if path.is_file() else path.resolve().name for path in what]
     names = short if len(set(short)) == len(short) else map(str, what)
     found: dict[str, tw.Weights] = {}

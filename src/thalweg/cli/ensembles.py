@@ -1,6 +1,6 @@
 """thalweg walk, ensemble and compare: networks that are collected on a walk, pooled, and compared at equal cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,6 +104,7 @@ def ensemble(
     from ..store.files import no_link
 
     inputs = own.inputs
+    check_different(what)
     name, other = chosen_data(inputs.data, data), held_out and inputs.data[chosen_data(inputs.data, held_out)]
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
@@ -195,6 +196,11 @@ def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) 
             return tw.SWA(lr=lr_max, cycle=cycle)
         case _:
             raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{name}'")
+
+
+def check_different(what: Sequence[Path]) -> None:
+    if len(set(what)) < len(what):
+        raise ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
 
 
 def chosen_data(data: Mapping[str, Any], name: str | None) -> str:

@@ -42,6 +42,7 @@ from .serving import (
 )
 
 HELD_OUT = "held-out data"
+SAME = "the very data that are scored, so that calibrated scores are too good: give other held-out data"
 CROSS_FITTED = "each half of the data, for the other half"
 KEPT = f"the data given to calibrate (members and smaller ensembles: {CROSS_FITTED})"
 
@@ -79,6 +80,10 @@ class Ensemble:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def __repr__(self) -> str:
+        kept = "" if self.temperature is None else f", temperature {self.temperature:.3g}"
+        return f"Ensemble({len(self)} x {self._probe.layout.size} weights{kept})"
 
     @property
     def temperature(self) -> float | None:
@@ -270,6 +275,7 @@ class Ensemble:
             notes.append(f"no calibrated scores, since {together.why_none}")
         averaged = self._averaged(task, batches, held_out, bn_batches, notes)
         scaled = together.after is not None
+        fitted_on = (CROSS_FITTED if self.temperature is None else KEPT) if held_out is None else HELD_OUT
         return Report(
             growth,
             members,
@@ -278,7 +284,7 @@ class Ensemble:
             together.reliability,
             calibrated_reliability=together.calibrated_reliability,
             temperature=float(together.heat.mean()) if scaled else None,
-            fitted_on=(CROSS_FITTED if self.temperature is None else KEPT) * scaled if held_out is None else HELD_OUT,
+            fitted_on=(SAME if held_out is batches else fitted_on) * scaled,
             averaged=averaged,
             megabytes=megabytes(self.members),
             notes=notes,

@@ -45,6 +45,8 @@ class Judge:
 
     def check(self) -> None:
         """Raise before anything is trained if networks cannot be scored on these data, or temperatures not fitted."""
+        if self.held_out is self.test:
+            raise ThalwegError("temperatures are fitted on other data than those of the test: give others as held_out")
         self._score([Weights.of(self.module)])
 
     def alone(self, runs: Runs) -> list[Examples]:

@@ -199,7 +199,7 @@ def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     check_labels(labels, outputs.shape[1])
     counted = labels != IGNORED
     if not bool(counted.any()):
-        raise ThalwegError(f"none of these labels counts: all are {IGNORED}")
+        raise ThalwegError(f"none of these {len(labels)} labels counts: labels of {IGNORED} do not")
     return rows(outputs)[counted], labels[counted]
 
 

@@ -276,7 +276,8 @@ def sampling_of(
     given = (("points", None if adaptive else points, "curve"), ("grid", grid, "plane"), ("margin", margin, "plane"))
     for name, value, wanted in given:
         if value is not None and kind != wanted:
-            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out")
+            or_this = ', or give "adaptive"' if (name, kind) == ("points", "plane") else ""
+            raise ThalwegError(f"{name}= is for a {wanted}, and this is a scan of a {kind}: leave it out{or_this}")
     if tolerance is not None and not (adaptive and kind == "curve"):
         raise ThalwegError('tolerance= is for the scan of a curve with points="adaptive": leave it out')
     if isinstance(target, Curve):

@@ -130,7 +130,7 @@ class Scored:
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
     if values.shape != targets.shape:
         raise ThalwegError(
-            f"outputs and targets must have one shape to be compared; got {tuple(values.shape)} and "
-            f"{tuple(targets.shape)}: reshape one in the task"
+            "predictions are scored against labels, whole numbers of two classes or more, or against targets of their "
+            f"shape; got {tuple(values.shape)} and {describe(targets)}: convert or reshape one in the task"
         )
     return {"squared_error": float((values - targets.double()).square().mean())}

@@ -129,6 +129,6 @@ def arguments(inputs: Any) -> Sequence[Any]:
     if not isinstance(inputs, Tensor | tuple | list):
         raise ThalwegError(
             "inputs are those of one batch, without targets: a tensor, a tuple of them, or a dict by name; got "
-            f"{type(inputs).__name__}: call this for one batch after another"
+            f"{type(inputs).__name__}: give tensors, one batch at a time"
         )
     return [inputs] if isinstance(inputs, Tensor) else inputs

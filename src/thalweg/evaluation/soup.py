@@ -134,8 +134,6 @@ def soup(
     check_task(task)
     if how not in ("greedy", "uniform"):
         raise ThalwegError(f"a soup is 'greedy' or 'uniform'; got {how!r}")
-    if isinstance(held_out, Mapping):
-        raise ThalwegError(f"a soup is chosen on one data set; got a dict of {', '.join(map(str, held_out))}: give one")
     _check(metric, ("loss", "data_loss", *(("error",) if task.metrics is None else task.metrics)))
     networks = named(weights, "a soup")
     norms = next(iter(networks.values())).layout.statistics

@@ -78,6 +78,8 @@ class Scan(Saved):
     def table(self) -> str:
         """The summary as text, errors in percent."""
         keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
+        if self.kind == "points" and self.length is not None and len(self.length) == 1:
+            keys = ["mean"]  # which is all of them
         rows = [
             [self._label(name, quantity), *(shown(quantity, numbers[key], self.units) for key in keys)]
             for name, entry in self.summary().items()

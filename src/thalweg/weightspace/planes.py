@@ -192,6 +192,8 @@ class Plane:
         self.layout.check(weights.layout, "the plane", "the weights")
         a, b, c = (point.vector for point in self.basis)
         _, second, third = inner_products([a, weights.vector.to(a.device), b, c], self.layout)[0].tolist()
+        if not isfinite(second + third):
+            raise ThalwegError("what is projected onto a plane holds NaN or infinity, so it has diverged: leave it out")
         along = second / self.width
         return along, (third - along * self.shift) / self.height
 

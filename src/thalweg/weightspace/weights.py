@@ -336,8 +336,8 @@ def check_weights(weights: object, name: str) -> None:
 def check_list(points: object, what: str, least: int = 1) -> None:
     if not isinstance(points, Sequence) or len(points) < least:
         raise ThalwegError(
-            f"{what} needs a list of at least {least} Weights, such as walk(...).members; got "
-            f"{len(points) if isinstance(points, Sequence) else type(points).__name__}"
+            f"{what} needs at least {least} {'network' if least == 1 else 'networks'}, in a list of Weights such as "
+            f"walk(...).members; got {len(points) if isinstance(points, Sequence) else type(points).__name__}"
         )
 
 
