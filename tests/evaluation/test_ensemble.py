@@ -178,7 +178,7 @@ def test_bad_members():
         tw.Ensemble(module, [tw.Weights.of(module), tw.Weights.of(other.module(1))])
     with pytest.raises(tw.ThalwegError, match="member 1 has no batch-norm statistics"):
         tw.Ensemble(module, [tw.average([tw.Weights.of(module)])])
-    with pytest.raises(tw.ThalwegError, match=r"member 1 is Sequential: use Weights\.of"):
+    with pytest.raises(tw.ThalwegError, match=r"member 1 must be Weights; got Sequential: use Weights\.of"):
         tw.Ensemble(module, [module])
     broken = tw.Weights.of(module)
     broken.vector.fill_(float("nan"))

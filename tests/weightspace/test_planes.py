@@ -134,6 +134,9 @@ def test_what_no_plane_can_be_fitted_to_is_refused(points):
     a, b = points[:2]
     with pytest.raises(tw.ThalwegError, match="a fitted plane needs at least 3 networks"):
         tw.Plane.fit([a])
+    kept = tw.fit(nn.Linear(1, 1), tw.regression(), [(torch.ones(1, 1),) * 2], epochs=1, lr=0.1, keep=[1]).kept
+    with pytest.raises(tw.ThalwegError, match=r"point 1 must be Weights; got Checkpoint: use its \.weights"):
+        tw.Plane.fit([kept[1]] * 3)
     with pytest.raises(tw.ThalwegError, match=r"a fitted plane needs at least 3 networks.*got Weights"):
         tw.Plane.fit(a)
     line = [tw.average([a, b], [1 - t, t]) for t in (0.0, 0.3, 0.6, 1.0)]

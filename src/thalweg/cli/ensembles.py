@@ -80,7 +80,8 @@ def walk(
 
 def ensemble(
     what: Annotated[
-        list[Path], typer.Argument(help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled.")
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of `thalweg walk` or `fit`, or weights files; all are pooled."),
     ],
     task: options.Task,
     out: options.Out,

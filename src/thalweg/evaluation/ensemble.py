@@ -24,7 +24,7 @@ from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
 from ..weightspace.proof import prove_on
-from ..weightspace.weights import Weights, average, check_list
+from ..weightspace.weights import Weights, average, check_list, check_weights
 from . import metrics
 from .calibration import Temperature, tempered
 from .ensemble_folder import MANIFEST, load_member, read, save
@@ -102,8 +102,7 @@ class Ensemble:
     def add(self, member: Weights) -> None:
         """Add a member of the same architecture, with its batch-norm statistics; the temperature is no longer valid."""
         name = f"member {len(self.members) + 1}"
-        if not isinstance(member, Weights):
-            raise ThalwegError(f"members are Weights; {name} is {type(member).__name__}: use Weights.of(module)")
+        check_weights(member, name)
         self._probe.layout.check(member.layout, "the network", name)
         if not member.has_statistics:
             raise ThalwegError(

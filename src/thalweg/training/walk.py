@@ -88,7 +88,7 @@ def walk(
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
-        on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over the iterations), `rate`,
+        on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over iterations), `rate`,
             `seconds`, and with several starts `start`. Nothing that it draws affects the training, and a resumed run
             calls it for the epochs that remain. Of several processes, the first calls it.
 

@@ -330,7 +330,8 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
 
 def check_weights(weights: object, name: str) -> None:
     if not isinstance(weights, Weights):
-        raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use Weights.of(module)")
+        those = "its .weights" if hasattr(weights, "weights") else "Weights.of(module)"  # as a kept epoch has
+        raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use {those}")
 
 
 def check_list(points: object, what: str, least: int = 1) -> None:
