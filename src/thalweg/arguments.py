@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import cache, wraps
 from importlib import import_module
@@ -85,7 +86,7 @@ def _problems(function: Callable[..., Any], args: Any, kwargs: Any, error: Excep
     each = [(name, value) for name in given for value in (given[name] if name in several else [given[name]])]
     for name, value in each:
         if not fits(value, hint := _hint(function, name)):
-            yield f"{name} must be {_said(hint)}; got {_shown(value)}"
+            yield f"{name} must be {_type_in_words(hint)}; got {_shown(value)}"
     for name, value in each:
         if isinstance(error, KeyError) and str(value) == str(error.args[0]):
             yield f"there is no {name} {value!r}"
@@ -97,21 +98,12 @@ def _shown(value: Any) -> str:
     return repr(value)[:80] if isinstance(value, PLAIN) else type(value).__name__
 
 
-class _Loaded(dict[str, Any]):
-    """Names in the modules that are loaded, by which an annotation is understood."""
-
-    def __missing__(self, name: str) -> Any:
-        for home, module in [*sys.modules.items()]:
-            if home.startswith(LATE) and name in vars(module):
-                return vars(module)[name]
-        raise KeyError(name)
-
-
 def _hint(function: Callable[..., Any], name: str) -> Any:
     """The annotation of an argument; Any if it is not understood."""
     hint = function.__annotations__.get(name, Any)
+    late = ChainMap(*(vars(module) for home, module in [*sys.modules.items()] if home.startswith(LATE)))
     try:
-        return eval(hint, function.__globals__, _Loaded()) if isinstance(hint, str) else hint
+        return eval(hint, function.__globals__, late) if isinstance(hint, str) else hint
     except NameError:
         return Any
 
@@ -141,13 +133,13 @@ def fits(value: Any, hint: Any) -> bool:
     return items and all(fits(item, inside[0]) for item in value)
 
 
-def _said(hint: Any) -> str:
+def _type_in_words(hint: Any) -> str:
     """
-    >>> _said(Literal["a", "b"] | None), _said(Mapping[str, Any])
+    >>> _type_in_words(Literal["a", "b"] | None), _type_in_words(Mapping[str, Any])
     ("'a' or 'b' or None", 'Mapping[str, Any]')
     """
     if get_origin(hint) in (Union, UnionType, Literal):
-        return " or ".join(repr(one) if isinstance(one, str) else _said(one) for one in get_args(hint))
+        return " or ".join(repr(one) if isinstance(one, str) else _type_in_words(one) for one in get_args(hint))
     if hint in (None, NoneType):
         return "None"
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\b[a-z_]\w*\.", "", str(hint))

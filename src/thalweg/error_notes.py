@@ -36,11 +36,8 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, torch.OutOfMemoryError):
-            note(
-                error,
-                f"{INPUT_NOTE}{_weights(module)} a batch of {_said(batch)}{KEYS if isinstance(batch, Mapping) else ''}",
-                INPUT_NOTE,
-            )
+            keys = KEYS if isinstance(batch, Mapping) else ""
+            note(error, f"{INPUT_NOTE}{_weights(module)} a batch of {_described(batch)}{keys}", INPUT_NOTE)
         raise
 
 
@@ -80,14 +77,14 @@ def _weights(module: nn.Module) -> str:
     return "" if first is None else f", whose weights are {_short(first.dtype)} on {first.device},"
 
 
-def _said(item: Any) -> str:
+def _described(item: Any) -> str:
     match item:
         case Tensor():
             return f"{_short(item.dtype)} {' x '.join(map(str, item.shape)) or 'number'}"
         case Mapping():
-            return "{" + ", ".join(f"{key}: {_said(value)}" for key, value in item.items()) + "}"
+            return "{" + ", ".join(f"{key}: {_described(value)}" for key, value in item.items()) + "}"
         case list() | tuple():
-            return f"({', '.join(map(_said, item))})"
+            return f"({', '.join(map(_described, item))})"
         case _:
             return type(item).__name__
 

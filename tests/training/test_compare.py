@@ -152,10 +152,10 @@ def test_the_average_of_swa_has_statistics_of_its_own(result):
 
 
 def test_default_methods_are_the_papers_for_its_rate():
-    from thalweg.training.compare import _settled
+    from thalweg.training.compare import _with_paper_settings
 
-    assert _settled(tw.FGE, 0.05) == tw.FGE(cycle=2, lr_max=0.01, lr_min=0.0005)
-    assert _settled(tw.Snapshot, 0.05) == tw.Snapshot(cycles=5, lr_max=0.05)
+    assert _with_paper_settings(tw.FGE, 0.05) == tw.FGE(cycle=2, lr_max=0.01, lr_min=0.0005)
+    assert _with_paper_settings(tw.Snapshot, 0.05) == tw.Snapshot(cycles=5, lr_max=0.05)
 
 
 def test_budget_that_does_not_fit_names_the_method_and_one_that_works():

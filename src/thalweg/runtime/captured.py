@@ -32,7 +32,7 @@ class Captured:
         if self.replay.active:
             make_capturable(step.optimizer)
             self.fused = fused_update(step, self.numbers)
-            step.memory_on_device = True
+            step.state_on_device = True
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         numbers = torch.tensor([lr, *self.step.trainable.draw()], dtype=torch.float64)

@@ -11,7 +11,7 @@ from ..weightspace.weights import inner_products
 from .step import Bends
 
 MIDDLES = tuple((k + 0.5) / 512 for k in range(512))  # the values of t that represent the whole curve
-MEMORY = 0.95  # of the running mean of the loss, a baseline that lowers the variance of the gradient
+SMOOTHING = 0.95  # of the running mean of the loss, a baseline that lowers the variance of the gradient
 
 
 class ArclengthBends(Bends):
@@ -71,4 +71,4 @@ class ArclengthBends(Bends):
         value = loss + 0.5 * weight_decay * self.probe.layout.total(self.probe.point.square().sum())
         mean = torch.where(self.mean.isnan(), value, self.mean)
         self.gradient.addmm_(self.score * (value - mean), self.points)
-        self.mean.copy_(MEMORY * mean + (1 - MEMORY) * value)
+        self.mean.copy_(SMOOTHING * mean + (1 - SMOOTHING) * value)

@@ -84,7 +84,7 @@ class TrainingProgress:
             self.loss.terms.append(loss)
             self.t.terms += [] if t is None else [torch.as_tensor(t, dtype=torch.float64).clone()]
         if self.run is not None:
-            self.extra.look()
+            self.extra.warn_if_unsaved()
 
     def after_epoch(self, lr: float) -> None:
         ended, loss, seconds = self.epoch, self.loss.total() / self.within, time.monotonic() - self.clock
@@ -176,7 +176,7 @@ def state_of(step: Step) -> dict[str, Any]:
     return {
         "motion": step.trainable.state(),
         "vectors": [step.probe.canonical(vector.to(_where(step))) for vector in step.trainable.vectors],
-        "optimizer": [_memory(step, row) for row in step.trainable.optimized],
+        "optimizer": [_optimizer_state(step, row) for row in step.trainable.optimized],
         "buffers": dict(step.probe.module.named_buffers()),
         "unreached": sorted(step.probe.unreached),
     }
@@ -187,8 +187,8 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
     step.trainable.set_state(state["motion"])
     for vector, value in zip(step.trainable.vectors, state["vectors"], strict=True):
         vector.copy_(step.probe.native(value))
-    for row, memory in zip(step.trainable.optimized, state["optimizer"], strict=True):
-        _remember(step, row, memory)
+    for row, saved in zip(step.trainable.optimized, state["optimizer"], strict=True):
+        _set_optimizer_state(step, row, saved)
     known = dict(step.probe.module.named_buffers())
     for name, value in state["buffers"].items():
         if name in known and (known[name].shape, known[name].dtype) == (value.shape, value.dtype):
@@ -202,8 +202,8 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
 
 def checkpoint(step: Step, epoch: int, extra: HiddenState) -> Checkpoint:
     """The current weights and optimizer state of plain training."""
-    weights, memory = step.probe.weights(), _memory(step, step.trainable.optimized[0])
-    return Checkpoint(weights, memory, type(step.optimizer).__name__, epoch, extra.state())
+    weights, saved = step.probe.weights(), _optimizer_state(step, step.trainable.optimized[0])
+    return Checkpoint(weights, saved, type(step.optimizer).__name__, epoch, extra.state())
 
 
 def restore(step: Step, start: Checkpoint, extra: HiddenState) -> None:
@@ -214,11 +214,11 @@ def restore(step: Step, start: Checkpoint, extra: HiddenState) -> None:
             f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same "
             "optimizer, or start from its .weights alone"
         )
-    _remember(step, step.trainable.optimized[0], start.optimizer)
+    _set_optimizer_state(step, step.trainable.optimized[0], start.optimizer)
     extra.set_state(start.extra)
 
 
-def _memory(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
+def _optimizer_state(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
     """The optimizer state of a vector: as a vector in the order of the layout what all of it has, one value for each
     element; the rest by the number of the parameter.
     """
@@ -236,17 +236,16 @@ def _memory(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
     return known
 
 
-def _remember(step: Step, row: Sequence[Optimized], memory: Mapping[str, Tensor]) -> None:
+def _set_optimizer_state(step: Step, row: Sequence[Optimized], saved: Mapping[str, Tensor]) -> None:
     """Into existing tensors, whose addresses a kernel may know."""
-    on_device = step.memory_on_device or any(group.get("fused") for group in step.optimizer.param_groups)
-    for name, value in memory.items():
+    on_device = step.state_on_device or any(group.get("fused") for group in step.optimizer.param_groups)
+    for name, value in saved.items():
         key, _, part = name.removesuffix(NUMBER).partition(PART)
         places = row[int(part) :][:1] if part else row
         parts: Sequence[Tensor] = [value] * len(places)  # in files of version 0.1, once for all
         if not part and value.shape == (step.probe.layout.size,):
-            whole = _is_whole(row)
             there = value if step.probe.copied else value.to(row[0][1].device)
-            parts = [step.probe.native(value)] if whole else list(step.probe.layout.split(there).values())
+            parts = [step.probe.native(value)] if _is_whole(row) else list(step.probe.layout.split(there).values())
         for (_, tensor, _), new in zip(places, parts, strict=True):
             known = step.optimizer.state[tensor]
             if name.endswith(NUMBER):

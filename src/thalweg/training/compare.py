@@ -91,7 +91,7 @@ def compare(
     lr = number(lr, "lr")
     settings = Settings(whole(budget, "budget", least=1), lr, momentum, weight_decay, None, None, clip, 0)
     multiples, seeds = several(multiples, "multiples", whole), several(seeds, "seeds", whole)
-    contenders = [_settled(method, lr) for method in methods]
+    contenders = [_with_paper_settings(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
     call = Call(compute or Compute(), progress)
     runner = _Runner(make, task, train, bn_batches, settings, contenders, call)
@@ -259,7 +259,7 @@ def _branches(contender: Contender, budget: int) -> tuple[list[int], int]:
     return starts, (budget - max(starts, default=0)) // max(len(starts), 1)
 
 
-def _settled(method: Contender | type[Contender], lr: float) -> Contender:
+def _with_paper_settings(method: Contender | type[Contender], lr: float) -> Contender:
     """An instance as it is; a class with the paper's settings for VGG-16, relative to the learning rate of the plain
     run.
     """

@@ -55,13 +55,17 @@ class _DecayAtPhi:
             )
         self.trainable, phi = trainable, _values(trainable.probe, trainable.probe.point)
         self.decoupled = isinstance(optimizer, Adafactor | Muon)  # of others, a setting says so
-        groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
-        rates = {id(group): group.get("weight_decay", 0.0) for group in optimizer.param_groups}
+        decayed = {
+            id(tensor): (group, group["weight_decay"])
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if group.get("weight_decay")
+        }
         self.places = [
-            (i, tensor, gradient, place, groups[id(tensor)], rates[id(groups[id(tensor)])])
+            (i, tensor, gradient, place, *decayed[id(tensor)])
             for i, row in enumerate(trainable.optimized, start=1)
             for (_, tensor, gradient), place in zip(row, phi, strict=True)
-            if rates[id(groups[id(tensor)])]
+            if id(tensor) in decayed
         ]
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.0

@@ -63,7 +63,7 @@ class SideState:
     What cannot be inspected is watched for changes over one step, and named in a warning.
     """
 
-    seen: dict[str, Any] | None = None
+    after_first: dict[str, Any] | None = None
     warned = False
 
     def __init__(self, module: nn.Module, task: Task, batches: Batches, optimizer: torch.optim.Optimizer):
@@ -72,7 +72,7 @@ class SideState:
         inside = set(module.modules())
         self.outside = {path: part for path, part in modules_in(task.loss, task.predict).items() if part not in inside}
         self.sums: dict[str, int | None] = {name: bit_sum(tensor) for name, tensor in self._frozen()}
-        self.begun = self._looked()
+        self.at_start = self._traversed()
 
     def state(self) -> dict[str, Any]:
         """What has changed since training began; writes through `.data` change the bits, and leave no other trace."""
@@ -87,18 +87,17 @@ class SideState:
                 tensor.copy_(state["frozen"][name])
                 self.sums[name] = None
 
-    def look(self) -> None:
+    def warn_if_unsaved(self) -> None:
         """After each of the first two steps: warn about what has changed between them and cannot be saved."""
         if self.warned:
             return
         now = self._unsaved()
-        if self.seen is None:
-            self.seen = now
+        if self.after_first is None:
+            self.after_first = now
             return
-        self.warned, self.begun = True, []
-        changed = [name for name, mark in now.items() if not same(self.seen.get(name, ABSENT), mark)]
-        lost = sorted({dotted(name) for name in changed} | set(_iterators(self.batches)))
-        if lost:
+        self.warned, self.at_start = True, []
+        changed = [name for name, mark in now.items() if not same(self.after_first.get(name, ABSENT), mark)]
+        if lost := sorted({dotted(name) for name in changed} | set(_iterators(self.batches))):
             some = "', '".join(lost[:5])
             warnings.warn(
                 f"'{some}' may change in training and cannot be saved, so a run that is stopped and resumed may differ "
@@ -107,7 +106,7 @@ class SideState:
                 stacklevel=2,
             )
 
-    def _looked(self) -> list[Found]:
+    def _traversed(self) -> list[Found]:
         ours = {**self.hidden.sources, "optimizer": self.optimizer}
         return [traverse(ours, whole=True), traverse({"data": self.batches})]
 
@@ -115,9 +114,9 @@ class SideState:
         """What cannot be restored: objects that are no values, and values in objects that did not exist when training
         began.
         """
-        ours, data = self._looked()
-        paths = {path for found in self.begun for path in found.owners}
-        known = {id(place.owner) for found in self.begun for place in found.places.values()}
+        ours, data = self._traversed()
+        paths = {path for found in self.at_start for path in found.owners}
+        known = {id(place.owner) for found in self.at_start for place in found.places.values()}
         late = {
             name: copied(place.value)
             for name, place in {**ours.places, **data.places}.items()

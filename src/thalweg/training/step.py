@@ -32,7 +32,7 @@ class Step:
     """
 
     partial = False  # whether a batch may be a part of a larger one, without any example that counts
-    memory_on_device = False  # whether the whole optimizer state must be on the device of the vectors
+    state_on_device = False  # whether the whole optimizer state must be on the device of the vectors
 
     def __init__(
         self,

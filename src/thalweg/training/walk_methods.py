@@ -106,7 +106,7 @@ class FGE(Method):
             also = "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
             raise ThalwegError(
                 "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
-                f"{_said(self.cycle)} are {length}: give Iterations({length + 1}){also}, or another batch size"
+                f"{_in_words(self.cycle)} are {length}: give Iterations({length + 1}){also}, or another batch size"
             )
         return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == length // 2, steps * epochs)
 
@@ -257,7 +257,7 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     if not isfinite(length) or round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
             "a cycle must be a whole number of iterations, at least 1; "
-            f"{_said(cycle)} of {steps} iterations are {length}"
+            f"{_in_words(cycle)} of {steps} iterations are {length}"
         )
     if round(length) > steps * epochs:
         raise ThalwegError(
@@ -267,5 +267,5 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     return round(length)
 
 
-def _said(cycle: float | Iterations) -> str:
+def _in_words(cycle: float | Iterations) -> str:
     return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle} epochs"

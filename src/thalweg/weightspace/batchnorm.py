@@ -1,7 +1,7 @@
 """Batch-norm statistics for points that were never trained, such as those on a curve."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,12 +87,12 @@ class Statistics:
         self.last = torch.zeros(2, sum(self.sizes), dtype=kind, device=probe.device)  # of the last batch
         self.pieces, self.parts = self.last.split(self.sizes, dim=1), self.pooled.split(self.sizes, dim=1)
         self.counts: dict[tuple[int, ...], Tensor] = {}
-        self.strange = {
+        self.custom = {
             k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")
         }
         self.state: ModuleState | None = None
         self.passes, self.make = source(batches, probe.device)
-        self.replay = Replay(self._see, probe.module, probe.device, compute.captures(probe.device), pool)
+        self.replay = Replay(self._add_batch, probe.module, probe.device, compute.captures(probe.device), pool)
 
     def __call__(self, whole: Tensor | None = None) -> None:
         """Recompute them.
@@ -104,7 +104,7 @@ class Statistics:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # even with momentum 1, a NaN of another point would remain
-        with kept(self.probe.module, self.state) as self.state, self._listening(), torch.no_grad():
+        with kept(self.probe.module, self.state) as self.state, self._observed(), torch.no_grad():
             for number, drawn in enumerate(self.passes(), start=1):
                 try:
                     with explained(self.probe.module, drawn):
@@ -123,23 +123,23 @@ class Statistics:
             self.pooled.copy_(whole)
         self._write()
 
-    def _see(self, drawn: Any) -> None:
-        self.waiting: dict[int, int] = {}
+    def _add_batch(self, drawn: Any) -> None:
+        self.pending: dict[int, int] = {}
         with self.compute.casting(self.probe.device):
             self.forward(self.probe.module, self.make(drawn))
-        if len(self.waiting) == len(self.layers):
-            sizes = tuple(self.waiting[k] for k in range(len(self.layers)))
+        if len(self.pending) == len(self.layers):
+            sizes = tuple(self.pending[k] for k in range(len(self.layers)))
             if sizes not in self.counts:
                 each = torch.tensor(sizes).double().repeat_interleave(torch.tensor(self.sizes))
                 self.counts[sizes] = each.to(self.probe.device)
             _pool(self.pooled, self.last, self.counts[sizes])
         else:
-            for k in list(self.waiting):
+            for k in list(self.pending):
                 self._pool_one(k)
 
     def _pool_one(self, k: int) -> None:
-        if k in self.waiting:
-            _pool(self.parts[k], self.pieces[k], self.waiting.pop(k))
+        if k in self.pending:
+            _pool(self.parts[k], self.pieces[k], self.pending.pop(k))
 
     def _write(self) -> None:
         """Into the layers' own buffers; a layer that was not called keeps what it had."""
@@ -152,44 +152,38 @@ class Statistics:
                 )
         for name, found in zip(STATISTICS, moments(self.pooled), strict=False):
             pairs = zip(self.layers, found.to(self.last.dtype).split(self.sizes), seen, strict=True)
-            own = [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]
-            if own:
+            if own := [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]:
                 torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
         for layer, passed in zip(self.layers, seen, strict=True):
             if passed and layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(len(self.batches))
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _observed(self) -> Iterator[None]:
         """Batch-norm layers are in training mode and have hooks; everything else, dropout included, is in eval mode.
         The caller restores what is changed here, except for the hooks.
         """
-        hooks = []
         self.probe.module.eval()
-        for k, layer in enumerate(self.layers):
-            hooks.append(layer.register_forward_pre_hook(lambda *_, k=k: self._pool_one(k)))
-            hooks.append(layer.register_forward_hook(partial(self._note, k), with_kwargs=True))
-            layer.training, layer.momentum = True, 1.0
-            layer.running_mean, layer.running_var = self.pieces[k]
-            counter = torch.zeros((), dtype=torch.long, device=self.probe.device)
-            layer.num_batches_tracked = counter if isinstance(layer, nn.SyncBatchNorm) else None  # it needs one
-        try:
-            with interpreted():
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, interpreted():
+            for k, layer in enumerate(self.layers):
+                hooks.enter_context(layer.register_forward_pre_hook(lambda *_, k=k: self._pool_one(k)))
+                hooks.enter_context(layer.register_forward_hook(partial(self._after_layer, k), with_kwargs=True))
+                layer.training, layer.momentum = True, 1.0
+                layer.running_mean, layer.running_var = self.pieces[k]
+                counter = torch.zeros((), dtype=torch.long, device=self.probe.device)
+                layer.num_batches_tracked = counter if isinstance(layer, nn.SyncBatchNorm) else None  # it needs one
+            yield
 
-    def _note(
+    def _after_layer(
         self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
     ) -> None:
         values = inputs[0] if inputs else next(iter(named.values()))
-        self.waiting[k] = values.numel() // values.shape[1]
-        if k in self.strange:  # only the first time, which is never captured
-            self.strange.discard(k)
-            self._check_own(k, values)
+        self.pending[k] = values.numel() // values.shape[1]
+        if k in self.custom:  # only the first time, which is never captured
+            self.custom.discard(k)
+            self._check_custom(k, values)
 
-    def _check_own(self, k: int, values: Tensor) -> None:
+    def _check_custom(self, k: int, values: Tensor) -> None:
         """A layer with its own forward may write something else than the mean and variance of its input."""
         given = values.double().transpose(0, 1).flatten(1)
         mean, variance = given.mean(1), given.var(1)

@@ -71,13 +71,11 @@ class Called(nn.Module):
         def stop(_: nn.Module, args: Any, kwargs: Any) -> None:
             raise _Reached((args, kwargs))
 
-        hook = self.net.register_forward_pre_hook(stop, with_kwargs=True)
-        try:
-            task.predictions(self.net, batch)
-        except _Reached as reached:
-            return reached.args[0]
-        finally:
-            hook.remove()
+        with self.net.register_forward_pre_hook(stop, with_kwargs=True):
+            try:
+                task.predictions(self.net, batch)
+            except _Reached as reached:
+                return reached.args[0]
 
 
 class _Reached(BaseException):
@@ -95,12 +93,8 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         calls.append(((args, kwargs), tensors_in(answer)))
         return answer
 
-    hook = net.register_forward_hook(note, with_kwargs=True)
-    try:
-        with computing(), torch.enable_grad():
-            made = tensors_in(task.predictions(net, batch)[0])
-    finally:
-        hook.remove()
+    with net.register_forward_hook(note, with_kwargs=True), computing(), torch.enable_grad():
+        made = tensors_in(task.predictions(net, batch)[0])
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
     if len(calls) != 1 or not calls[0][1] or _reaches(total, net.parameters()):
         return Called(net, lambda given: task.predictions(net, given)[0], batch)

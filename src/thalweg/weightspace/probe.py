@@ -299,7 +299,7 @@ class Probe:
                     "network's __deepcopy__, or leave it out"
                 )
             if not self.views:
-                _dress(new.detach_().requires_grad_(), old)  # those of a copied scripted module have a graph
+                _copy_attributes(new.detach_().requires_grad_(), old)  # those of a copied scripted module have a graph
         return copy, [new for new in found if new is not None]
 
     def _viewing(self, originals: list[nn.Parameter]) -> dict[int, Any]:
@@ -309,7 +309,7 @@ class Probe:
         memo: dict[int, Any] = {}
         for old, place, grad in zip(originals, self._places, self._grads, strict=True):
             memo[id(old)] = new = nn.Parameter(place)
-            _dress(new, old)
+            _copy_attributes(new, old)
             new.grad = grad
         return memo
 
@@ -360,7 +360,7 @@ def _refuse_cached() -> None:
         )
 
 
-def _dress(new: Tensor, old: Tensor) -> None:
+def _copy_attributes(new: Tensor, old: Tensor) -> None:
     """Give a parameter the attributes and hooks of the original."""
     new.__dict__.update(old.__dict__)
     for hook in (old._backward_hooks or {}).values():

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from typing import Any, TypeVar
 
@@ -151,17 +151,13 @@ class Watch(TorchDispatchMode):
 
 @contextmanager
 def _watching(probe: Probe, seed: int | None) -> Iterator[Watch]:
-    watch = Watch(probe, seed)
-    hooks = [nn.modules.module.register_module_forward_pre_hook(watch.check_part)]
-    if not isinstance(probe.module, torch.jit.ScriptModule):
-        hooks.append(probe.module.register_forward_pre_hook(watch.before_call, with_kwargs=True, prepend=True))
-        hooks.append(probe.module.register_forward_hook(watch.after_call))
-    try:
-        with watch, interpreted():
-            yield watch
-    finally:
-        for hook in hooks:
-            hook.remove()
+    watch, network = Watch(probe, seed), probe.module
+    with ExitStack() as hooks, watch, interpreted():
+        hooks.enter_context(nn.modules.module.register_module_forward_pre_hook(watch.check_part))
+        if not isinstance(network, torch.jit.ScriptModule):
+            hooks.enter_context(network.register_forward_pre_hook(watch.before_call, with_kwargs=True, prepend=True))
+            hooks.enter_context(network.register_forward_hook(watch.after_call))
+        yield watch
 
 
 def watched(probe: Probe, work: Callable[[], Result], seed: int | None = None) -> tuple[Watch | None, Result]:
@@ -390,12 +386,12 @@ def agree(probe: Probe, one: Tensor, two: Tensor) -> bool:
 def check_leaves(probe: Probe, values: Any) -> None:
     """Raise, naming it, if the output depends on a parameter outside the vector."""
     own = set(map(id, probe.moving.values()))
-    strangers = [leaf for leaf in _leaves(Contents(values).tensors.values()) if id(leaf) not in own]
-    if not strangers:
+    others = [leaf for leaf in _leaves(Contents(values).tensors.values()) if id(leaf) not in own]
+    if not others:
         return
     known = {id(tensor): path for path, tensor in Contents(probe.module).tensors.items()}
     known |= {id(tensor): name for name, tensor in named_parameters(probe.module)[0].items()}
-    for leaf in strangers:
+    for leaf in others:
         if isinstance(leaf, nn.Parameter) or id(leaf) in known:
             name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"
             raise ThalwegError(

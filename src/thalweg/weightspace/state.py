@@ -89,8 +89,7 @@ class Contents:
         if isinstance(own, dict):
             self.held.append((own, dict(own)))
             yield from [*own.items()]
-        slots = _slots(value)
-        if slots:
+        if slots := _slots(value):
             self.held.append((value, slots))
             yield from slots.items()
 

@@ -93,8 +93,7 @@ class Weights:
             module: A network of the same architecture; it is not changed.
         """
         own = cls.of(module)
-        nested = [key for key, value in state.items() if isinstance(value, Mapping)]
-        if nested:
+        if nested := [key for key, value in state.items() if isinstance(value, Mapping)]:
             raise ThalwegError(
                 f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}"
             )
