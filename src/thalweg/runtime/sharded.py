@@ -215,11 +215,7 @@ class ShardedProbe(Probe):
         parameters, _ = named_parameters(self.module)
         self.moving = {name: parameters[name] for name in self.layout.names}
         self._parameters = list(self.moving.values())
-        self._shapes = [(shard.shape, shard.numel(), shard.stride()) for shard in self._shards()]
-        self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=self._shards()[0].device)
-        self.grad = torch.zeros_like(self.point)
-        self._places, self._grads = self.slots(self.point), self.slots(self.grad)
-        self.unreached, self.skipped = set(self.layout.names), set(self.layout.names)
+        self._allocate(self._shards(), [shard.stride() for shard in self._shards()])
         self.shared = dict[str, int]()
         self._own = {name: parameters[name] for name in self.layout.frozen} | dict(named_buffers(self.module))
         self.load(Weights.of(module) if weights is None else weights)

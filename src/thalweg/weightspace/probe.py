@@ -64,10 +64,7 @@ class Probe:
                 f"precision 'bf16' is for networks with float32 weights; this one has {self.layout.dtype}"
             )
         channels_last = compute.channels_last(originals[0].device)
-        self._shapes = [(p.shape, p.numel(), _strides(p, channels_last)) for p in originals]
-        self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=originals[0].device)
-        self.grad = torch.zeros_like(self.point)
-        self._places, self._grads = self.slots(self.point), self.slots(self.grad)
+        self._allocate(originals, [_strides(p, channels_last) for p in originals])
         torch._foreach_copy_(self._places, [p.detach() for p in originals])
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
         frozen = {name: parameters[name] for name in self.layout.frozen}
@@ -79,8 +76,6 @@ class Probe:
         for part in () if self.views else self.module.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
-        self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
-        self.skipped = set(self.layout.names)  # those that the last one has not depended on
         self.state = ModuleState(self.module)
         self._drops = overrides_train(self.module)
         self._own: dict[str, Tensor] = {
@@ -92,6 +87,15 @@ class Probe:
             self.state = ModuleState(self.module)
         if weights is not None:
             self.load(weights)
+
+    def _allocate(self, parameters: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> None:
+        """The flat vectors, and the places of the parameters in them."""
+        self._shapes = [(p.shape, p.numel(), stride) for p, stride in zip(parameters, strides, strict=True)]
+        self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=parameters[0].device)
+        self.grad = torch.zeros_like(self.point)
+        self._places, self._grads = self.slots(self.point), self.slots(self.grad)
+        self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
+        self.skipped = set(self.layout.names)  # those that the last one has not depended on
 
     @property
     def device(self) -> torch.device:
