@@ -16,6 +16,15 @@ from thalweg.training.step import mean_loss
 LOGITS, LABELS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 
 
+def test_logits_without_a_dimension_of_classes_are_refused():
+    net, task = nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)), tw.classification()
+    points, batches = [tw.Weights.of(net)], [(torch.ones(3, 1), torch.tensor([0, 1, 0]))]
+    calls = (lambda: tw.scan(net, points, task, batches), lambda: tw.Ensemble(net, points).score(task, batches))
+    for call in calls:
+        with pytest.raises(tw.ThalwegError, match=r"logits are of shape \(count, classes, \.\.\.\); got \(3,\)"):
+            call()
+
+
 def test_classification_is_cross_entropy_and_error():
     task = tw.classification()
     outputs, targets = task.predict(nn.Identity(), (LOGITS, LABELS))

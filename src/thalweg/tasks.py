@@ -169,7 +169,7 @@ class Task:
 
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities of the classes in dimension 1."""
-    return logits.softmax(dim=1)
+    return check_logits(logits).softmax(dim=1)
 
 
 def token_softmax(logits: Tensor) -> Tensor:
@@ -310,20 +310,29 @@ class _CrossEntropy:
 
     def each(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """All values, and which of them count; None if all do."""
-        known = isinstance(targets, Tensor) and targets.shape in (logits.shape, logits.shape[:1] + logits.shape[2:])
-        if logits.ndim > 1 and (not known or (targets.is_floating_point() and targets.shape != logits.shape)):
+        shapes = check_logits(logits).shape, logits.shape[:1] + logits.shape[2:]
+        known = isinstance(targets, Tensor) and targets.shape in shapes
+        if not known or (targets.is_floating_point() and targets.shape != logits.shape):
             came = f"got {describe(targets)}: reshape or convert them in the data"
             raise ThalwegError(
                 f"labels are a tensor of whole numbers, one for each example of logits {tuple(logits.shape)}, or "
                 f"probabilities of their shape; "
                 + ("those of this batch are None: give data with labels" if targets is None else came)
             )
-        if logits.ndim > 1 and logits.shape != targets.shape:
+        if logits.shape != targets.shape:
             return self.labels(self.of, logits, targets)
-        return self.of(logits, targets.to(logits.dtype) if logits.shape == targets.shape else targets), None
+        return self.of(logits, targets.to(logits.dtype)), None
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.smoothing)
+
+
+def check_logits(logits: Tensor) -> Tensor:
+    if logits.ndim < 2:
+        raise ThalwegError(
+            f"logits are of shape (count, classes, ...); got {tuple(logits.shape)}: keep both dimensions in the network"
+        )
+    return logits
 
 
 def check_labels(labels: Tensor, classes: int) -> None:

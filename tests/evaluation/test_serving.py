@@ -155,6 +155,18 @@ def test_probabilities_of_a_task():
         ensemble.probabilities(x)
 
 
+def test_temperature_is_for_probabilities_that_add_up_to_one():
+    net = nn.Linear(4, 3)
+    ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.ones(2, 4)
+    several = tw.Task(lambda outputs, targets: (outputs - targets).square().mean(1), probabilities=torch.sigmoid)
+    assert torch.equal(ensemble.probabilities(x, several).probabilities, net(x).sigmoid())
+    ensemble.temperature = 2.0
+    calls = (lambda: ensemble.probabilities(x, several), lambda: ensemble.predict(several, [(x, torch.ones(2, 3))]))
+    for call in calls:
+        with pytest.raises(tw.ThalwegError, match="a temperature scales probabilities that add up to one"):
+            call()
+
+
 def test_bad_inputs():
     net = nn.Linear(2, 3)
     ensemble = tw.Ensemble(net, [tw.Weights.of(net)] * 2)

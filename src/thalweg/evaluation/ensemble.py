@@ -120,7 +120,7 @@ class Ensemble:
         """
         [(_, mean, targets)] = deque(self._growing(task, batches, progress), maxlen=1)
         if self.temperature is not None and task.probabilities is not identity:
-            mean = tempered(mean, self.temperature)
+            mean = tempered(self._to_scale(mean), self.temperature)
         return mean.to(torch.promote_types(self._probe.layout.dtype, torch.float32)), targets
 
     def probabilities(self, inputs: Any, task: Task | None = None) -> Prediction:
@@ -156,7 +156,16 @@ class Ensemble:
         if not isfinite(float(found.sum())):
             for k, values in enumerate(found):
                 check_finite(values, f"member {k + 1}", self.members[k], [inputs])
-        return Prediction(scale(found.mean(0), self.temperature), found)
+        return Prediction(scale(self._to_scale(found.mean(0)), self.temperature), found)
+
+    def _to_scale(self, probabilities: Tensor) -> Tensor:
+        """The same; an error if there is a temperature for what are no probabilities."""
+        if self.temperature is not None and not metrics.distributions(probabilities):
+            raise ThalwegError(
+                "a temperature scales probabilities that add up to one over dimension 1, and those of this task do "
+                "not: set .temperature = None"
+            )
+        return probabilities
 
     def _steady(self, module: EnsembleModule, inputs: Any) -> EnsembleModule:
         """The same module; an error if its members keep something from one call to the next."""

@@ -176,15 +176,15 @@ def known(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | Non
     (tensor([[0.9000, 0.1000]]), tensor([0]))
     """
     if are_labels(probabilities, targets):
-        if not _distributions(probabilities):
+        if not distributions(probabilities):
             raise ThalwegError(
                 "scores against labels need probabilities that add up to one over dimension 1, and what "
                 "probabilities= of this task gives does not: use a softmax, or leave it out"
             )
         return labelled(probabilities, targets)
-    if probabilities.shape != targets.shape or targets.shape[1:2] == (1,) or not _distributions(targets):
+    if probabilities.shape != targets.shape or targets.shape[1:2] == (1,) or not distributions(targets):
         return None
-    if not _distributions(probabilities):
+    if not distributions(probabilities):
         raise ThalwegError(
             "the targets are probabilities (one-hot, mixup), and what an ensemble would average is not: give the task "
             "probabilities= a softmax, or thalweg.tasks.identity if this is regression"
@@ -208,7 +208,8 @@ def rows(values: Tensor) -> Tensor:
     return values.movedim(1, -1).flatten(0, -2)
 
 
-def _distributions(values: Tensor) -> bool:
+def distributions(values: Tensor) -> bool:
+    """Whether they are probabilities of the classes in dimension 1."""
     if values.ndim < 2:
         return False
     sums = values.double().sum(1)
