@@ -488,6 +488,23 @@ def test_key_chooses_weights_inside_checkpoints(command, here):
         assert torch.equal(tw.Curve.load("out/curve.safetensors").start.state_dict()["weight"], nets[3].weight)
 
 
+def test_warnings_point_to_the_line_of_the_caller(tmp_path):
+    module, task, x = nn.Linear(1, 1, bias=False), tw.regression(), torch.ones(2, 1)
+    points = [tw.Weights.of(nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    calls = (
+        lambda: tw.scan(module, points, task, [(x, x * float("nan"))]),
+        lambda: tw.barriers(module, points, task, [(x, x * float("nan"))], points=3),
+        lambda: tw.soup(module, points, tw.Task(lambda y, _: -(y[:, 0] ** 2)), [(x, x)], how="uniform"),
+        lambda: tw.fit(module, task, [(x, x)], epochs=1, lr=0.1, keep=[1]).save(tmp_path / "kept.safetensors"),
+    )
+    for number, value in enumerate((1.0, -1.0)):
+        points[number].vector.fill_(value)
+    for call in calls:
+        with pytest.warns(UserWarning) as seen:  # noqa: PT030
+            call()
+        assert {warning.filename for warning in seen} == {__file__}
+
+
 def test_folder_of_networks_lists_what_is_inside(here):
     for seed in range(2):
         tw.Weights.of(nn.Linear(3, 2)).save(here / "ends" / f"seed-{seed}" / "weights.safetensors")

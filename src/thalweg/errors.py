@@ -1,5 +1,7 @@
 """The errors a caller can correct."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Real
@@ -85,6 +87,14 @@ def several(values: Any, name: str, of: Any = number) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise ThalwegError(f"{name} must be a sequence of numbers; got {values!r}")
     return [of(value, name) for value in values]
+
+
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package from which it was called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("thalweg."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, kind, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Where a scan measures: at all points at once, or in rounds, each where the earlier ones ask for it."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..errors import ThalwegError, number, several, whole
+from ..errors import ThalwegError, number, several, warn, whole
 from ..results import Values, corrections
 from ..results.levels import LEVELS, Scale
 from ..results.scan import JUMP
@@ -109,10 +108,9 @@ class AlongCurve(Sampling):
         new = [{"t": float(middle)} for middle in ((t[:-1] + t[1:]) / 2)[wanted]]
         if not new or len(t) + len(new) <= MOST:
             return new
-        warnings.warn(
+        warn(
             f"this profile is too rough for a tolerance of {self.tolerance:g} with {MOST} points: after {len(t)}, "
             f"{len(new)} intervals are still not within it; give a larger tolerance=, or points=, a number",
-            stacklevel=5,
         )
         return []
 

@@ -1,7 +1,6 @@
 """Scan: the loss and metrics at every point of a curve, a plane, or a list of weights."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count, not_finite
-from ..errors import ThalwegError, during, number
+from ..errors import ThalwegError, during, number, warn
 from ..results import Scan, plain
 from ..runtime.compute import Alone, Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
@@ -219,10 +218,9 @@ def _look_for_nan(
             with seeded(0, data[name], bn_batches):
                 looked = {"those data": not_finite(data[name]), "bn_batches": not_finite(bn_batches or ())}
             found = " and ".join(f"in {part}, {where}" for part, where in looked.items() if where)
-            warnings.warn(
+            warn(
                 f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}': "
                 f"{found or 'the data hold no NaN, so look at the weights'}",
-                stacklevel=3,
             )
 
 
@@ -343,10 +341,9 @@ def _places(plane: Plane, given: Mapping[str, Curve | Weights | Sequence[Weights
 def _warn_off_plane(scan: Scan) -> None:
     """Not of a fitted plane, in which nobody expects them to lie."""
     if (off := scan.off_plane()) and not scan.shares:
+        across = "the distance between its first two networks" if len(scan.corners) > 1 else "its width"
         each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())
-        warnings.warn(
-            f"not all that is drawn lies in this plane: {each} of the distance between its first two networks; it is "
-            "drawn faded at the nearest points of the plane, which have another loss: to see its own, scan the curve "
-            "or the list itself",
-            stacklevel=4,
+        warn(
+            f"not all that is drawn lies in this plane: {each} of {across}; it is drawn faded at the nearest points of "
+            "the plane, which have another loss: to see its own, scan the curve or the list itself",
         )

@@ -1,6 +1,5 @@
 """Soups: the average of the weights of several networks, of all or of those that improve it."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..batches import Batches, not_finite
-from ..errors import ThalwegError
+from ..errors import ThalwegError, warn
 from ..results import grid, shown, titled
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.rng import seeded
@@ -179,7 +178,7 @@ def soup(
     mean = call.resumed(run, "soup", fingerprint, stored, averaged)
     found = Soup.of_weights(mean.to(next(module.parameters()).device))
     if found.barrier:
-        warnings.warn(found.barrier, stacklevel=3)
+        warn(found.barrier)
     return found
 
 
@@ -270,7 +269,7 @@ def _scored(
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")
-        warnings.warn(f"{said}: left out", stacklevel=6)
+        warn(f"{said}: left out")
     return [name for name in alone if name not in bad]
 
 

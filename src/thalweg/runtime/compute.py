@@ -1,6 +1,5 @@
 """How a public call computes, in which context, and the one place where accelerators are requested."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches
-from ..errors import ThalwegError
+from ..errors import ThalwegError, warn
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -112,7 +111,7 @@ def private_copy(
 
 
 def say_slower(what: str, reason: str) -> None:
-    warnings.warn(f"{what}: {reason}", SlowPathWarning, stacklevel=2)
+    warn(f"{what}: {reason}", SlowPathWarning)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """What a step changes in addition to the vectors it trains: attributes, counters, generators, frozen parameters."""
 
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches
+from ..errors import warn
 from ..object_state import (
     ABSENT,
     ITEMS,
@@ -99,11 +99,10 @@ class SideState:
         changed = [name for name, mark in now.items() if not same(self.after_first.get(name, ABSENT), mark)]
         if lost := sorted({dotted(name) for name in changed} | set(_iterators(self.batches))):
             some = "', '".join(lost[:5])
-            warnings.warn(
+            warn(
                 f"'{some}' may change in training and cannot be saved, so a run that is stopped and resumed may differ "
                 "from one that was not: keep numbers, strings, tensors or random generators there instead",
                 NotExact,
-                stacklevel=2,
             )
 
     def _traversed(self) -> list[Found]:

@@ -1,6 +1,5 @@
 """A network that answers the same for every input after a tenth of its training has not begun to learn."""
 
-import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches
-from ..errors import Stalled
+from ..errors import Stalled, warn
 from ..evaluation.fingerprint import unwritten
 from ..runtime.compute import Compute
 from ..runtime.rng import undisturbed
@@ -39,12 +38,11 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
     with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.kept():
         found = _losses(probe, task, next(moved(batches, probe.device)), compute)
     if found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
-        warnings.warn(
+        warn(
             f"the network has not begun to learn: after {epoch} of {epochs} epochs its loss on the first batch is "
             f"{found[0]:.4g}, and {found[1]:.4g} if it answers the same for every example: try another seed, a smaller "
             "or a larger learning rate, or normalisation layers",
             Stalled,
-            stacklevel=2,
         )
 
 

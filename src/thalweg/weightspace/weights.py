@@ -1,7 +1,6 @@
 """Points of weight space: a module's weights as one vector."""
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from ..errors import ThalwegError
+from ..errors import ThalwegError, warn
 from ..store import checkpoints, files
 from .layout import Layout, named_buffers, named_parameters
 
@@ -187,10 +186,9 @@ class Weights:
             apart: Put the frozen parameters in a separate file next to it, which all such files in the folder share.
         """
         if self.kept:
-            warnings.warn(
+            warn(
                 f"{path} holds the weights alone, without the kept epochs {', '.join(map(str, self.kept))}: fit with "
                 "run=, whose folder holds them too, or save each with weights.kept[epoch].save(path)",
-                stacklevel=3,
             )
         self.layout.save(files.place(path), "weights", *self._parts(Path(path), apart))
 
