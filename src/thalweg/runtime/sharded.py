@@ -217,7 +217,7 @@ class ShardedProbe(Probe):
         self._parameters = list(self.moving.values())
         self._allocate(self._shards(), [shard.stride() for shard in self._shards()])
         self.shared = dict[str, int]()
-        self._own = {name: parameters[name] for name in self.layout.frozen} | dict(named_buffers(self.module))
+        self._fixed = {name: parameters[name] for name in self.layout.frozen} | dict(named_buffers(self.module))
         self.load(Weights.of(module) if weights is None else weights)
 
     def _shards(self) -> list[Tensor]:
@@ -233,7 +233,7 @@ class ShardedProbe(Probe):
     def load(self, weights: Weights) -> None:
         self.layout.check(weights.layout, "the network", "the weights")
         given = {**weights.frozen, **weights.buffers}
-        check_state(given, self._own, "the weights", "the network")
+        check_state(given, self._fixed, "the weights", "the network")
         self.point.copy_(weights.vector)
         self.moved()
         self._fill(given)
@@ -244,7 +244,7 @@ class ShardedProbe(Probe):
     def moved(self) -> None:
         reshard(self.module)
         with torch.no_grad():
-            torch._foreach_copy_(self._shards(), self._places)
+            torch._foreach_copy_(self._shards(), self._point_views)
         torch.clear_autocast_cache()
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:

@@ -24,7 +24,7 @@ def moving_parameters(trainable: Trainable, settings: Settings, processes: int =
     probe = trainable.probe
     trainable.optimized = [
         list(zip(probe.layout.names, probe.parameters(vector), _values(probe, gradient), strict=True))
-        for vector, gradient in zip(trainable.vectors, trainable.gradients, strict=True)
+        for vector, gradient in zip(trainable.vectors, trainable.gradient, strict=True)
     ]
     optimizer = user_optimizer([(name, tensor) for row in trainable.optimized for name, tensor, _ in row], settings)
     if (trainable.block.is_cuda or not trainable.on_device) and type(optimizer) in (Adam, AdamW):

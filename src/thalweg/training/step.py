@@ -1,5 +1,5 @@
-"""One training step, as in the paper: draw t, place phi(t), loss, gradient, weight decay, chain rule, update; and what
-it moves: the network itself, or the bends of a curve.
+"""One training step, as in the paper: draw t, move the network to phi(t), loss, gradient, weight decay, chain rule,
+update; and what it trains: the network itself, or the bends of a curve.
 """
 
 from abc import ABC, abstractmethod
@@ -57,13 +57,11 @@ class Step:
         return loss.detach()
 
     def draw(self) -> Tensor:
-        """What decides where the network is placed: of a curve, the coefficients at t."""
+        """The controls, which decide where the network is moved: of a curve, the coefficients at t."""
         return torch.tensor(self.trainable.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
     def forward(self, batch: Any, controls: Tensor) -> Tensor:
-        """The mean loss of a batch where the controls place the network: at phi(t), given the coefficients of the
-        curve.
-        """
+        """The mean loss of a batch where the controls move the network: at phi(t), given the coefficients at t."""
         self.trainable.set_point(controls)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
         if isinstance(self.number, int) and self.number == 0 and not self.partial:
@@ -140,8 +138,8 @@ class Trainable(ABC):
         grad = self.probe.grad[None]
         alone = (block.shape, block.dtype, block.device) == (grad.shape, grad.dtype, grad.device)
         self.block, self.gradient = block, grad if alone else torch.zeros_like(block)
-        self.vectors, self.gradients = list(block), list(self.gradient)
-        self.optimized = [[("", *both)] for both in zip(self.vectors, self.gradients, strict=True)]
+        self.vectors = list(block)
+        self.optimized = [[("", *both)] for both in zip(self.vectors, self.gradient, strict=True)]
 
     def draw(self) -> Sequence[float]:
         """The controls of the next step."""
@@ -196,7 +194,7 @@ OTHER_STREAM = 0x7E41  # t must differ from what a task draws from torch's own g
 
 class Bends(Trainable):
     """The control points of a curve in one block of memory, of which the bends are trained. A subclass defines where
-    the network is placed (`set_point`), and how t is drawn (`draw`) unless that is from U(0, 1).
+    the network is moved (`set_point`), and how t is drawn (`draw`) unless that is from U(0, 1).
     """
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):

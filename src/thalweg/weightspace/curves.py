@@ -311,17 +311,13 @@ class _Straight(Curve):
         return tuple(i / pieces for i in range(pieces + 1))
 
     def coefficients(self, t: float) -> Tensor:
-        piece, within = self._place(check_t(t))
-        return self._pair(piece, 1 - within, within)
+        along = check_t(t) * (len(self.points) - 1)
+        piece = min(int(along), len(self.points) - 2)
+        return self._pair(piece, 1 - (along - piece), along - piece)
 
     def derivatives(self, t: float) -> Tensor:
         pieces = len(self.points) - 1
-        return self._pair(self._place(t)[0], -pieces, pieces)
-
-    def _place(self, t: float) -> tuple[int, float]:
-        pieces = len(self.points) - 1
-        piece = min(int(t * pieces), pieces - 1)
-        return piece, t * pieces - piece
+        return self._pair(min(int(t * pieces), pieces - 1), -pieces, pieces)
 
     def _pair(self, piece: int, first: float, second: float) -> Tensor:
         values = torch.zeros(len(self.points), dtype=torch.float64)

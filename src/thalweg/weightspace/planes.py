@@ -65,9 +65,9 @@ class Plane:
                 f"from the line through the others, which are {self.width:.3g} apart: choose another third point"
             )
 
-        self._place((0.0, 0.0), (self.width, 0.0), (self.shift, self.height))
+        self._set_corners((0.0, 0.0), (self.width, 0.0), (self.shift, self.height))
 
-    def _place(self, *corners: tuple[float, float]) -> None:
+    def _set_corners(self, *corners: tuple[float, float]) -> None:
         self.corners = corners
         across, up = zip(*corners, strict=True)
         self.ranges: Ranges = (min(across), max(across)), (min(up), max(up))
@@ -104,7 +104,7 @@ class Plane:
         plane = cls(*sums)
         plane.points, plane.shares = tuple(points), (variances[0] / total, variances[1] / total)
         lengths = torch.tensor(variances, dtype=torch.float64).sqrt()
-        plane._place(*((x, y) for x, y in (directions.T * lengths).tolist()))
+        plane._set_corners(*((x, y) for x, y in (directions.T * lengths).tolist()))
         return plane
 
     @classmethod
@@ -153,7 +153,7 @@ class Plane:
             )
         plane = cls(weights, *ends)
         plane.margin = 0.0
-        plane._place((0.0, 0.0))
+        plane._set_corners((0.0, 0.0))
         high = radius * weights.distance(ends[1])
         plane.ranges = (-radius * plane.width, radius * plane.width), (-high, high)
         return plane

@@ -65,7 +65,7 @@ class Probe:
             )
         channels_last = compute.channels_last(originals[0].device)
         self._allocate(originals, [_strides(p, channels_last) for p in originals])
-        torch._foreach_copy_(self._places, [p.detach() for p in originals])
+        torch._foreach_copy_(self._point_views, [p.detach() for p in originals])
         self.views = not (self.point.is_cuda and any(isinstance(part, nn.RNNBase) for part in module.modules()))
         frozen = {name: parameters[name] for name in self.layout.frozen}
         large = sum(parameter.nbytes for parameter in frozen.values()) > LARGE
@@ -78,7 +78,7 @@ class Probe:
                 part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
         self.state = ModuleState(self.module)
         self._drops = overrides_train(self.module)
-        self._own: dict[str, Tensor] = {
+        self._fixed: dict[str, Tensor] = {  # what does not lie in the vectors
             **{name: tensor for name, tensor in named_parameters(self.module)[0].items() if name in self.layout.frozen},
             **dict(named_buffers(self.module)),
         }
@@ -93,7 +93,7 @@ class Probe:
         self._shapes = [(p.shape, p.numel(), stride) for p, stride in zip(parameters, strides, strict=True)]
         self.point = torch.empty(self.layout.size, dtype=self.layout.dtype, device=parameters[0].device)
         self.grad = torch.zeros_like(self.point)
-        self._places, self._grads = self.slots(self.point), self.slots(self.grad)
+        self._point_views, self._grad_views = self.slots(self.point), self.slots(self.grad)
         self.unreached = set(self.layout.names)  # parameters no loss has depended on so far
         self.skipped = set(self.layout.names)  # those that the last one has not depended on
 
@@ -131,11 +131,13 @@ class Probe:
         _refuse_cached()
         self.layout.check(weights.layout, "the network", "the weights")
         given = {**weights.frozen, **weights.buffers}
-        expected = {name: own for name, own in self._own.items() if name in given or name not in self.layout.statistics}
+        expected = {
+            name: own for name, own in self._fixed.items() if name in given or name not in self.layout.statistics
+        }
         check_state(given, expected, "the weights", "the network")
         self._forget()
         vector = weights.vector if self.point.nbytes > LARGE else weights.vector.to(self.point)
-        torch._foreach_copy_(self._places, list(self.layout.split(vector).values()))
+        torch._foreach_copy_(self._point_views, list(self.layout.split(vector).values()))
         self.moved()
         self._fill(given)
 
@@ -143,24 +145,24 @@ class Probe:
         """Write frozen parameters and buffers, of any kind of tensor."""
         with torch.no_grad():
             for name, value in given.items():
-                if name in self.shared and not same_bits(self._own[name], value.to(self.device)):
+                if name in self.shared and not same_bits(self._fixed[name], value.to(self.device)):
                     self.unshare([name])
                 if name not in self.shared:
-                    self._own[name].copy_(value)
+                    self._fixed[name].copy_(value)
 
     def unshare(self, names: Collection[str] | None = None) -> None:
         """Copy frozen parameters, all by default, from the memory of the caller's."""
         for name in [*self.shared] if names is None else names:
             del self.shared[name]
-            self._own[name].data = self._own[name].detach().clone()
+            self._fixed[name].data = self._fixed[name].detach().clone()
 
     def load_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
         theirs: dict[str, Tensor] = {**named_parameters(self.original)[0], **dict(named_buffers(self.original))}
         self._forget()
-        torch._foreach_copy_(self._places, [theirs[name].detach() for name in self.layout.names])
+        torch._foreach_copy_(self._point_views, [theirs[name].detach() for name in self.layout.names])
         self.moved()
-        self._fill({name: theirs[name] for name in self._own})
+        self._fill({name: theirs[name] for name in self._fixed})
 
     def drop_caches(self) -> None:
         """Moving the probe undoes what this writes to weights and attributes."""
@@ -176,7 +178,9 @@ class Probe:
         """Restore the network afterwards, whatever happens inside and wherever it is moved."""
         point = self.point.to("cpu" if self.point.nbytes > LARGE else self.device, copy=True)
         theirs, _ = named_parameters(self.original)
-        frozen = {name: theirs[name] if name in self.shared else self._own[name].clone() for name in self.layout.frozen}
+        frozen = {
+            name: theirs[name] if name in self.shared else self._fixed[name].clone() for name in self.layout.frozen
+        }
         with kept(self.module):
             try:
                 yield
@@ -197,7 +201,7 @@ class Probe:
         """Tell the network that `point` was written."""
         if not self.views:
             with torch.no_grad():
-                torch._foreach_copy_(list[Tensor](self._parameters), self._places)
+                torch._foreach_copy_(list[Tensor](self._parameters), self._point_views)
         torch.clear_autocast_cache()  # inside a caller's autocast block, the old weights would be reused
 
     def backward(self, loss: Tensor) -> None:
@@ -230,12 +234,13 @@ class Probe:
         """
         found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return [
-            None if g is None else _laid_out(g.to_dense(), slot) for g, slot in zip(found, self._grads, strict=True)
+            None if g is None else _laid_out(g.to_dense(), slot)
+            for g, slot in zip(found, self._grad_views, strict=True)
         ]
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
         """Write the result of `gradients` into `grad`."""
-        pairs = [(slot, g) for slot, g in zip(self._grads, gradients, strict=True) if g is not None]
+        pairs = [(slot, g) for slot, g in zip(self._grad_views, gradients, strict=True) if g is not None]
         if len(pairs) < len(gradients):
             self.grad.zero_()
         torch._foreach_copy_([slot for slot, _ in pairs], [g for _, g in pairs])
@@ -261,7 +266,7 @@ class Probe:
     def check(self) -> None:
         """Raise, naming it, if a parameter is no longer a view of the flat vectors."""
         current, _ = named_parameters(self.module)
-        slots = zip(self.layout.names, self._parameters, self._places, self._grads, strict=True)
+        slots = zip(self.layout.names, self._parameters, self._point_views, self._grad_views, strict=True)
         for name, bound, place, grad in slots:
             loose = current.get(name) is not bound
             if self.views and not loose:
@@ -272,7 +277,7 @@ class Probe:
                     "code replaced it (zero_grad, .to, .data =, .grad =, load_state_dict(assign=True), a new "
                     "parametrization); remove that from its forward pass and hooks"
                 )
-        if written := [name for name, total in self.shared.items() if bit_sum(self._own[name]) != total]:
+        if written := [name for name, total in self.shared.items() if bit_sum(self._fixed[name]) != total]:
             raise ThalwegError(
                 f"the frozen parameter '{written[0]}' was written to after the first pass, in which it was not: its "
                 "memory is that of the network that was given; let the network write to it from the first pass on, or "
@@ -311,7 +316,7 @@ class Probe:
         every write to the vector.
         """
         memo: dict[int, Any] = {}
-        for old, place, grad in zip(originals, self._places, self._grads, strict=True):
+        for old, place, grad in zip(originals, self._point_views, self._grad_views, strict=True):
             memo[id(old)] = new = nn.Parameter(place)
             _copy_attributes(new, old)
             new.grad = grad
