@@ -56,8 +56,9 @@ def test_a_planted_order_is_recovered_by_weights(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["MLP", "convolutions, flattened", "batch norm", "DenseNet", "ViT", "Llama", "cross attention", "LSTM", "U-Net"],
-)
+    ["MLP", "convolutions, flattened", "batch norm", "DenseNet", "ViT", "Llama", "cross attention", "LSTM", "U-Net",
+     "ShuffleNet", "stacked layers, vmap"],
+)  # fmt: skip
 def test_a_planted_order_is_recovered_by_activations(name):
     species = SPECIES[name]
     module = species.module(1)

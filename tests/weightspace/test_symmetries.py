@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from zoo import bits, same_bits
 
 import thalweg as tw
+from thalweg.weightspace import symmetries as finding
 from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
 from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
@@ -167,6 +168,25 @@ def test_a_scripted_network_is_refused():
         net = torch.jit.script(SPECIES["MLP"].module(1))
     with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand"):
         tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+
+
+@pytest.mark.parametrize(
+    ("between", "examples"),
+    [(F.relu, 1), (lambda x: x - x.mean(0), 2), (lambda x: x.squeeze().relu().view(-1, 8) * x.shape[0], 2)],
+)
+def test_one_example_proves_large_networks_that_compute_each_alone(between, examples, monkeypatch):
+    """The graph is always traced with two, since an axis of size one could be anything."""
+    monkeypatch.setattr(finding, "LARGE", 0)
+    net = Of(lambda net, x: net.two(between(net.one(x))), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    traced = Traced(net, TASK, SPECIES["MLP"].batch())
+    assert (len(traced.batch[0]), len(traced.few[0])) == (examples, 2)
+    assert len(traced.proven().groups) == 1
+
+
+def test_examples_are_taken_where_a_batch_holds_other_tensors_too():
+    net = Of(lambda net, x, mask: net.two(net.one(x) @ mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    x, y = SPECIES["MLP"].batch()
+    assert [len(tensor) for tensor in Traced(net, TASK, (x, torch.eye(8), y)).batch] == [2, 8, 2]
 
 
 def test_no_batch_is_refused():

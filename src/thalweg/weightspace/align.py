@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, fx, nn
+from torch._C._functorch import is_batchedtensor
 
 from ..batches import Batches, count
 from ..errors import ThalwegError, whole
@@ -373,7 +374,7 @@ class Correlations(fx.Interpreter):
         value = super().run_node(n)
         axes = self.traced.seen.get(n)
         used = n.op == "call_function" and any(named(user) in CONTRACTIONS for user in n.users)
-        if used and isinstance(axes, Axes) and value.is_floating_point():
+        if used and isinstance(axes, Axes) and value.is_floating_point() and not is_batchedtensor(value):
             for k, (view, labels) in enumerate(spread(value, self.traced.terms(axes))):
                 kept = tuple(label if label in self.found.groups else "" for label in labels)
                 self.seen |= {(n.name, k): (view, kept)} if any(kept) else {}

@@ -128,7 +128,13 @@ def training(net: nn.Module) -> Iterator[None]:
 
 
 class _InDouble(TorchFunctionMode):
-    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do."""
+    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do.
+
+    Attributes:
+        entries: How many entries the tensors have that were computed.
+    """
+
+    entries = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
@@ -136,7 +142,9 @@ class _InDouble(TorchFunctionMode):
         args, kwargs = tree_map(
             lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
         )
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        self.entries += found.numel() if isinstance(found, Tensor) else 0
+        return found
 
 
 @contextmanager
@@ -164,6 +172,6 @@ def _masks_as_they_are() -> Iterator[None]:
 
 
 @contextmanager
-def computing(seed: int = 0) -> Iterator[None]:
-    with interpreted(), _InDouble(), seeded(seed):
-        yield
+def computing(seed: int = 0) -> Iterator[_InDouble]:
+    with interpreted(), _InDouble() as mode, seeded(seed):
+        yield mode

@@ -55,7 +55,8 @@ def each_its_own(node: fx.Node, axes: Axes) -> None:
 
 def writes(node: fx.Node) -> bool:
     """Whether a node does something although nobody uses it."""
-    return node.op in ("placeholder", "output") or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    kept = node.op in ("placeholder", "output") or named(node).startswith("_vmap")
+    return kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
 def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) -> Any:

@@ -27,7 +27,7 @@ from .terms import in_groups, sized, undecided, without
 from .weights import Weights
 
 CLOSE = 1e-9  # relative to the largest output, in float64
-ENOUGH = 4  # examples that a proof computes with
+LARGE = 10**7  # entries of all tensors that a network computes for a proof
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
 IDLE = "it is not used on this batch"
 
@@ -138,6 +138,9 @@ class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
 
     trained: Called | None = None  # the same in training mode, if other parts take part there
+    batch: Any  # what a proof computes with
+    few: Any  # what the graph is traced with: two examples of the batch, if they fit
+    entries: int  # of all tensors that the network computed last
 
     def __init__(
         self,
@@ -156,10 +159,9 @@ class Traced:
         parameters, _ = named_parameters(self.net)
         moving = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
-        self._fit(self._converted(batch))
-        self.example = self._converted(batch) if whole_batch else self.batch
-        outputs = self.outputs()
-        if not any(tensor.isfinite().any() for tensor in outputs):
+        outputs = self._fit(self._converted(batch))
+        self.example = self._converted(batch) if whole_batch else self.few
+        if not _finite(outputs):
             raise ThalwegError(
                 "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
                 "a batch with examples, without NaN, and a network with finite weights"
@@ -180,15 +182,27 @@ class Traced:
         batch = to_device(batch, next(self.net.parameters()).device)
         return mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
 
-    def _fit(self, batch: Any) -> None:
-        """Prove with a few examples of the batch, or all of it where the task does not take them."""
-        few = mapped(batch, lambda t: t[:ENOUGH] if isinstance(t, Tensor) and t.ndim else t)
-        together = len({t.shape[0] if t.ndim else 0 for t in tensors_in(batch)}) == 1
-        for candidate in (few, batch) if together else (batch,):
-            self.batch = candidate
+    def _fit(self, batch: Any) -> list[Tensor]:
+        """The outputs for what a proof computes with: two examples of the batch, or all of it where the task does not
+        take them; one, where that is much faster and the network computes each example alone.
+        """
+        outputs = self._fitting(_first(batch, 2), batch)
+        self.few = self.batch
+        if self.entries > LARGE:
+            self.batch = _first(batch, 1)
+            with suppress(Exception):
+                one = self.outputs()
+                same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, one, strict=True)]
+                if _finite(one) and apart(same, one) <= CLOSE:
+                    return one
+            self.batch = self.few
+        return outputs
+
+    def _fitting(self, *batches: Any) -> list[Tensor]:
+        """The outputs for the first batch that the network takes."""
+        for self.batch in batches:
             try:
-                self.outputs()
-                return
+                return self.outputs()
             except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
                 failure = error
         if isinstance(failure, ThalwegError):
@@ -201,8 +215,9 @@ class Traced:
 
     def outputs(self, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch, and those in training of a network with parts for that alone."""
-        with computing(seed), torch.no_grad():
+        with computing(seed) as computed, torch.no_grad():
             found = tensors_in(self.task.predictions(self.net, self.batch)[0])
+            self.entries = computed.entries
             if self.trained:
                 with training(self.net):
                     found += self.trained(*self.trained.inputs())
@@ -249,7 +264,7 @@ class Traced:
         self._follow(self.called, self.program, atoms)
         if self.called.spare or self._idle(atoms):  # auxiliary heads, say, may take part in training alone
             with suppress(Exception), training(self.net):
-                called = recorded(self.net, self.task, self.batch)
+                called = recorded(self.net, self.task, self.few)
                 if called.made != self.called.made:  # then all of it has an order, whether this task uses it or not
                     called.used = None
                 self._follow(called, called.exported(), atoms)
@@ -413,8 +428,8 @@ class Trial:
 
     def _restore(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, tensor in self.traced.tensors.items():
-                tensor.copy_(values[name])
+            for name, value in values.items():
+                self.traced.tensors[name].copy_(value)
 
     def matters(self, group: Group) -> bool:
         """Whether the outputs depend on the order of any of its tensors alone."""
@@ -433,7 +448,7 @@ class Trial:
         try:
             return apart(self.expected, self.traced.outputs())
         finally:
-            self._restore(self.given)
+            self._restore({name: self.given[name] for name in touched})
 
 
 def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
@@ -448,6 +463,16 @@ def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
             scale = float(mine.abs().max())
             worst = max(worst, float((mine - yours).abs().max()) / (scale or 1.0))
     return worst
+
+
+def _first(batch: Any, count: int) -> Any:
+    """The first examples of a batch; what does not have as many entries as its first tensor is kept."""
+    size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
+    return mapped(batch, lambda t: t[:count] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t)
+
+
+def _finite(outputs: Sequence[Tensor]) -> bool:
+    return any(bool(tensor.isfinite().any()) for tensor in outputs)
 
 
 def _same_finite(one: Tensor, two: Tensor) -> bool:
