@@ -90,10 +90,14 @@ def _draw(folder: Path, profiles: dict[str, tw.Scan], planes: dict[str, tw.Scan]
         tw.figures.profile(profiles, "train", "loss", axes[0])
         tw.figures.profile(profiles, "test", "error", axes[1])
 
-    tw.figures.save_panels(folder / "profile", profile, (10, 4), 1, 2)
     around = partial(tw.figures.surfaces, planes, "train", "loss")
-    tw.figures.save_panels(folder / "planes", around, (14, 3.4), 1, 3, "compressed")
-    tw.figures.save_panels(folder / "budget", partial(tw.figures.budget, compared, None))
+    drawn = {
+        "profile": tw.figures.panels(profile, (10, 4), 1, 2),
+        "planes": tw.figures.panels(around, (14, 3.4), 1, 3, "compressed"),
+        "budget": tw.figures.panels(partial(tw.figures.budget, compared, None)),
+    }
+    for name, figure in drawn.items():
+        tw.figures.save(figure, folder / name)
 
 
 def _network(seed: int) -> nn.Module:

@@ -131,8 +131,7 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
         if not processes.first:
             settings |= {"out": Path(stack.enter_context(TemporaryDirectory())), "quiet": True}
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
         try:
             if command.__name__ not in SHARED:
                 raise ThalwegError(
@@ -166,12 +165,7 @@ for _command in (demo, fit, align, connect, scan, plane, barriers, soup, walk, e
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")
-_entries: dict[str, Callable[..., None]] = {
-    "list": paper.list_entries,
-    "run": paper.run,
-    "show": paper.show,
-    "draw": paper.draw,
-}
-for _name, _function in _entries.items():
-    _paper.command(_name)(_plainly(_function))
+_paper.command("list")(_plainly(paper.list_entries))
+for _function in (paper.run, paper.show, paper.draw):
+    _paper.command()(_plainly(_function))
 app.add_typer(_paper, name="paper")

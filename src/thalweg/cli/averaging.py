@@ -9,7 +9,6 @@ import thalweg as tw
 
 from . import options
 from .ensembles import check_different, chosen_data
-from .options import Arguments, bar, done, following
 from .page import page
 
 Networks = Annotated[
@@ -43,7 +42,7 @@ def barriers(
     Prints a matrix for each data set and quantity (a barrier is the largest excess over the line that joins the values
     of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     from ..store.files import write_text
 
     inputs = own.inputs
@@ -58,13 +57,13 @@ def barriers(
         bn_batches=inputs.bn_batches,
         **own.running,
     )
-    _draw_barriers(found, out / "barriers")
+    tw.figures.save(_drawn(found), out / "barriers")
     write_text(out / "barriers.csv", found.to_csv())
     typer.echo(found.table())
-    done(out, following(page, own.given, out, out="page.html"))
+    options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
-def _draw_barriers(found: "tw.Barriers", stem: Path) -> None:
+def _drawn(found: "tw.Barriers") -> Any:
     """A row of panels for the loss and the error on each data set."""
     drawn = [(data, quantity) for data, quantity in found.quantities() if quantity in ("loss", "error")]
 
@@ -73,7 +72,7 @@ def _draw_barriers(found: "tw.Barriers", stem: Path) -> None:
             tw.figures.barriers(found, data, quantity, row)
 
     rows, columns = len(drawn), len(found.panels())
-    tw.figures.save_panels(stem, plot, (1.4 + 4.4 * columns, 4.4 * rows), rows, columns, "compressed", squeeze=False)
+    return tw.figures.panels(plot, (1.4 + 4.4 * columns, 4.4 * rows), rows, columns, "compressed", squeeze=False)
 
 
 def soup(
@@ -112,7 +111,7 @@ def soup(
     Prints the score of each network and of each average, and what the result measures on all data; writes
     `weights.safetensors`.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     inputs, networks = own.inputs, _networks(own)
     name = chosen_data(inputs.data, data)
     found = tw.soup(
@@ -127,11 +126,11 @@ def soup(
         **own.running,
     )
     typer.echo(f"on '{name}'\n{found}")
-    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=bar(quiet)).table())
-    done(out, following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
+    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.bar(quiet)).table())
+    options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
 
 
-def _networks(own: Arguments) -> "dict[str, tw.Weights]":
+def _networks(own: options.Arguments) -> "dict[str, tw.Weights]":
     """By the names of their folders, or their paths where several have one name; members of a walk are numbered."""
     from ..loading import load_members
 
@@ -139,10 +138,10 @@ def _networks(own: Arguments) -> "dict[str, tw.Weights]":
     check_different(what)
     short = [path.stem if path.is_file() else path.resolve().name for path in what]
     names = short if len(set(short)) == len(short) else map(str, what)
-    found: dict[str, tw.Weights] = {}
-    for path, name in zip(what, names, strict=True):
-        members = load_members(path, model, own.given["key"])
-        several = {f"{name} {k}": member for k, member in enumerate(members, start=1)}
-        found |= several if len(members) > 1 else {name: members[0]}
+    found = {name: load_members(path, model, own.given["key"]) for name, path in zip(names, what, strict=True)}
     device = next(model.parameters()).device
-    return {name: weights.to(device) for name, weights in found.items()}
+    return {
+        f"{name} {number}" if len(members) > 1 else name: member.to(device)
+        for name, members in found.items()
+        for number, member in enumerate(members, start=1)
+    }

@@ -12,9 +12,7 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
 from . import options
-from .options import Arguments, done, following
 from .page import page
 
 PERMUTATION = "permutation.safetensors"
@@ -79,34 +77,33 @@ def connect(
 
     Writes `curve.safetensors`, and `permutation.safetensors` if END was aligned.
     """
-    own = Arguments({name: value for name, value in locals().items() if name != "points"})
+    own = options.Arguments({name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
-    aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed) if align else None
-    if aligned is not None:
-        b = aligned
+    if align:
+        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed)
         typer.echo(f"aligned: {aligned}")
     a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
     if a.distance(b) == 0:
-        raise ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
+        raise tw.ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
     found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training)
-    if aligned is not None:
+    if align:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     measured = {**own.given, "weight_decay": own.penalty}
     if points is None:
-        return done(out, following(scan, measured, out, out="scan"))
+        return options.done(out, options.following(scan, measured, out, out="scan"))
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
-    on_lines = max(points // 3, 2) | 1  # with the middle
-    _scan(Arguments({**known, "what": [out], "out": out / "scan", "points": str(points)}, inputs), on_lines)
+    known |= {"what": [out], "out": out / "scan", "points": str(points)}
+    _scan(options.Arguments(known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
 
 
-def two_networks(own: Arguments, rule: str) -> "list[tw.Weights]":
+def two_networks(own: options.Arguments, rule: str) -> "list[tw.Weights]":
     ends = own.given["ends"]
     loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
     if len(loaded) != 2:
-        raise ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
+        raise tw.ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
     return loaded
 
 
@@ -149,13 +146,13 @@ def scan(
     of the straight line between its ends, into the folder `line`, and both into one profile; of an aligned curve also
     the line between its ends as they were before, into the folder `unaligned`; of a second curve, into `other`.
     """
-    _scan(Arguments(locals()))
+    _scan(options.Arguments(locals()))
 
 
-def _scan(own: Arguments, on_lines: int | None = None) -> None:
+def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
     what, out, points, line = (own.given[name] for name in ("what", "out", "points", "line"))
     if points != "adaptive" and not points.isdecimal():
-        raise ThalwegError(f"--points is a whole number, or adaptive; got {points}")
+        raise tw.ThalwegError(f"--points is a whole number, or adaptive; got {points}")
     wanted = int(points) if points.isdecimal() else points
     (path, target), *more = _curves(own).items()
     results = {out: _measured(own, target, points=wanted)}
@@ -163,8 +160,7 @@ def _scan(own: Arguments, on_lines: int | None = None) -> None:
     if line and target.bends and target.start.distance(target.end) > 0:
         others["line"] = tw.Segment(target.start, target.end)
         if (path / PERMUTATION).is_file():
-            before = tw.Permutation.load(path).inverse().apply(target.end)
-            others["unaligned"] = tw.Segment(target.start, before)
+            others["unaligned"] = tw.Segment(target.start, tw.Permutation.load(path).inverse().apply(target.end))
     for name, curve in others.items():
         number = wanted if curve.bends else on_lines or wanted
         results = {out / name: _measured(own, curve, points=number, run=own.run.child(name)), **results}
@@ -176,11 +172,11 @@ def _scan(own: Arguments, on_lines: int | None = None) -> None:
         results[folder].save(folder / "scan.json")
     _write_scans(results)
     if len(target.bends) == 1:
-        done(out, following(plane, own.given, *what, out="plane"))
+        options.done(out, options.following(plane, own.given, *what, out="plane"))
     elif len(what) == 2:
-        done(out, following(connect, own.given, *what, out="curve"))
+        options.done(out, options.following(connect, own.given, *what, out="curve"))
     else:
-        done(out, following(page, own.given, out, out="page.html"))
+        options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
 def plane(
@@ -221,9 +217,13 @@ def plane(
     Curves and the networks of each folder are drawn in it. Writes `scan.json`, `scan.csv` and the surface as PNG and
     PDF.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     items = _curves_and_members(own)
-    networks = {point.bare().digest(): point for item in items.values() for point in _control_points(item)}
+    networks = {
+        point.bare().digest(): point
+        for item in items.values()
+        for point in ([item.start, item.end, *item.bends] if isinstance(item, tw.Curve) else item)
+    }
     single = all(isinstance(item, tw.Curve) or len(item) == 1 for item in items.values())
     target = _plane_of(list(networks.values()), single, what, seed)
     overlay = {
@@ -233,10 +233,10 @@ def plane(
     }
     points = "adaptive" if adaptive else None
     _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, points=points, overlay=overlay)})
-    done(out, following(page, own.given, out, out="page.html"))
+    options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
-def _curves_and_members(own: Arguments) -> "dict[Path, tw.Curve | list[tw.Weights]]":
+def _curves_and_members(own: options.Arguments) -> "dict[Path, tw.Curve | list[tw.Weights]]":
     """By path; of three networks the last epochs alone, since these make a plane."""
     from ..loading import is_curve, load_curve, load_members, load_training
 
@@ -250,22 +250,18 @@ def _curves_and_members(own: Arguments) -> "dict[Path, tw.Curve | list[tw.Weight
     }
 
 
-def _control_points(item: "tw.Curve | list[tw.Weights]") -> "list[tw.Weights]":
-    return [item.start, item.end, *item.bends] if isinstance(item, tw.Curve) else item
-
-
 def _plane_of(points: "list[tw.Weights]", single: bool, what: list[Path], seed: int) -> "tw.Plane":
     if len(points) == 1:
         return tw.Plane.around(points[0], seed=seed)
     if len(points) == 2:
-        raise ThalwegError(
+        raise tw.ThalwegError(
             f"a plane needs one network, or at least three; {' '.join(map(str, what))} hold two different ones, which "
             "lie on a line: give a third, or scan the line"
         )
     return tw.Plane(*points) if len(points) == 3 and single else tw.Plane.fit(points)
 
 
-def _curves(own: Arguments) -> "dict[Path, tw.Curve]":
+def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
     """The curves that were given, an aligned one first, or the straight line between two networks."""
     from ..loading import is_curve, load_curve
 
@@ -274,12 +270,13 @@ def _curves(own: Arguments) -> "dict[Path, tw.Curve]":
         ordered = sorted(what, key=lambda path: not (path / PERMUTATION).is_file())
         return {path: load_curve(path, model) for path in ordered}
     if len(what) != 2 or any(map(is_curve, what)):
-        rule = "give one curve or two networks to scan, or two curves to compare"
-        raise ThalwegError(f"{rule}; got {' '.join(map(str, what))}")
+        raise tw.ThalwegError(
+            f"give one curve or two networks to scan, or two curves to compare; got {' '.join(map(str, what))}"
+        )
     return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))}
 
 
-def _measured(own: Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
+def _measured(own: options.Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
     inputs = own.inputs
     settings = {"weight_decay": own.given["weight_decay"], "bn_batches": inputs.bn_batches, **own.running, **where}
     return tw.scan(inputs.model, target, inputs.task, inputs.data, **settings)
@@ -304,8 +301,9 @@ def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:
         for ax, (data, quantity) in zip(axes.flat, product(result.values, columns), strict=True):
             draw(data, quantity, ax)
 
-    size = (5.5 * len(columns), height * len(result.values))
-    tw.figures.save_panels(last / name, plot, size, len(result.values), len(columns), layout, squeeze=False)
+    rows = len(result.values)
+    figure = tw.figures.panels(plot, (5.5 * len(columns), height * rows), rows, len(columns), layout, squeeze=False)
+    tw.figures.save(figure, last / name)
     for folder, each in results.items():
         write_text(folder / "scan.csv", each.to_csv())
         # what both say about the ends, only once

@@ -7,7 +7,6 @@ import typer
 
 from . import options
 from .curves import plane
-from .options import bar, done, following
 
 
 def demo(
@@ -28,6 +27,6 @@ def demo(
     from ..store.runs import Run, start_run
 
     start_run(out, "demo", {"fit": FIT, "connect": CONNECT, "data": "test"}, again=True)
-    Run(out).finish(lambda folder: run(folder, progress=bar(quiet)))
+    Run(out).finish(lambda folder: run(folder, progress=options.bar(quiet)))
     given = {"task": "thalweg.demo:digits", "weight_decay": WEIGHT_DECAY}
-    done(out, following(plane, given, out / "bezier.safetensors", out="plane"))
+    options.done(out, options.following(plane, given, out / "bezier.safetensors", out="plane"))

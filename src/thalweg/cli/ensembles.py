@@ -9,9 +9,7 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
 from . import options
-from .options import Arguments, bar, done, following
 from .page import page
 
 
@@ -58,7 +56,7 @@ def walk(
 
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     from ..loading import load_start
 
     inputs = own.inputs
@@ -72,10 +70,10 @@ def walk(
         **own.training,
     )
     for number, trace in enumerate(found.traces, start=1):
-        plot = partial(tw.figures.trace, trace, None, None)
-        tw.figures.save_panels(out / f"trace-{number}", plot, (7, 8), rows=3, sharex=True)
+        figure = tw.figures.panels(partial(tw.figures.trace, trace, None, None), (7, 8), rows=3, sharex=True)
+        tw.figures.save(figure, out / f"trace-{number}")
     typer.echo(f"collected {len(found.members)} networks")
-    done(out, following(ensemble, own.given, out, out="ensemble"))
+    options.done(out, options.following(ensemble, own.given, out, out="ensemble"))
 
 
 def ensemble(
@@ -100,7 +98,7 @@ def ensemble(
 
     Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     from ..loading import load_members
     from ..store.files import no_link
 
@@ -111,16 +109,16 @@ def ensemble(
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
     with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
         if other:
-            pooled.calibrate(inputs.task, other, progress=bar(quiet))
+            pooled.calibrate(inputs.task, other, progress=options.bar(quiet))
         report = pooled.report(
-            inputs.task, inputs.data[name], held_out=other, bn_batches=inputs.bn_batches, progress=bar(quiet)
+            inputs.task, inputs.data[name], held_out=other, bn_batches=inputs.bn_batches, progress=options.bar(quiet)
         )
         pooled.save(no_link(out / "members"))
         run.finish(lambda folder: report.save(folder / "report.json"))
     if report.reliability:
-        tw.figures.save_panels(out / "reliability", partial(tw.figures.reliability, report), (6, 6))
+        tw.figures.save(tw.figures.panels(partial(tw.figures.reliability, report), (6, 6)), out / "reliability")
     typer.echo(f"on '{name}'\n{report.table()}")
-    done(out, following(page, own.given, out, out="page.html"))
+    options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
 def compare(
@@ -158,7 +156,7 @@ def compare(
 
     Prints errors, costs and how many independent networks each is worth; writes `comparison.json` and two figures.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     from ..loading import load_inputs
 
     inputs = own.inputs
@@ -179,10 +177,10 @@ def compare(
         held_out=held_out and inputs.data[chosen_data(inputs.data, held_out)],
         **own.training,
     )
-    tw.figures.save_panels(out / "comparison", partial(tw.figures.budget, result, None))
-    tw.figures.save_panels(out / "equivalents", partial(tw.figures.equivalents, result, None))
+    tw.figures.save(tw.figures.panels(partial(tw.figures.budget, result, None)), out / "comparison")
+    tw.figures.save(tw.figures.panels(partial(tw.figures.equivalents, result, None)), out / "equivalents")
     typer.echo(f"on '{name}'\n{result.table()}")
-    done(out, following(page, own.given, out, out="page.html"))
+    options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
 def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) -> Any:
@@ -196,16 +194,16 @@ def _method(name: str, cycle: float, cycles: int, lr_max: float, lr_min: float) 
         case "swa":
             return tw.SWA(lr=lr_max, cycle=cycle)
         case _:
-            raise ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{name}'")
+            raise tw.ThalwegError(f"methods are ind, snapshot, fge and swa, separated by commas; got '{name}'")
 
 
 def check_different(what: Sequence[Path]) -> None:
     if len(set(what)) < len(what):
-        raise ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
+        raise tw.ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
 
 
 def chosen_data(data: Mapping[str, Any], name: str | None) -> str:
     """The name of the data to score on: the one given, or the last."""
     if name is not None and name not in data:
-        raise ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
+        raise tw.ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
     return list(data)[-1] if name is None else name

@@ -9,10 +9,8 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
 from . import options
 from .curves import PERMUTATION, Ends, connect, two_networks
-from .options import Arguments, bar, done, following
 
 
 def fit(
@@ -56,17 +54,18 @@ def fit(
     from ..runtime.interleave import at_once
 
     folders = {seed: out} if runs == 1 else {number: out / f"seed-{number}" for number in range(seed, seed + runs)}
-    each = [Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
+    each = [options.Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
     inputs = [own.inputs for own in each]
     jobs = [
         partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training)
         for own, made in zip(each, inputs, strict=True)
     ]
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
-    for number, own, made, weights in zip(folders, each, inputs, trained, strict=True):
-        alone = tw.scan(made.model, [weights], made.task, made.data, weight_decay=own.penalty, progress=bar(quiet))
-        typer.echo(alone.table() if runs == 1 else f"seed {number}: {alone.table()}")
-    done(out, _after_fit(given, list(folders.values())))
+    measuring: Any = {"weight_decay": each[0].penalty, "progress": options.bar(quiet)}
+    for number, made, weights in zip(folders, inputs, trained, strict=True):
+        table = tw.scan(made.model, [weights], made.task, made.data, **measuring).table()
+        typer.echo(table if runs == 1 else f"seed {number}: {table}")
+    options.done(out, _after_fit(given, list(folders.values())))
 
 
 def _after_fit(given: dict[str, Any], networks: list[Path]) -> str:
@@ -74,9 +73,9 @@ def _after_fit(given: dict[str, Any], networks: list[Path]) -> str:
     seed = given["seed"]
     ends = networks[:2] if len(networks) > 1 else [*_other_network(networks[0], given["task"], seed), *networks]
     if len(ends) == 1:
-        return following(fit, {**given, "seed": seed + 1}, out=str(networks[0]))
+        return options.following(fit, {**given, "seed": seed + 1}, out=str(networks[0]))
     kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network do not apply to a curve
-    return following(connect, kept, *ends, out="curve")
+    return options.following(connect, kept, *ends, out="curve")
 
 
 def _other_network(out: Path, task: str, seed: int) -> list[Path]:
@@ -85,7 +84,7 @@ def _other_network(out: Path, task: str, seed: int) -> list[Path]:
     from ..store.runs import RECORD
 
     for record in sorted(out.parent.glob(f"*/{RECORD}")):
-        with suppress(ThalwegError):
+        with suppress(tw.ThalwegError):
             settings = load_json(record, "run")["settings"]
             if settings.get("task") == task and settings.get("seed") != seed and (record.parent / WEIGHTS).is_file():
                 return [record.parent]
@@ -112,7 +111,7 @@ def align(
 
     Prints which units can be renumbered, and writes `weights.safetensors` and `permutation.safetensors`.
     """
-    own = Arguments(locals())
+    own = options.Arguments(locals())
     from ..store.runs import Run, start_run
 
     a, b = two_networks(own, "two networks are aligned")
@@ -121,4 +120,4 @@ def align(
     aligned.permutation.save(out / PERMUTATION)
     Run(out).finish(lambda folder: aligned.save(folder / "weights.safetensors"))
     typer.echo(f"{aligned.symmetries}\n{aligned}")
-    done(out, following(connect, own.given, ends[0], out, out="curve"))
+    options.done(out, options.following(connect, own.given, ends[0], out, out="curve"))

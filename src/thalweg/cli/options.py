@@ -17,8 +17,6 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
-
 if TYPE_CHECKING:
     from ..loading import Inputs
     from ..store.runs import Run
@@ -216,7 +214,7 @@ class Arguments:
             return {}
         lr, schedule, warmup = (self.given[name] for name in ("lr", "schedule", "warmup"))
         if warmup and schedule != "cosine":
-            raise ThalwegError(f"a warm-up comes before a cosine; got --warmup {warmup:g} without --schedule cosine")
+            raise tw.ThalwegError(f"a warm-up comes before a cosine; got --warmup {warmup:g} without --schedule cosine")
         if schedule is None and self.inputs.schedule is not None:
             return {"schedule": self.inputs.schedule}
         if lr is None and schedule in (None, "constant") and self._factory_optimizes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..results import SHARES, Scan
+from ..results import UNITS, Scan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ FLATTEST = 0.7  # height of a fitted plane in its widths, at least
 FINE = 61  # points along each side from which on contours are drawn without interpolation
 
 
-def places(names: Iterable[str]) -> list[int]:
+def style_numbers(names: Iterable[str]) -> list[int]:
     """The index of each name's style: known names have their own, unless an earlier one has it; others take what is
     left.
     """
@@ -43,14 +43,14 @@ def places(names: Iterable[str]) -> list[int]:
 
 
 def styled(names: Iterable[str]) -> "list[tuple[str, Any]]":
-    return [STYLES[place] for place in places(names)]
+    return [STYLES[place] for place in style_numbers(names)]
 
 
-def one(ax: "Axes | None") -> "Axes":
-    return ax if ax is not None else several(None, 1, 1)[0]
+def ensure_axes(ax: "Axes | None") -> "Axes":
+    return ax if ax is not None else ensure_panels(None, 1, 1)[0]
 
 
-def several(
+def ensure_panels(
     axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any
 ) -> Any:
     """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
@@ -81,7 +81,7 @@ def finish(
     return ax
 
 
-def factor(name: str, units: Mapping[str, str] = SHARES) -> int:
+def factor(name: str, units: Mapping[str, str] = UNITS) -> int:
     """Fractions are drawn in percent."""
     return 100 if units.get(name) == "%" else 1
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..results import SHARES, Barriers, Comparison, Report, Scan, Trace
+from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace
 from ..results.levels import Scale
 from ..store import files
 from ..store.records import check_run
-from .axes import factor, places
+from .axes import factor, style_numbers
 from .result import Result
 from .result_files import ResultFile
 
@@ -39,20 +39,22 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     notes = [note for item in parts["run"] if (note := _unfinished(item))]
     lines = {item.path.parent for item in parts["run"] if item.content["command"] in ("barriers", "soup")}
     parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # steps of a larger result
-    parts["trace"], parts["run"] = _once(parts["trace"]), _whole(parts["run"])
+    parts["trace"], parts["run"] = _without_copies(parts["trace"]), _top_level(parts["run"])
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
-    scans = _distinct(read["scan"])
+    scans = _with_distinct_labels(read["scan"])
     groups = list(dict.fromkeys(scan["group"] for scan in scans))
     curves = sorted(
         (scan for scan in scans if scan["kind"] == "curve"),
         key=lambda scan: (groups.index(scan["group"]), scan["name"] != "Segment"),
     )
-    styles = {group: iter(places(scan["label"] for scan in curves if scan["group"] == group)) for group in groups}
+    styles = {
+        group: iter(style_numbers(scan["label"] for scan in curves if scan["group"] == group)) for group in groups
+    }
     curves = [{**scan, "style": next(styles[scan["group"]])} for scan in curves]
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
     data = _data_of(parts["run"])
     return {
-        "units": SHARES,
+        "units": UNITS,
         "curves": curves,
         "planes": planes,
         "summary": [
@@ -81,8 +83,6 @@ def _scan(item: ResultFile) -> dict[str, Any]:
     same = () if whole.weight_decay else ("data_loss",)  # without weight decay both losses are the same
     values = {name: {key: v for key, v in entry.items() if key not in same} for name, entry in whole.values.items()}
     scan = replace(whole, values=values)
-    with np.errstate(invalid="ignore"):  # a scan may hold infinities
-        summary = scan.summary()
     return {
         **scan.to_dict(),
         "summary": [
@@ -94,7 +94,7 @@ def _scan(item: ResultFile) -> dict[str, Any]:
                 "unit": scan.units.get(quantity, ""),
                 **numbers,
             }
-            for name, entry in summary.items()
+            for name, entry in scan.summary().items()
             for quantity, numbers in entry.items()
         ],
         "group": item.group,
@@ -111,7 +111,7 @@ def _scales(scan: Scan, maps: Mapping[str, np.ndarray]) -> dict[str, tuple[float
     return {name: astuple(Scale.of([(scan, values)])) for name, values in finite.items()}
 
 
-def _distinct(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_distinct_labels(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Curves are named by their kind where that is unique, planes and lists by their folder."""
     kinds = Counter((scan["group"], scan["name"]) for scan in scans)
     named = Counter((scan["group"], scan["name"]) for scan in scans if _called_by_kind(scan))
@@ -232,12 +232,12 @@ def _paper(item: ResultFile) -> dict[str, Any]:
     }
 
 
-def _once(items: Sequence[ResultFile]) -> list[ResultFile]:
+def _without_copies(items: Sequence[ResultFile]) -> list[ResultFile]:
     """A walk stores its trace both where it ran and where it finished."""
     return [item for i, item in enumerate(items) if item.content not in [before.content for before in items[:i]]]
 
 
-def _whole(runs: Sequence[ResultFile]) -> list[ResultFile]:
+def _top_level(runs: Sequence[ResultFile]) -> list[ResultFile]:
     """Runs that are not part of another, such as a walk or a comparison."""
     above = {
         run.path.parent for run in runs if run.content["command"] in ("walk", "compare", "scan", "barriers", "soup")

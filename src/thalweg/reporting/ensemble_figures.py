@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ThalwegError
 from ..results import Comparison, CurveEnsemble, Report, known_score, titled
-from .axes import STYLES, factor, finish, one, places, several, styled
+from .axes import STYLES, ensure_axes, ensure_panels, factor, finish, style_numbers, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
         found: The ensemble of one curve, or of several by name.
         ax: Axes to draw into; new ones by default.
     """
-    ax, named = one(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
+    ax, named = ensure_axes(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
     for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
         ax.plot(each.t, 100 * np.array(each.pair_error), color=colour, linestyle=style, label=name)
     ax.axhline(100 * each.pair_error[-1], color="black", linestyle=":", linewidth=1, label="both ends")
@@ -42,7 +42,7 @@ def curve_ensemble(found: CurveEnsemble, axes: "Sequence[Axes] | None" = None) -
         found: The ensemble of points of a curve.
         axes: Two axes to draw into; new ones by default.
     """
-    left, right = several(axes, 1, 2)
+    left, right = ensure_panels(axes, 1, 2)
     left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
     for (scaling, name), (colour, style) in zip(SCALED.items(), STYLES[1:], strict=False):
         left.axhline(100 * found.scores[scaling]["error"], color=colour, linestyle=style, label=f"ensemble {name}")
@@ -70,7 +70,7 @@ def reliability(
             found = {name: found.reliability[scaling] for scaling, name in SCALED.items()}
     if not found:
         raise ThalwegError("reliability is that of predicted labels, and this report has none, as for regression")
-    ax = one(ax)
+    ax = ensure_axes(ax)
     ax.plot([0, 100], [0, 100], color="grey", linewidth=1, label="accuracy = confidence")
     for (name, bins), marker, (colour, style) in zip(found.items(), cycle("osD^v"), cycle(STYLES), strict=False):
         share, accuracy, confidence = 100 * np.array(bins).T
@@ -99,8 +99,8 @@ def growth(
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
     score = known_score(score, [entry for report in reports.values() for entry in report.growth])
-    ax, timed = one(ax), all(report.epochs is not None for report in reports.values())
-    for (name, report), place in zip(reports.items(), places(reports), strict=True):
+    ax, timed = ensure_axes(ax), all(report.epochs is not None for report in reports.values())
+    for (name, report), place in zip(reports.items(), style_numbers(reports), strict=True):
         (cross, diamond, fill), (colour, style) = MARKS[place % len(MARKS)], STYLES[place]
         at = report.epochs if timed and report.epochs else range(1, len(report.growth) + 1)
         alone, pooled = (
@@ -127,7 +127,7 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
         score: The score; the first by default.
         ax: Axes to draw into; new ones by default.
     """
-    ax = one(ax)
+    ax = ensure_axes(ax)
     entries = comparison.entries
     score = comparison.known_score(score)
     shifts = np.linspace(-0.06, 0.06, len(entries))
@@ -160,10 +160,8 @@ def equivalents(
         reference: The report of an ensemble of independent networks, if `found` are reports.
         ax: Axes to draw into; new ones by default.
     """
-    if not isinstance(found, Comparison) and reference is None:
-        raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
     series, most = _worth(found, reference)
-    ax = one(ax)
+    ax = ensure_axes(ax)
     ax.plot([1, most], [1, most], color="grey", linewidth=1, label="independent networks")
     for (label, at, worth), (colour, style) in zip(series.values(), styled(series), strict=True):
         drawn = np.clip(worth, 1, most)
@@ -195,7 +193,8 @@ def _worth(
             for name in found.entries
             if name not in ("Independent", "Ind")
         }, max(budgets)
-    assert reference is not None
+    if reference is None:
+        raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
     return {
         name: (name, np.arange(1, len(report.growth) + 1), np.array(report.equivalents(reference)))
         for name, report in found.items()

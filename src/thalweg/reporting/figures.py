@@ -12,7 +12,7 @@ from ..errors import ThalwegError
 from ..results import Barriers, Scan, Trace, shown, titled
 from ..results.levels import LEVELS, Scale
 from ..store.files import write
-from .axes import STYLES, drawn_height, factor, finish, one, several, smooth, stretched, styled
+from .axes import STYLES, drawn_height, ensure_axes, ensure_panels, factor, finish, smooth, stretched, styled
 from .ensemble_figures import budget, curve_ensemble, equivalents, growth, pair_ensemble, reliability
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def profile(
         ax: Axes to draw into; new ones by default.
     """
     named = _runs(scans)
-    ax, styles = one(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
+    ax, styles = ensure_axes(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
     for (name, runs), (colour, style) in zip(named.items(), styles, strict=True):
         t, values, label = _over_seeds(runs, data, quantity)
         of = f", mean ± SD of {len(runs)} seeds" if len(runs) > 1 else ""
@@ -78,7 +78,7 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     """
     [[scan]] = _runs(scan).values()
     _need(scan.x, "a surface")
-    ax = several(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * drawn_height(scan), 2, 8) + 0.9)[0]
+    ax = ensure_panels(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * drawn_height(scan), 2, 8) + 0.9)[0]
     values, label = _pick(scan, data, quantity)
     scale = Scale.of([(scan, values)])
     filled = _contours(scan, values, ax, scale)
@@ -100,7 +100,7 @@ def surfaces(
         quantity: What to plot.
         axes: Axes to draw into; new ones by default.
     """
-    axes = several(axes, 1, len(scans), layout="compressed")
+    axes = ensure_panels(axes, 1, len(scans), layout="compressed")
     picked = {name: _pick(scan, data, quantity) for name, scan in scans.items()}
     scale = Scale.of([(scan, picked[name][0]) for name, scan in scans.items()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
@@ -182,7 +182,7 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
         axes: Axes to draw into, one or two; new ones by default.
     """
     panels = found.panels()
-    axes = several(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
+    axes = ensure_panels(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
     matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     colours: Any = {"cmap": "viridis_r", "vmin": 0.0, "vmax": max(finite.max(initial=0.0), 1e-12)}
@@ -221,7 +221,7 @@ def lines(
         y: Label of the y axis, with its unit.
         ax: Axes to draw into; new ones by default.
     """
-    ax = one(ax)
+    ax = ensure_axes(ax)
     for (name, (at, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
         ax.plot(at, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
     ax.set(xlabel=x, ylabel=y)
@@ -245,7 +245,7 @@ def trace(
     Returns:
         The three axes.
     """
-    axes = several(axes, 3, 1, sharex=True)
+    axes = ensure_panels(axes, 3, 1, sharex=True)
     iterations = np.arange(1, len(trace.lr) + 1)
     collected = np.array(trace.collected, dtype=int)
     panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
@@ -283,19 +283,17 @@ def save(figure: "Figure", stem: str | Path) -> list[Path]:
     return paths
 
 
-def save_panels(
-    stem: str | Path,
+def panels(
     plot: Callable[[Any], object],
     size: tuple[float, float] | None = None,
     rows: int = 1,
     columns: int = 1,
     layout: Any = "constrained",
     **settings: Any,
-) -> list[Path]:
-    """Write a new figure as PNG and PDF, after `plot` has drawn into its axes, an array of them if there are several.
+) -> "Figure":
+    """A new figure, after `plot` has drawn into its axes, an array of them if there are several.
 
     Args:
-        stem: The path without a suffix.
         plot: Gets the axes.
         size: Width and height in inches.
         rows: Of panels.
@@ -307,7 +305,7 @@ def save_panels(
 
     figure = Figure(size, layout=layout)
     plot(figure.subplots(rows, columns, **settings))
-    return save(figure, stem)
+    return figure
 
 
 def _runs(scans: Any) -> dict[str, list[Scan]]:

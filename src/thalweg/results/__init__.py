@@ -3,11 +3,11 @@
 from .barriers import Barriers
 from .comparison import Comparison
 from .ensembles import CurveEnsemble, Report
-from .saved import SHARES, Saved, Values, csv_text, grid, known_score, plain, shown, titled
+from .saved import UNITS, Saved, Values, csv_text, grid, known_score, plain, shown, titled
 from .scan import Scan, corrections
 from .walk import Trace, Walk
 
 __all__ = [
-    "SHARES", "Barriers", "Comparison", "CurveEnsemble", "Report", "Saved", "Scan", "Trace", "Values", "Walk",
+    "UNITS", "Barriers", "Comparison", "CurveEnsemble", "Report", "Saved", "Scan", "Trace", "Values", "Walk",
     "corrections", "csv_text", "grid", "known_score", "plain", "shown", "titled",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ThalwegError
-from .saved import SHARES, Saved, Values, csv_text, grid, shown, titled
+from .saved import UNITS, Saved, Values, csv_text, grid, shown, titled
 from .scan import barrier
 
 
@@ -34,7 +34,7 @@ class Barriers(Saved):
     aligned: Values = field(default_factory=dict)
     alignment: str = ""
     weight_decay: float = 0.0
-    units: dict[str, str] = field(default_factory=SHARES.copy)
+    units: dict[str, str] = field(default_factory=UNITS.copy)
 
     def __repr__(self) -> str:
         return f"Barriers({', '.join(self.networks)}, {len(self.t)} points, {', '.join(self.values)})"

@@ -16,7 +16,7 @@ from ..store.records import decoded
 
 Values = dict[str, dict[str, np.ndarray]]
 # units of our own scores; "%" is for shares, which tables and figures show in percent
-SHARES = dict.fromkeys(("error", "calibrated_error", "disagreement"), "%")
+UNITS = dict.fromkeys(("error", "calibrated_error", "disagreement"), "%")
 LARGE = 1e6  # from here on, numbers are shown with an exponent
 
 
@@ -68,7 +68,7 @@ def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:
+def titled(quantity: str, units: Mapping[str, str] = UNITS) -> str:
     """
     >>> titled("error"), titled("data_loss"), titled("force", {"force": "N"})
     ('error (%)', 'data loss', 'force (N)')
@@ -76,11 +76,11 @@ def titled(quantity: str, units: Mapping[str, str] = SHARES) -> str:
     return quantity.replace("_", " ") + unit(quantity, units)
 
 
-def unit(quantity: str, units: Mapping[str, str] = SHARES) -> str:
+def unit(quantity: str, units: Mapping[str, str] = UNITS) -> str:
     return f" ({units[quantity]})" if units.get(quantity) else ""
 
 
-def shown(quantity: str, value: float, units: Mapping[str, str] = SHARES) -> str:
+def shown(quantity: str, value: float, units: Mapping[str, str] = UNITS) -> str:
     """
     >>> shown("loss", 0.12345), shown("error", 0.0712), shown("loss", float("nan"))
     ('0.123', '7.12', '-')

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..errors import ThalwegError
-from .saved import SHARES, Saved, Values, csv_text, grid, shown, unit
+from .saved import UNITS, Saved, Values, csv_text, grid, shown, unit
 
 FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
 JUMP = 0.125  # most that a cubic adds to a trapezoid, as a share of how far all values vary: slopes mislead near jumps
@@ -59,7 +59,7 @@ class Scan(Saved):
     paths: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     marks: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     away: dict[str, list[float]] = field(default_factory=dict)
-    units: dict[str, str] = field(default_factory=SHARES.copy)
+    units: dict[str, str] = field(default_factory=UNITS.copy)
     knots: list[float] = field(default_factory=list)
     measured: np.ndarray | None = None
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .saved import SHARES, Saved
+from .saved import UNITS, Saved
 
 if TYPE_CHECKING:
     from ..weightspace.weights import Weights
@@ -35,7 +35,7 @@ class Trace(Saved):
     steps: int
     watched_at: list[int] = field(default_factory=list)
     watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    units: dict[str, str] = field(default_factory=SHARES.copy)
+    units: dict[str, str] = field(default_factory=UNITS.copy)
 
     def check(self) -> None:
         if not self.lr.shape == self.loss.shape == self.distance.shape == (len(self.lr),) or self.steps < 1:
