@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import ThalwegError
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES, SHOWS
+from thalweg.paper.entries import ENTRIES
 from thalweg.reporting.result import FILE, Claim, Result
 
 DOCS = Path(__file__).parent
@@ -79,7 +79,7 @@ def _figures(folder: Path) -> list[Path]:
 
 
 def _section(name: str, found: Found, docs: Path) -> str:
-    shows, where = SHOWS[name]
+    shows, where = ENTRIES[name].shows, ENTRIES[name].where
     place = where if where.startswith("not in") else f"in the paper: {where}"
     parts = [f"\n## {name}\n\n{shows[0].upper()}{shows[1:]} ({place}).\n"]
     for folder, result in found:

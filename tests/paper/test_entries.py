@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import aligned_entry, claims, curve_entries, drawing, ensemble_entries, penn_treebank
+from thalweg.paper import claims, curve_comparisons, curve_entries, drawing, ensemble_entries, penn_treebank
 from thalweg.paper.claims import published, row_of
 from thalweg.paper.drawing import draw
-from thalweg.paper.entries import ENTRIES, find_entry, open_experiment, perform
+from thalweg.paper.entries import ENTRIES, find_entry, open_experiment
 from thalweg.paper.experiment import Need, prepare
-from thalweg.paper.pricing import price
 from thalweg.paper.recipes import RECIPES, SCALES
+from thalweg.paper.running import perform, price
 from thalweg.reporting.result import Claim, Result
 from thalweg.store.runs import LOG, Run
 
@@ -37,8 +37,8 @@ def small(classes):
     )
 
 
-def shop_of(folder, name):
-    return open_experiment(folder, *ENTRIES[name].pairs[0], "smoke", progress=False)
+def shop_of(folder, name, **settings):
+    return open_experiment(folder, *ENTRIES[name].pairs[0], "smoke", progress=False, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,9 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_runs_and_is_kept(name, folder):
-    experiment = shop_of(folder, name)
+    # the networks of smoke runs take four times as long; entries on other data have them
+    own = {"make": partial(small, 100)} if ENTRIES[name].pairs[0][0] == "cifar100" else {}
+    experiment = shop_of(folder, name, **own)
     result = perform(experiment, ENTRIES[name], 1 if name in ("aligned", "width") else 2)
     assert result.rows
     assert result.claims
@@ -260,8 +262,8 @@ def test_an_ensemble_is_held_against_the_papers_error():
     row = {"method": "Ind", "1B (%)": 27.7, "1B (%) (paper)": 27.4, "+- (paper)": 0.1, "1B (%) [code]": 27.5}
     row |= {"2B (%)": 25.7, "2B (%) (paper)": 25.28, "2B (%) [code]": 25.2}
     assert [claim.holds for claim in claims._near(row)] == [False, True, True, True]
-    assert claims._near(row)[0].says == "Ind at 1B is at most 27.60 %, the paper's 27.4 and twice its spread"
-    assert claims._near({**row, "2B (%)": 25.75})[3].holds is False
+    assert next(claims._near(row)).says == "Ind at 1B is at most 27.60 %, the paper's 27.4 and twice its spread"
+    assert [*claims._near({**row, "2B (%)": 25.75})][3].holds is False
 
 
 def test_full_scale_needs_real_data(tmp_path):
@@ -407,7 +409,8 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
 def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_codes(tmp_path):
     def bars(data, model, curve):
         return {
-            whose: rest for whose, *rest in curve_entries._bars(open_experiment(tmp_path, data, model, "smoke"), curve)
+            whose: rest
+            for whose, *rest in curve_entries._bounds(open_experiment(tmp_path, data, model, "smoke"), curve)
         }
 
     code = [pytest.approx(7.75 - 6.94 + 0.5), pytest.approx(1.05)]
@@ -525,10 +528,10 @@ def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
     def pairs(model, number, *listed):
         experiment = open_experiment(tmp_path, "cifar10", model, "smoke", progress=False, seeds=listed)
         wanted = ENTRIES["aligned"].wanted(experiment, number)
-        return {part.seeds for part, _ in wanted}, {part.place(need).name for part, need in wanted}
+        return {part.seeds for part, _ in wanted}, {part.folder_of(need).name for part, need in wanted}
 
     plain, aligned = (
-        {f"bezier-0-{by}-{n}" for by in ways for n in (1, 2)} for ways in (["plain"], aligned_entry.WAYS[1:])
+        {f"bezier-0-{by}-{n}" for by in ways for n in (1, 2)} for ways in (["plain"], curve_comparisons.WAYS[1:])
     )
     networks = {f"network-{k}" for k in range(4)}
     assert pairs("preresnet20", 2) == ({(0, 1), (2, 3)}, networks | plain)
@@ -537,18 +540,16 @@ def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
 
 
 def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):
-    def line(pair, by):
-        height = {"": 0.5, "weights": 0.3, "activations": 0.2 if pair.seeds == (0, 1) else 0.35}[by]
-        return made_up({0: height})[0][0]
+    def measured(pair, name, what):
+        lines = {"": 0.5, "weights": 0.3, "activations": 0.2 if pair.seeds == (0, 1) else 0.35}
+        return made_up({0: 0.01 * what.epochs if isinstance(what, Need) else lines[what]})[0][0]
 
-    def curve(pair, name, need):
-        return made_up({0: 0.01 * need.epochs})[0][0]
-
-    monkeypatch.setattr(aligned_entry, "_line", line)
-    monkeypatch.setattr(aligned_entry, "_measured", curve)
-    monkeypatch.setattr(aligned_entry, "prepare", lambda wanted: trained.extend(need.by for _, need in wanted))
+    monkeypatch.setattr(curve_comparisons, "_measured", measured)
+    monkeypatch.setattr(
+        curve_comparisons, "prepare", lambda wanted: trained.extend(need.aligned_by for _, need in wanted)
+    )
     experiment, trained = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False), []
-    rows, claims = aligned_entry.aligned(experiment, tmp_path, 2)
+    rows, claims = curve_comparisons.aligned(experiment, tmp_path, 2)
     assert {*trained} == {"", "activations"}  # 0.275 on average
     ways = [(row["aligned by"], row["epochs"]) for row in rows]
     assert ways == [
@@ -566,7 +567,11 @@ def test_a_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeyp
     stored = scan_of([0.1, 0.2, 0.1], [0.1, 0.2, 0.1], np.linspace(0, 1, 3))
     stored.save(pair.results / "scan-line-weights" / "scan.json")
     monkeypatch.setattr(pair, "ends", None)
-    assert aligned_entry._line(pair, "weights").values["train"]["loss"].tolist() == [0.1, 0.2, 0.1]
+    assert curve_comparisons._measured(pair, "line-weights", "weights").values["train"]["loss"].tolist() == [
+        0.1,
+        0.2,
+        0.1,
+    ]
 
 
 def made_up(heights):
@@ -585,7 +590,7 @@ def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_e
         heights = plain | good | changed
         if paper is None:
             del heights["", 600, 1]
-        found = aligned_entry._claims(made_up(heights), paper)
+        found = [*curve_comparisons._aligned_claims(made_up(heights), paper)]
         return [claim.holds for claim in found if "nearer" not in claim.says]
 
     assert verdicts({}, 600) == [True] * 8
@@ -599,7 +604,7 @@ def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_e
 def test_what_a_curve_is_judged_by():
     t = np.linspace(0, 1, 5)
     bent = replace(scan_of([0.1, 0.4, 0.5, 0.2, 0.3], [0.1, 0.2, 0.5, 0.2, 0.1], t), length=20 * t, length_ratio=2.0)
-    assert aligned_entry.qualities(bent) == pytest.approx(
+    assert curve_comparisons.qualities(bent) == pytest.approx(
         {
             "mean test error (%)": 22.0,
             "max test error (%)": 50.0,
@@ -612,13 +617,13 @@ def test_what_a_curve_is_judged_by():
 
 
 def test_aligned_shows_errors_against_epochs_and_profiles_of_the_first_pair(tmp_path):
-    heights = {(by, n, 1): 0.1 + n / 1000 for by in aligned_entry.WAYS for n in (0, 10, 25)} | {("", 600, 1): 0.05}
+    heights = {(by, n, 1): 0.1 + n / 1000 for by in curve_comparisons.WAYS for n in (0, 10, 25)} | {("", 600, 1): 0.05}
     rows = []
     for (by, n, times), [scan] in made_up(heights | {("weights", 25, 2): 0.9}).items():
         if times == 1:
             scan.save(tmp_path / f"{by or 'plain'}-{n}-0.json")
         about = {"aligned by": by or "-", "epochs": n or "line", "lr": 0.1 * times if n else None}
-        rows.append({**about, **aligned_entry.qualities(scan)})
+        rows.append({**about, **curve_comparisons.qualities(scan)})
     [canvas] = drawing.drawings(tmp_path, Result("aligned", "made", rows, [])).values()
     mean, _, lines, curves = canvas.axes
     assert [line.get_label() for line in mean.lines] == ["as they are", "aligned by weights", "aligned by activations"]

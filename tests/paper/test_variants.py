@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app
-from thalweg.paper import curve_entries, loss_entry, penn_treebank
+from thalweg.paper import curve_comparisons, curve_entries, penn_treebank
 from thalweg.paper.claims import row_of
-from thalweg.paper.entries import ENTRIES, find_recipe, open_experiment, perform
+from thalweg.paper.entries import ENTRIES, find_recipe, open_experiment
 from thalweg.paper.experiment import Need, prepare
-from thalweg.paper.pricing import price
 from thalweg.paper.recipes import RECIPES, SCALES, changed
+from thalweg.paper.running import perform, price
 from thalweg.store.runs import LOG, Run
 
 VARIANTS = [  # entry, data set, network, changes, and what has to be trained at smoke scale
@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "data", "model", "changes", "trained"), VARIANTS)
 def test_each_variant_is_one_command_with_a_folder_of_its_own(name, data, model, changes, trained, folder, monkeypatch):
-    monkeypatch.setattr("thalweg.paper.entries.draw", lambda folder: [])
+    monkeypatch.setattr("thalweg.paper.running.draw", lambda folder: [])
     monkeypatch.setitem(SCALES, "smoke", replace(SCALES["smoke"], images=32, tests=8, points=3))
     command = ["paper", "run", name, "--data-set", data, "--model", model, "--seeds", "1", "--scale", "smoke"]
     settings = [word for change in changes for word in ("--set", change)]
@@ -176,17 +176,18 @@ def test_planes_are_fine_where_points_are_cheap():
     ],
 )
 def test_loss_2_must_be_steadier_and_as_low_over_the_length(over_t, over_length, holds):
-    rows = [dict(zip((loss_entry.OVER_LENGTH, loss_entry.UNSTEADY), row, strict=True)) for row in (over_t, over_length)]
-    assert [claim.holds for claim in loss_entry.judged(*rows)] == holds
+    compared = curve_comparisons.LOSS_OVER_LENGTH, curve_comparisons.UNSTEADY
+    rows = [dict(zip(compared, row, strict=True)) for row in (over_t, over_length)]
+    assert [claim.holds for claim in curve_comparisons.losses_judged(*rows)] == holds
 
 
 def test_a_chain_trained_over_its_length_lies_apart_from_one_trained_over_t(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", ["width=0.1"], progress=False)
-    prepare([(experiment, need) for need in loss_entry.NEEDS])
-    one, two = (experiment.obtain(need) for need in loss_entry.LOSSES.values())
+    prepare([(experiment, need) for need in ENTRIES["chain-losses"].needs])
+    one, two = (experiment.obtain(need) for need in (curve_comparisons.OVER_T, curve_comparisons.OVER_LENGTH))
     assert one.bends[0].distance(two.bends[0]) > 0
     assert one.start.distance(two.start) == one.end.distance(two.end) == 0
-    assert experiment.place(Need("polychain", 0, loss="arclength")).name == "polychain-0-arclength"
+    assert experiment.folder_of(Need("polychain", 0, loss="arclength")).name == "polychain-0-arclength"
     assert len(Run(experiment.folder / "polychain-0-arclength").lines(LOG)) == 2
 
 

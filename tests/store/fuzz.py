@@ -34,7 +34,7 @@ from zoo import ZOO
 import thalweg as tw
 from thalweg.paper.data import fetch, readers
 from thalweg.paper.data.fetch import SETS
-from thalweg.paper.data.pickles import read_pickle
+from thalweg.paper.data.readers import read_pickle
 from thalweg.reporting import page
 from thalweg.reporting.result import Claim, Result
 from thalweg.results import CurveEnsemble, Report

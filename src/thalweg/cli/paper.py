@@ -7,7 +7,6 @@ import typer
 
 import thalweg as tw
 
-from ..errors import ThalwegError
 from .options import Compile, Device, Graph, Quiet, bar
 
 Folder = Annotated[
@@ -21,11 +20,11 @@ Chosen = Annotated[
 
 def list_entries() -> None:
     """List every table and figure of the paper that can be reproduced."""
-    from ..paper.entries import ENTRIES, SHOWS
+    from ..paper.entries import ENTRIES
 
     for entry in ENTRIES.values():
-        pairs, (shows, where) = ", ".join(f"{model} on {data}" for data, model in entry.pairs), SHOWS[entry.name]
-        typer.echo(f"{entry.name:15} {shows} ({where}; {pairs})")
+        pairs = ", ".join(f"{model} on {data}" for data, model in entry.pairs)
+        typer.echo(f"{entry.name:15} {entry.shows} ({entry.where}; {pairs})")
 
 
 def run(
@@ -69,7 +68,7 @@ def run(
     """
     import torch
 
-    from ..paper import entries, pricing
+    from ..paper import entries, running
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     number, listed = entries.listed_seeds(seeds)
@@ -86,10 +85,10 @@ def run(
         compute = tw.Compute(precision, False if recurrent and compile is None else compile, graph)
         opened[pair] = entries.open_experiment(out, *pair, scale, changes or (), compute=compute, **common)
     runs = [(entry, opened[pair]) for entry, pair in chosen]
-    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {pricing.price(runs, number)}")
+    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {running.price(runs, number)}")
     if shard is not None:
-        return typer.echo(entries.train_part(runs, number, shard))
-    entries.perform_all(runs, number, typer.echo)
+        return typer.echo(running.train_part(runs, number, shard))
+    running.perform_all(runs, number, typer.echo)
     if scale == "smoke":
         typer.echo("at smoke scale nothing is learned, and whether claims hold means nothing")
 
@@ -104,7 +103,9 @@ def show(
     found = [Result.load(path) for path in sorted(out.rglob(FILE))]
     shown = [result for result in found if not names or result.entry in names]
     if not shown:
-        raise ThalwegError(f"{out} holds no results{' of those' if names else ''}: make some with `thalweg paper run`")
+        raise tw.ThalwegError(
+            f"{out} holds no results{' of those' if names else ''}: make some with `thalweg paper run`"
+        )
     typer.echo("\n\n".join(f"{result}\n{_origin(result.about)}" for result in shown))
 
 
@@ -115,7 +116,7 @@ def draw(out: Folder = Path("thalweg-paper")) -> None:
 
     folders = sorted(path.parent for path in out.rglob(FILE))
     if not folders:
-        raise ThalwegError(f"{out} holds no results: make some with `thalweg paper run`")
+        raise tw.ThalwegError(f"{out} holds no results: make some with `thalweg paper run`")
     for path in (path for folder in folders for path in drawn(folder)):
         typer.echo(f"wrote {path}")
 

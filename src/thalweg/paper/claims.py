@@ -7,7 +7,7 @@ verdict of its own.
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files as resources
 from itertools import product
@@ -44,10 +44,10 @@ def published(table: str) -> list[dict[str, Any]]:
     return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(content.splitlines())]
 
 
-def figure(what: str) -> float:
+def paper_number(what: str) -> float:
     """One of the paper's other numbers.
 
-    >>> figure("distance between those ends")
+    >>> paper_number("distance between those ends")
     50.0
     """
     return row_of("figures", what=what)["value"]
@@ -79,7 +79,7 @@ def quoted(key: str, ours: Any, what: str | None, same: bool = True) -> dict[str
     """A cell: our value and one of the paper's other numbers; None for that where there is none, or not of the same
     network.
     """
-    return {key: ours, key + PAPER: figure(what) if what and same else None}
+    return {key: ours, key + PAPER: paper_number(what) if what and same else None}
 
 
 def limit(error: float, spread: float | None = None) -> float:
@@ -91,12 +91,11 @@ def limit(error: float, spread: float | None = None) -> float:
     return round(error + (2 * spread if spread is not None else 0.5), 9)
 
 
-def on_budgets(rows: Rows, seeds: int) -> list[Claim]:
+def on_budgets(rows: Rows, seeds: int) -> Iterator[Claim]:
     """The order of the methods at each budget, and how far each is from the paper's error."""
-    return [
-        *(_at_budget(rows, k, seeds) for k in range(1, min(seeds, 3) + 1)),
-        *(claim for row in rows for claim in _near(row)),
-    ]
+    yield from (_at_budget(rows, k, seeds) for k in range(1, min(seeds, 3) + 1))
+    for row in rows:
+        yield from _near(row)
 
 
 def _at_budget(rows: Rows, k: int, seeds: int) -> Claim:
@@ -108,43 +107,34 @@ def _at_budget(rows: Rows, k: int, seeds: int) -> Claim:
     return Claim(f"FGE is better than SSE, and SSE than one network, at 1B (means of {seeds})", fge < sse < alone, text)
 
 
-def _near(row: dict[str, Any]) -> list[Claim]:
-    found = []
+def _near(row: dict[str, Any]) -> Iterator[Claim]:
     for budget, (mark, whose) in product(("1B", "2B", "3B"), ((PAPER, "the paper's"), (CODE, "its public code's"))):
         ours, theirs = (row.get(f"{budget} (%){end}") for end in ("", mark))
         if ours is not None and theirs is not None:
             spread = row.get(f"+-{mark}") if budget == "1B" else None
             most, more = limit(theirs, spread), "half a point" if spread is None else "twice its spread"
-            found.append(
-                Claim(
-                    f"{row['method']} at {budget} is at most {most:.2f} %, {whose} {theirs:g} and {more}",
-                    ours <= most,
-                    f"{ours:.2f} %",
-                )
+            yield Claim(
+                f"{row['method']} at {budget} is at most {most:.2f} %, {whose} {theirs:g} and {more}",
+                ours <= most,
+                f"{ours:.2f} %",
             )
-    return found
 
 
-def on_trace(trace: Trace, rows: Rows, seeds: int) -> list[Claim]:
+def on_trace(trace: Trace, rows: Rows, seeds: int) -> Iterator[Claim]:
     watched = dict(zip(trace.watched_at, trace.watched["test"]["error"], strict=True))
     low = statistics.mean(value for at, value in watched.items() if at in trace.collected)
     high = statistics.mean(value for at, value in watched.items() if at and at not in trace.collected)
-    found = [
-        Claim(
-            "test error is lowest where the learning rate is",
-            low < high,
-            f"{100 * low:.2f} % where collected, {100 * high:.2f} % at other ends of epochs",
-        )
-    ]
-    errors = {
-        name: [row["error of the ensemble (%)"] for row in rows if row["method"] == name] for name in ("FGE", "SSE")
-    }
+    yield Claim(
+        "test error is lowest where the learning rate is",
+        low < high,
+        f"{100 * low:.2f} % where collected, {100 * high:.2f} % at other ends of epochs",
+    )
+    errors = [[row["error of the ensemble (%)"] for row in rows if row["method"] == name] for name in ("FGE", "SSE")]
     for k in range(1, min(seeds, 2) + 1):
-        fge, sse = (values[k * len(values) // seeds - 1] for values in errors.values())
-        found.append(
-            Claim(f"at {k}B FGE is below SSE (the first {k} of {seeds} runs)", fge < sse, f"{fge:.2f} and {sse:.2f} %")
+        fge, sse = (values[k * len(values) // seeds - 1] for values in errors)
+        yield Claim(
+            f"at {k}B FGE is below SSE (the first {k} of {seeds} runs)", fge < sse, f"{fge:.2f} and {sse:.2f} %"
         )
-    return found
 
 
 def _correlation(one: Sequence[float], two: Sequence[float]) -> float:
@@ -192,7 +182,7 @@ def on_diversity(rows: Rows) -> list[Claim]:
     member, single = (named[name]["error of one (%)"] for name in ("FGE", "independent"))
     short, long = (named[name]["distance"] for name in ("FGE", "SSE"))
     disagreement, distance, accuracy = (
-        {kind: figure(names[k]) for kind, names in DIVERSITY.items() if names[k]} for k in range(3)
+        {kind: paper_number(names[k]) for kind, names in DIVERSITY.items() if names[k]} for k in range(3)
     )
     share = (1 - TWENTIETH) * disagreement["FGE"] / disagreement["independent"]
     points = limit(accuracy["independent"] - accuracy["FGE"])

@@ -1,9 +1,9 @@
 """The entries on curves: curves, profile, planes, two-bends, trivial, cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from ..reporting.result import PAPER, Claim
 from ..results import titled
 from ..runtime.cuda_graphs import aside
 from ..weightspace.origin import OriginPath
-from .claims import TWENTIETH, figure, limit, quoted, row_of, with_published
+from .claims import TWENTIETH, limit, paper_number, quoted, row_of, with_published
 from .drawing import PANELS
 from .experiment import KINDS, Experiment, Need
 
 NETWORKS = [Need("network", 0), Need("network", 1)]
+POLYCHAIN = [*NETWORKS, Need("polychain", 0)]
 CURVES = [*NETWORKS, Need("bezier", 0), Need("polychain", 0)]
 TABLE = (
     ("train", "loss", ("min", "int", "mean", "max")),
@@ -49,27 +50,26 @@ def keep(scans: dict[str, tw.Scan], out: Path) -> dict[str, tw.Scan]:
 
 def curves(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     """The paper's table, transposed: a column for each curve."""
-    scans, rows = scans_of(experiment, out), []
-    for key in ("length_ratio", *(f"{d}_{q}_{k}" for d, q, keys in TABLE for k in keys)):
-        rows.append({"": key.replace("_", " ") + (" (%)" if "error" in key else "")})
-        for name, scan in scans.items():
-            rows[-1] |= with_published(name, _measured(scan, key), "curves", key, **_row_of_curves(experiment, name))
-    found = [*_low_all_along(experiment, scans), _losses_agree(scans)]
-    return rows, found + (_as_published(rows) if experiment.recipe.changes else [])
+    scans = scans_of(experiment, out)
+    keys = "length_ratio", *(f"{data}_{quantity}_{end}" for data, quantity, ends in TABLE for end in ends)
+    rows = [{"": key.replace("_", " ") + (" (%)" if "error" in key else "")} for key in keys]
+    for (row, key), (name, scan) in product(zip(rows, keys, strict=True), scans.items()):
+        row |= with_published(name, _measured(scan, key), "curves", key, **_row_of_curves(experiment, name))
+    as_published = _as_published(rows) if experiment.recipe.changes else []
+    return rows, [*_low_all_along(experiment, scans), _losses_agree(scans), *as_published]
 
 
 def _as_published(rows: Sequence[dict[str, Any]]) -> list[Claim]:
     """Whether a changed setting, where the paper does not give all of its own, explains the numbers of the paper."""
     named = {row[""]: row for row in rows}
-    found = [("train loss of the ends", named["train loss max"], "single")]
-    found += [(f"length ratio of the {kind}", named["length ratio"], kind) for kind in KINDS]
+    ratios = [(f"length ratio of the {kind}", named["length ratio"], kind) for kind in KINDS]
     return [
         Claim(
             f"the {what} is the paper's {row[kind + PAPER]:g}, within a twentieth",
             abs(row[kind] - row[kind + PAPER]) <= TWENTIETH * row[kind + PAPER],
             f"{row[kind]:.3g}",
         )
-        for what, row, kind in found
+        for what, row, kind in [("train loss of the ends", named["train loss max"], "single"), *ratios]
         if row.get(kind + PAPER) is not None
     ]
 
@@ -101,58 +101,50 @@ def _measured(scan: tw.Scan, key: str) -> float | None:
     return None if value is None else factor(quantity) * value
 
 
-def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> list[Claim]:
+def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> Iterator[Claim]:
     losses, errors = (
         {name: highest(scan, *of) for name, scan in scans.items()} for of in (("train", "loss"), ("test", "error"))
     )
     ends, middle = losses["single"], 100 * np.median(scans["segment"].values["test"]["error"])
-    claims = [
-        Claim(
-            "the straight line meets a barrier",
-            losses["segment"] > 2 * ends,
-            f"train loss {losses['segment']:.3g} on it, {ends:.3g} at its ends; median test error {middle:.1f} %",
-        ),
-    ]
+    yield Claim(
+        "the straight line meets a barrier",
+        losses["segment"] > 2 * ends,
+        f"train loss {losses['segment']:.3g} on it, {ends:.3g} at its ends; median test error {middle:.1f} %",
+    )
     if experiment.recipe.model == "vgg16":
         worst, chance = errors["segment"], 1 - 1 / experiment.recipe.classes
-        claims.append(
-            Claim(
-                "in its middle the network knows nothing",
-                worst > 0.99 * chance,
-                f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %",
-            )
+        yield Claim(
+            "in its middle the network knows nothing",
+            worst > 0.99 * chance,
+            f"test error {100 * worst:.1f} %, chance {100 * chance:.0f} %",
         )
     for name in KINDS:
         above, times = 100 * (errors[name] - errors["single"]), losses[name] / ends
-        for whose, points, share in _bars(experiment, name):
+        for whose, points, share in _bounds(experiment, name):
             error = [f"the error stays within {points:.2f} points of the worse end"] if points < inf else []
             loss = [f"the train loss within {share:.2f} times that end's"] if share < inf else []
-            claims.append(
-                Claim(
-                    f"along the {name} {' and '.join(error + loss)} ({whose})",
-                    above <= points and times <= share,
-                    f"{above:+.2f} points, {times:.3f} times",
-                )
+            yield Claim(
+                f"along the {name} {' and '.join(error + loss)} ({whose})",
+                above <= points and times <= share,
+                f"{above:+.2f} points, {times:.3f} times",
             )
-    return claims
 
 
 def highest(scan: tw.Scan, data: str = "train", quantity: str = "loss") -> float:
     return float(scan.values[data][quantity].max())
 
 
-def _bars(experiment: Experiment, curve: str) -> list[tuple[str, float, float]]:
+def _bounds(experiment: Experiment, curve: str) -> Iterator[tuple[str, float, float]]:
     """How far a curve may rise above its worse end, in points of error and in times the train loss, by the paper and by
     its code; without bound where their own curve leaves its ends, and not at all where both do.
     """
-    bars = []
     for whose, table in PUBLISHED.items():
         here, ends = (row_of(table, **_row_of_curves(experiment, name)) for name in (curve, "single"))
         if here:
             points = limit(here["test_error_max"] - ends["test_error_max"])
             times = (1 + TWENTIETH) * here["train_loss_max"] / ends["train_loss_max"]
-            bars.append((whose, points if points < FAR else inf, times if times < TWICE else inf))
-    return [bar for bar in bars if bar[1:] != (inf, inf)]
+            if points < FAR or times < TWICE:
+                yield whose, points if points < FAR else inf, times if times < TWICE else inf
 
 
 def profile(experiment: Experiment, out: Path, seeds: int) -> Outcome:
@@ -168,22 +160,27 @@ def profile(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         for k, t in enumerate(scan.t)
         if k % max(1, (len(scan.t) - 1) // 8) == 0
     ]
-    return rows, _low_all_along(experiment, scans)
+    return rows, [*_low_all_along(experiment, scans)]
 
 
 def planes(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     a, b, c = experiment.networks(3)
     curves = {kind: experiment.curve(kind) for kind in KINDS}
     thirds = {"three optima": c, **{kind: curve.bends[0] for kind, curve in curves.items()}}
-    side, scans = (experiment.recipe.grid, experiment.recipe.grid), {}
-    for name, third in thirds.items():
-        drawn, plane = {type(curves[name]).__name__: curves[name]} if name in curves else {}, tw.Plane(a, b, third)
-        stored = f"plane-{name.replace(' ', '-')}-{side[0]}"
-        scans[name] = experiment.scan(stored, plane, grid=side, overlay=drawn)
+    side = experiment.recipe.grid
+    scans = {
+        name: experiment.scan(
+            f"plane-{name.replace(' ', '-')}-{side}",
+            tw.Plane(a, b, third),
+            grid=(side, side),
+            overlay={type(curve).__name__: curve for kind, curve in curves.items() if kind == name},
+        )
+        for name, third in thirds.items()
+    }
     keep({f"plane {name}": scan for name, scan in scans.items()}, out)
     rows = [
-        {"plane": name, "train loss min": float(loss.min()), "train loss max": float(loss.max())}
-        for name, loss in ((name, scan.values["train"]["loss"]) for name, scan in scans.items())
+        {"plane": name, "train loss min": scan.values["train"]["loss"].min().item(), "train loss max": highest(scan)}
+        for name, scan in scans.items()
     ]
     worst = max(map(highest, experiment.scan_curves(*KINDS).values()))
     between = min(_halfway(scans["three optima"]))
@@ -210,15 +207,11 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     apart, ends = one.bends[0].distance(two.bends[0]), one.start.distance(one.end)
     same = experiment.recipe.name == "cifar10-vgg16"
     of_bends, of_ends = "distance between the bends of two polychains with the same ends", "distance between those ends"
-    row = {
-        **quoted("bends apart", apart, of_bends, same),
-        **quoted("ends apart", ends, of_ends, same),
-        "ratio": apart / ends,
-    }
-    share = (1 - TWENTIETH) * figure(of_bends) / figure(of_ends)
+    row = quoted("bends apart", apart, of_bends, same) | quoted("ends apart", ends, of_ends, same)
+    share = (1 - TWENTIETH) * paper_number(of_bends) / paper_number(of_ends)
     worst = [highest(experiment.scan(name, curve)) for name, curve in (("polychain", one), ("polychain-1", two))]
     alone = highest(experiment.scan_ends())
-    return [row], [
+    return [{**row, "ratio": apart / ends}], [
         Claim(
             "curves between the same networks are not unique: their bends lie at least "
             f"{share:.2f} as far apart as the ends",
@@ -231,7 +224,7 @@ def two_bends(experiment: Experiment, out: Path, seeds: int) -> Outcome:
                 max(worst) <= times * alone,
                 f"worst train loss {worst[0]:.3g} and {worst[1]:.3g}, {alone:.3g} at the ends",
             )
-            for whose, _, times in _bars(experiment, "polychain")
+            for whose, _, times in _bounds(experiment, "polychain")
             if times < inf
         ),
     ]
@@ -291,7 +284,7 @@ def cost(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     with aside(experiment.device):
         times = experiment.timer(experiment.compute, rounds=9).training()
     extra = 100 * (times["curve step"].median / times["plain step"].median - 1)
-    most = figure("extra time of a curve epoch over a plain epoch (%)")
+    most = paper_number("extra time of a curve epoch over a plain epoch (%)")
     return [{"step": name, "ms": 1e3 * timing.median} for name, timing in times.items()], [
         Claim(f"a curve epoch costs less than {most:.0f} % more than a plain one", extra < most, f"{extra:+.1f} %")
     ]

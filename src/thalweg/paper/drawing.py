@@ -32,11 +32,10 @@ def draw(folder: Path) -> list[Path]:
 
 def drawings(folder: Path, result: Result) -> dict[str, Figure]:
     """The figures of a result, by the names of their files."""
-    drawn = {}
-    for name, drawing in FIGURES.get(result.entry, {}).items():
-        drawn[name] = canvas = Figure(drawing.size, layout=drawing.layout)
-        drawing.plot(folder, result, canvas.subplots(drawing.rows, drawing.columns, sharex=drawing.rows == 3))
-    return drawn
+    return {
+        name: figures.panels(partial(plot, folder, result), size, rows, columns, layout, sharex=rows == 3)
+        for name, (plot, size, rows, columns, layout) in FIGURES.get(result.entry, {}).items()
+    }
 
 
 def scans_in(folder: Path) -> dict[str, Scan]:

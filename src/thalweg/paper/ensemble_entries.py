@@ -12,12 +12,11 @@ import thalweg as tw
 
 from ..reporting.result import Claim
 from . import claims
-from .claims import figure, quoted, with_published
-from .curve_entries import CURVES, Outcome, keep
+from .claims import paper_number, quoted, with_published
+from .curve_entries import Outcome, keep
 from .drawing import METHODS
 from .experiment import Experiment
 
-CHAIN = [need for need in CURVES if need.kind != "bezier"]
 WALKS = {"SSE": "snapshot", "FGE": "fge"}
 SCALED = {  # what the paper calls the errors of points of a chain, by how they are scaled
     "none": "error of the 50-point polychain ensemble (%)",
@@ -27,8 +26,7 @@ SCALED = {  # what the paper calls the errors of points of a chain, by how they 
 
 def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
-    members = experiment.scale.members
-    found = experiment.curve(curve)
+    members, found = experiment.scale.members, experiment.curve(curve)
     file = experiment.results / f"points-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
         settings: Any = {"bn_batches": experiment.clean, "points": members, **experiment.settings}
@@ -47,8 +45,8 @@ def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     alone, both = rows[0]["error of phi(t) (%)"], rows[-1]["error of the pair (%)"]
     falls = next((row["t"] for row in rows if row["error of the pair (%)"] < alone - 0.1), 1.0)
     late = max(row["error of the pair (%)"] for row in rows if row["t"] >= 0.4)
-    near = figure("two-network ensemble as good as the endpoints' ensemble from t")
-    early = figure("two-network ensemble error starts to fall at t")
+    near = paper_number("two-network ensemble as good as the endpoints' ensemble from t")
+    early = paper_number("two-network ensemble error starts to fall at t")
     return rows, [
         Claim(
             "the ensemble improves soon on the way, by a tenth of a point",
@@ -102,7 +100,7 @@ def ensembles(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         )
         for k in range(2, min(seeds, 3) + 1):
             rows[-1] |= with_published(f"{k}B (%)", at_budget[k - 1], "ensembles", f"error_{k}B", **where)
-    return rows, claims.on_budgets(rows, seeds)
+    return rows, [*claims.on_budgets(rows, seeds)]
 
 
 def members_of(experiment: Experiment, method: str, seeds: int) -> list[Sequence[tw.Weights]]:
@@ -154,7 +152,7 @@ def fge_trace(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         for method, found in growth.items()
         for k, epoch in enumerate(found.epochs or [])
     ]
-    return rows, claims.on_trace(trace, rows, seeds)
+    return rows, [*claims.on_trace(trace, rows, seeds)]
 
 
 def last_walk(experiment: Experiment) -> Sequence[tw.Weights]:
@@ -170,18 +168,19 @@ def diversity(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         "FGE": last_walk(experiment),
         "SSE": experiment.walk("snapshot").members,
     }
-    rows = []
-    for name, members in groups.items():
-        found, (disagreement, distance, accuracy) = experiment.report(members), claims.DIVERSITY[name]
-        rows.append(
-            {
-                "networks": name,
-                **quoted("disagreement (%)", 100 * found.scores["disagreement"], disagreement, same),
-                **quoted("distance", statistics.mean(found.distances), distance, same),
-                "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
-                "error of one (%) (paper)": 100 - figure(accuracy) if accuracy and same else None,
-            }
+    reports = {name: experiment.report(members) for name, members in groups.items()}
+    rows = [
+        {
+            "networks": name,
+            **quoted("disagreement (%)", 100 * found.scores["disagreement"], disagreement, same),
+            **quoted("distance", statistics.mean(found.distances), distance, same),
+            "error of one (%)": 100 * statistics.mean(entry["error"] for entry in found.members),
+            "error of one (%) (paper)": 100 - paper_number(accuracy) if accuracy and same else None,
+        }
+        for (name, found), (disagreement, distance, accuracy) in zip(
+            reports.items(), claims.DIVERSITY.values(), strict=True
         )
+    ]
     return rows, claims.on_diversity(rows)
 
 
@@ -189,8 +188,7 @@ def fge_path(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     members = last_walk(experiment)
     path, knots = tw.PolyChain.through([member.bare().to(experiment.device) for member in members]), len(members) - 1
     scan = experiment.scan("fge-path", path, points=[k / (8 * knots) for k in range(8 * knots + 1)])
-    keep({"fge-path": scan}, out)
-    return between_members(scan, knots)
+    return between_members(keep({"fge-path": scan}, out)["fge-path"], knots)
 
 
 def between_members(scan: tw.Scan, knots: int) -> Outcome:

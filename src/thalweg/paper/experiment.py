@@ -33,17 +33,17 @@ class Need:
 
     Attributes:
         seed: Its seed; in an experiment that lists seeds, its place in that list.
-        by: What the second network of a curve is aligned by, "weights" or "activations"; "" if it is not aligned.
+        aligned_by: What the second network of a curve is aligned by, "weights" or "activations"; "" if it is not.
         epochs: How long a curve is trained; 0 for as long as the recipe says.
-        times: The learning rate of a curve, relative to that of the recipe.
+        lr_factor: The learning rate of a curve, relative to that of the recipe.
         loss: What a curve minimises; see `connect`.
     """
 
     kind: str
     seed: int
-    by: str = ""
+    aligned_by: str = ""
     epochs: int = 0
-    times: int = 1
+    lr_factor: int = 1
     loss: Literal["uniform", "arclength"] = "uniform"
 
     @property
@@ -92,12 +92,16 @@ class Experiment:
         """Where curves, scans and results are stored."""
         return self.folder / f"seeds-{'-'.join(map(str, self.seeds))}" if self.seeds else self.folder
 
-    def place(self, need: Need) -> Path:
+    def folder_of(self, need: Need) -> Path:
         """Where something is trained."""
         if need.kind in KINDS:
-            way = f"-{need.by or 'plain'}-{need.epochs}" if need.epochs else ""
-            other = (f"-x{need.times}" if need.times > 1 else "") + ("-arclength" if need.loss == "arclength" else "")
-            return self.results / f"{need.kind}-{need.seed}{way}{other}"
+            parts = [
+                f"{need.kind}-{need.seed}",
+                f"-{need.aligned_by or 'plain'}-{need.epochs}" if need.epochs else "",
+                f"-x{need.lr_factor}" if need.lr_factor > 1 else "",
+                "-arclength" if need.loss == "arclength" else "",
+            ]
+            return self.results / "".join(parts)
         return self.folder / f"{need.kind}-{self._seed(need)}"
 
     def _seed(self, need: Need) -> int:
@@ -137,8 +141,10 @@ class Experiment:
 
     def batches(self, pair: tuple[Tensor, Tensor], size: int | None = None, **settings: Any) -> tw.data.DeviceBatches:
         """Of images and labels, in batches of the recipe or of another size."""
-        settings |= {"mean": self.recipe.colours[0], "std": self.recipe.colours[1], "device": self.device}
-        return tw.data.DeviceBatches(*pair, size or self.recipe.batch, **settings)
+        mean, std = self.recipe.colours
+        return tw.data.DeviceBatches(
+            *pair, size or self.recipe.batch, mean=mean, std=std, device=self.device, **settings
+        )
 
     @cached_property
     def train(self) -> Any:
@@ -185,12 +191,12 @@ class Experiment:
                     f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {error}; list "
                     "other seeds, as in --seeds 0,1,3"
                 ) from error
-            (self.place(need) / DONE).touch()
+            (self.folder_of(need) / DONE).touch()
         return self._made[need]
 
     def _trained(self, need: Need) -> Any:
         recipe, way, seed = self.recipe, self.recipe.walk, self._seed(need)
-        common: dict[str, Any] = {"run": self.place(need), **self.settings}
+        common: dict[str, Any] = {"run": self.folder_of(need), **self.settings}
         match need.kind:
             case "network":  # keeping the epochs at which FGE branches off
                 common |= {"keep": way.starts if way else (), **self.rates(recipe.lr)}
@@ -207,8 +213,9 @@ class Experiment:
                 return tw.walk(self.architecture, self.task, self.train, fge, **common)
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
                 common |= {"epochs": need.epochs or recipe.curve_epochs, "seed": seed, "loss": need.loss}
-                common |= self.rates(need.times * recipe.curve_lr)
-                return tw.connect(self.architecture, KINDS[kind](*self.ends(need.by)), self.task, self.train, **common)
+                common |= self.rates(need.lr_factor * recipe.curve_lr)
+                curve = KINDS[kind](*self.ends(need.aligned_by))
+                return tw.connect(self.architecture, curve, self.task, self.train, **common)
 
     def network(self, seed: int) -> tw.Weights:
         return self.obtain(Need("network", seed))
@@ -216,14 +223,13 @@ class Experiment:
     def networks(self, count: int) -> list[tw.Weights]:
         return [self.network(seed) for seed in range(count)]
 
-    def ends(self, by: str = "") -> list[tw.Weights]:
+    def ends(self, aligned_by: Any = "") -> list[tw.Weights]:
         """The first two networks, the second aligned to the first in this way; "": as it is."""
-        need = Need("ends", 0, by)
-        if need not in self._made:
-            one, two = self.networks(2)
-            align: Any = partial(tw.align, self.architecture, one, two, self.task, self.clean, by=by)
-            self._made[need] = [one, align() if by else two]
-        return self._made[need]
+        one, two = self.networks(2)
+        need = Need("ends", 0, aligned_by)
+        if aligned_by and need not in self._made:
+            self._made[need] = [one, tw.align(self.architecture, one, two, self.task, self.clean, by=aligned_by)]
+        return self._made.get(need, [one, two])
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
         return tw.Segment(*self.networks(2)) if kind == "segment" else self.obtain(Need(kind, seed))
@@ -234,8 +240,9 @@ class Experiment:
     def scan(self, name: str, target: Any, **settings: Any) -> tw.Scan:
         """Every data set at every point; stored under `name`."""
         common: dict[str, Any] = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings}
-        places = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
-        return tw.scan(self.architecture, target, self.task, self.data, **{**places, **common, **settings})
+        if isinstance(target, tw.Curve):
+            common["points"] = self.scale.points
+        return tw.scan(self.architecture, target, self.task, self.data, **common | settings)
 
     def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
         return {kind: self.scan(kind, self.curve(kind)) for kind in kinds}
@@ -257,13 +264,13 @@ class Experiment:
         return (1 + any(batch_norms(self.architecture))) * len(self.train) + len(self.test)
 
     def finished(self, need: Need) -> bool:
-        return (self.place(need) / DONE).is_file()
+        return (self.folder_of(need) / DONE).is_file()
 
     def seconds(self, need: Need) -> float:
         """The training time from its logs; that of interleaved runs is divided among them."""
         return sum(
             entry["seconds"] / entry.get("at_once", 1)
-            for path in self.place(need).rglob(LOG)
+            for path in self.folder_of(need).rglob(LOG)
             for entry in Run(path.parent).lines(LOG)
         )
 
@@ -283,29 +290,24 @@ class Experiment:
 
     def with_width(self, factor: float) -> "Experiment":
         """The same with another width."""
-        other = self._copy()
-        other.__dict__.pop("architecture", None)
-        other.recipe = changed(self.recipe, [f"width={factor}"])
-        other.folder = self.folder.with_name(other.recipe.folder)
+        recipe = changed(self.recipe, [f"width={factor}"])
+        other = self._copy(recipe=recipe, folder=self.folder.with_name(recipe.folder))
+        vars(other).pop("architecture", None)
         return other
 
     def pairs(self, seeds: int) -> "list[Experiment]":
-        """Networks 0 and 1, 2 and 3, and so on, or those listed, two at a time; each pair with its own curves."""
+        """Networks 0 and 1, 2 and 3, and so on, or those listed, two at a time; each pair with its own curves, made
+        once.
+        """
         listed = self.seeds or range(2 * seeds)
-        return [self.between(*pair) for pair in zip(listed[::2], listed[1::2], strict=False)]
+        pairs = list(zip(listed[::2], listed[1::2], strict=False))
+        self._pairs = {pair: self._copy(seeds=pair) for pair in pairs} | self._pairs
+        return [self._pairs[pair] for pair in pairs]
 
-    def between(self, *seeds: int) -> "Experiment":
-        """The same with the networks of these seeds; made once."""
-        if seeds not in self._pairs:
-            self._pairs[seeds] = other = self._copy()
-            other.seeds = seeds
-        return self._pairs[seeds]
-
-    def _copy(self) -> "Experiment":
-        assert self.train is not None  # so that copies share them
-        assert self.data
+    def _copy(self, **changes: Any) -> "Experiment":
+        _ = self.train, self.data  # so that copies share them
         other = copy(self)
-        other._made, other._pairs = {}, {}
+        vars(other).update(changes, _made={}, _pairs={})
         return other
 
 
@@ -314,14 +316,14 @@ Wanted = Sequence[tuple[Experiment, Need]]
 
 def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
     """What does not exist yet, each once."""
-    once = {experiment.place(need): (experiment, need) for experiment, need in wanted}
+    once = {experiment.folder_of(need): (experiment, need) for experiment, need in wanted}
     return [(experiment, need) for experiment, need in once.values() if not experiment.finished(need)]
 
 
 def prepare(wanted: Wanted) -> None:
     """Train everything that does not exist yet; what is independent is interleaved."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", tw.Stalled)  # a network that did not train is not an end
+    # a network that did not train is not an end
+    with warnings.catch_warnings(action="error", category=tw.Stalled):
         for stage in (0, 1):
             here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
             if here:

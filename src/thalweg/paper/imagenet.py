@@ -9,7 +9,7 @@ from torch import nn
 import thalweg as tw
 
 from ..reporting.result import Claim
-from .claims import figure, quoted
+from .claims import paper_number, quoted
 from .curve_entries import Outcome
 from .experiment import Experiment
 from .recipes import Recipe
@@ -65,7 +65,10 @@ def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcom
     rows = [
         {"networks": "pretrained", **quoted("error (%)", before, "pretrained top-1 error (%)")},
         {"networks": together, **quoted("error (%)", after, reported)},
-        {"networks": "the best reported of SSE", "error (%) (paper)": figure("SSE best reported top-1 error (%)")},
+        {
+            "networks": "the best reported of SSE",
+            "error (%) (paper)": paper_number("SSE best reported top-1 error (%)"),
+        },
     ]
     return rows, [
         Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %")

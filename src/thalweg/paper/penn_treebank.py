@@ -149,7 +149,7 @@ class TextExperiment(Experiment):
 
     def in_training(self, need: Need) -> float:
         """Perplexity over the last epoch of training, with dropout, at random t: what papers call train."""
-        return math.exp(Run(self.place(need)).lines(LOG)[-1]["loss"])
+        return math.exp(Run(self.folder_of(need)).lines(LOG)[-1]["loss"])
 
 
 def perplexity(experiment: Experiment, out: Path, seeds: int) -> Outcome:

@@ -10,7 +10,7 @@ import torch
 
 import thalweg as tw
 from thalweg.paper.data import cifar10, cifar100
-from thalweg.paper.data.pickles import read_pickle
+from thalweg.paper.data.readers import read_pickle
 
 READERS = {"cifar10": cifar10, "cifar100": cifar100}
 PARTS = {"cifar10": [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"], "cifar100": ["train", "test"]}

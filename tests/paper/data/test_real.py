@@ -18,7 +18,7 @@ IMAGES = [
 
 
 def skip_without(name):
-    if not any((Path(DATA) / place).is_dir() for form in SETS[name] for place in form.places[1:]):
+    if not any((Path(DATA) / place).is_dir() for form in SETS[name] for place in (form.home, *form.also)):
         pytest.skip(f"{name} is not in {DATA}")
 
 

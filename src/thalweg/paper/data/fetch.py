@@ -42,10 +42,6 @@ class Form:
     also: tuple[str, ...] = ()
 
     @property
-    def places(self) -> tuple[str, ...]:
-        return (".", self.home, *self.also)
-
-    @property
     def archived(self) -> bool:
         """Whether the files come in one archive, or each on its own."""
         return all(url.endswith((".tar.gz", ".tgz")) for url in self.urls)
@@ -185,7 +181,7 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     """
     folder, form = Path(folder), SETS[name][0]
     usual = Copy(form, folder / form.home)
-    copies = [Copy(form, folder / place) for form in SETS[name] for place in form.places]
+    copies = [Copy(form, folder / place) for form in SETS[name] for place in (".", form.home, *form.also)]
     for copy in copies:
         if not copy.missing():
             return copy

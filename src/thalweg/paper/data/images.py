@@ -18,7 +18,6 @@ MARGIN = 256 / 224  # the short side before the crop, as a multiple of the crop
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of random crops
 
 Example = tuple[Tensor, int]
-Box = tuple[float, float, float, float]
 
 
 def images_in(
@@ -102,7 +101,7 @@ def _varied(image: Image.Image, size: int) -> Image.Image:
     return window.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(()) < 0.5 else window
 
 
-def _window(width: int, height: int) -> Box:
+def _window(width: int, height: int) -> tuple[float, float, float, float]:
     """A crop of random area, aspect ratio and position: the first that fits, or else the largest centre crop."""
     tries = torch.rand(TRIES, 2, dtype=torch.float64)
     area = width * height * (AREA[0] + (AREA[1] - AREA[0]) * tries[:, 0])

@@ -96,10 +96,8 @@ def _vgg16(classes: int, normalised: bool) -> nn.Sequential:
             layers += [nn.Conv2d(before, width, 3, padding=1), *norm, nn.ReLU(inplace=True)]
             before = width
         layers.append(nn.MaxPool2d(2))
-    layers.append(nn.Flatten())
-    for _ in range(2):
-        layers += [nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True)]
-    return he_by_outputs(nn.Sequential(*layers, nn.Linear(512, classes)))
+    hidden = [layer for _ in range(2) for layer in (nn.Dropout(), nn.Linear(512, 512), nn.ReLU(inplace=True))]
+    return he_by_outputs(nn.Sequential(*layers, nn.Flatten(), *hidden, nn.Linear(512, classes)))
 
 
 def digits_net(width: int = 8, classes: int = 10) -> nn.Sequential:
