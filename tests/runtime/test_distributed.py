@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.cli import app
 from thalweg.runtime.distributed import Ranks, _own_gpu
 from thalweg.training.fingerprint import _refuse_distributed_sampler
 
@@ -102,10 +105,10 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
 
 
 TASK = """
-import os, time
+import os, pathlib, time
 import torch, thalweg as tw
 
-open(f"pid-{os.environ.get('RANK', 0)}", "w").write(str(os.getpid()))
+pathlib.Path(f"pid-{os.environ.get('RANK', 0)}").write_text(str(os.getpid()))
 torch.manual_seed(0)
 x = torch.rand(64, 2, dtype=torch.float64)
 train = list(zip(x.split(16), (x.sum(1) > 1).long().split(16)))
@@ -123,22 +126,40 @@ def task(seed):
 """
 
 
-@pytest.mark.parametrize("victim", [0, 1, None])
-def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(victim, tmp_path):
-    (tmp_path / "mine.py").write_text(TASK)
+def with_task(folder):
+    """A folder with a task and two networks, as the current one."""
+    (folder / "mine.py").write_text(TASK)
     for seed in (0, 1):
-        tw.Weights.of(_model(seed)).save(tmp_path / f"{seed}.safetensors")
-    options = ["--task", "mine:task", "--epochs", "40", "--checkpoint-every", "1", "--same-t", "--quiet"]
-    command = ["-m", "thalweg", "connect", "0.safetensors", "1.safetensors", *options]
-    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{SOURCE}"}
+        tw.Weights.of(_model(seed)).save(folder / f"{seed}.safetensors")
+    return folder
 
-    def run(number, out, *more):
-        line = torchrun(number, *command, "--out", out, *more)
-        return subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
-    slowly = {**environment, "SLOW": "0.2"}  # so that it cannot end before it is ended
+def alone_in(folder, *words):
+    """A command in this process."""
+    with chdir(folder):
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+
+
+CONNECT = [
+    *("connect", "0.safetensors", "1.safetensors", "--task", "mine.py:task", "--epochs", "40"),
+    *("--checkpoint-every", "1", "--same-t", "--quiet", "--out"),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = with_task(tmp_path_factory.mktemp("undisturbed"))
+    alone_in(folder, *CONNECT, "curve")
+    return tw.Curve.load(folder / "curve")
+
+
+@pytest.mark.parametrize("victim", [0, 1, None])
+def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(victim, undisturbed, tmp_path):
+    with_task(tmp_path)
+    slowly = {**ENVIRONMENT, "SLOW": "0.2"}  # so that it cannot end before it is ended
     running = subprocess.Popen(
-        torchrun(2, *command, "--out", "curve"),
+        torchrun(2, "-m", "thalweg", *CONNECT, "curve"),
         env=slowly,
         cwd=tmp_path,
         stderr=subprocess.PIPE,
@@ -157,12 +178,13 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(victim, tmp_path):
     # torchrun may end the others before they can speak
     assert reported == [said] or (victim is not None and not reported)
     assert not (tmp_path / "curve" / "curve.safetensors").exists()
-    again = run(1 if victim else 2, "curve", "--resume")
-    assert again.returncode == 0, again.stderr
-    whole = run(1, "whole")
-    assert whole.returncode == 0, whole.stderr
-    ends = [tw.Curve.load(tmp_path / name / "curve.safetensors").bends[0] for name in ("curve", "whole")]
-    assert ends[0].distance(ends[1]) < 1e-12
+    if victim:
+        alone_in(tmp_path, *CONNECT, "curve", "--resume")
+    else:
+        line = torchrun(2, "-m", "thalweg", *CONNECT, "curve", "--resume")
+        again = subprocess.run(line, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert again.returncode == 0, again.stderr
+    assert tw.Curve.load(tmp_path / "curve").bends[0].distance(undisturbed.bends[0]) < 1e-12
 
 
 def _model(seed):
@@ -203,20 +225,13 @@ def test_walks_and_comparisons_of_several_ranks_are_those_of_one(command, tmp_pa
         "walk": ["--epochs", "4", "--lr-max", "0.1", "--lr-min", "0.01"],
         "compare": ["--budget", "20", "--seeds", "2"],
     }[command]
-    words = ["thalweg", command, "--task", "mine:task", *small, "--quiet"]
+    words = [command, "--task", "mine.py:task", *small, "--quiet", "--out"]
+    alone_in(tmp_path, *words, "ranks-1")
+    line = torchrun(2, "-m", "thalweg", *words, "ranks-2")
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     found = []
-    for number in (1, 2):
-        start = [sys.executable, "-m"] if number == 1 else torchrun(number, "-m")
-        done = subprocess.run(
-            [*start, *words, "--out", f"ranks-{number}"],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        folder = tmp_path / f"ranks-{number}"
+    for folder in (tmp_path / "ranks-1", tmp_path / "ranks-2"):
         if command == "walk":
             files = sorted((folder / "start-1").glob("collected-*.safetensors"))
             found.append(torch.stack([tw.Weights.load(file).vector for file in files]))
@@ -277,7 +292,7 @@ def test_every_rank_draws_its_own_numbers_in_a_step_and_all_resume_as_one():
     drawn, after = [], []
     for rank in (0, 1, 1):
         torch.manual_seed(0)
-        with Ranks(rank, 2).apart(7, 3):
+        with Ranks(rank, 2).own_randomness(7, 3):
             drawn.append(float(torch.rand(())))
         after.append(float(torch.rand(())))
     assert drawn[0] != drawn[1] == drawn[2]

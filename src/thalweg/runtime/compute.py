@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..weightspace.probe import Probe
     from .distributed import Ranks
     from .interleave import Job
-    from .running import Live
+    from .running import RunningLoop
     from .sharded import Shards
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class Call:
 
     def running(
         self, step: "Step", batches: Batches, settings: "Settings", total: int, label: str, run: "Run | None"
-    ) -> "AbstractContextManager[Live]":
+    ) -> "AbstractContextManager[RunningLoop]":
         """The context in which a training loop of `total` steps runs, with the accelerators that suit its step."""
         from .running import running
 

@@ -31,13 +31,13 @@ from .rng import seeded
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # for a process that hangs; one point of a scan may take long
-APART = 1_000_003  # between the seeds of two steps, and of two ranks
+SEED_STRIDE = 1_000_003  # between the seeds of two steps, and of two ranks
 REPORTED = "thalweg has reported what went wrong"
 STATISTICS = ("running_mean", "running_var")
-LOOK = 4  # steps between checks for requests on a device where checking synchronizes
+CHECK_EVERY = 4  # steps between checks for requests on a device where checking synchronizes
 
 
-class Parted(ThalwegError):
+class RankLost(ThalwegError):
     """Another process of the run has ended."""
 
 
@@ -79,7 +79,7 @@ class Ranks:
                 box[0] = work()
             except Exception as error:
                 box[1] = error
-        meeting(lambda: dist.broadcast_object_list(box, src=0))
+        collective(dist.broadcast_object_list, box, src=0)
         if box[1] is not None:
             raise box[1]
         return box[0]
@@ -87,7 +87,7 @@ class Ranks:
     def gather(self, item: T) -> list[T]:
         """The items of all ranks, in order."""
         found: list[Any] = [None] * self.size
-        meeting(lambda: dist.all_gather_object(found, item))
+        collective(dist.all_gather_object, found, item)
         return found
 
     def agree(self, facts: Mapping[str, Any]) -> None:
@@ -102,9 +102,9 @@ class Ranks:
                     "everything random"
                 )
 
-    def apart(self, seed: int, step: int) -> AbstractContextManager[None]:
+    def own_randomness(self, seed: int, step: int) -> AbstractContextManager[None]:
         """For one step: random numbers of this rank alone, seeded independently of what came before."""
-        return seeded(((seed * APART + step) * APART + self.rank + 1) % 2**63)
+        return seeded(((seed * SEED_STRIDE + step) * SEED_STRIDE + self.rank + 1) % 2**63)
 
     def reports(self) -> bool:
         """Whether this rank should report an error: the first that asks."""
@@ -120,11 +120,11 @@ class RankStep(ABC):
     """
 
     message: Tensor  # what all ranks exchange
-    granted_wishes: Tensor  # of which this part is requests to stop and to save
+    requested: Tensor  # of which this part is requests to stop and to save
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
         self.step, self.ranks, self.seed, self.done = step, ranks, seed, 0
-        self.wishes: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
+        self.requests: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
         step.partial = True
 
     @abstractmethod
@@ -132,10 +132,10 @@ class RankStep(ABC):
         """Like `Step`."""
 
     def granted(self) -> tuple[bool, bool]:
-        """What any rank wished for in the last step; the same on all ranks."""
-        if self.message.is_cuda and self.done % LOOK:
+        """What any rank requested in the last step; the same on all ranks."""
+        if self.message.is_cuda and self.done % CHECK_EVERY:
             return False, False
-        stop, save = map(bool, self.granted_wishes.tolist())
+        stop, save = map(bool, self.requested.tolist())
         return stop, save
 
     def check_buffers(self) -> None:
@@ -164,7 +164,7 @@ class DistributedStep(RankStep):
         self.reached = torch.zeros(len(probe.layout.names), dtype=dtype, device=device)
         sizes = [part.numel() for part in self._parts()]
         self.message = torch.empty(sum(sizes) + 4, dtype=dtype, device=device)
-        *self.pieces, self.last, self.granted_wishes = self.message.split([*sizes, 2, 2])
+        *self.pieces, self.last, self.requested = self.message.split([*sizes, 2, 2])
         self.normalised = any(batch_norms(probe.module))
 
     def _own(self, uniform: Callable[[], float]) -> float:
@@ -179,7 +179,7 @@ class DistributedStep(RankStep):
                 f"batch norm cannot learn from the single example that rank {self.ranks.rank} has of a batch: use "
                 "larger batches, and leave out a short last one (drop_last=True)"
             )
-        with self.ranks.apart(self.seed, self.done), explained(step.probe.module, part):
+        with self.ranks.own_randomness(self.seed, self.done), explained(step.probe.module, part):
             loss = step.forward(part, step.draw())
             step.probe.backward(loss)
             loss, number = loss.detach(), step.number * counts
@@ -211,8 +211,8 @@ class DistributedStep(RankStep):
             piece.copy_(part.reshape(-1))
         self.last[0], self.last[1] = loss, 1.0
         self.message.mul_(number) if number else self.message.zero_()
-        self.granted_wishes.copy_(torch.tensor(self.wishes()))
-        meeting(lambda: dist.all_reduce(self.message))
+        self.requested.copy_(torch.tensor(self.requests()))
+        collective(dist.all_reduce, self.message)
         self.message[:-2].div_(self.last[1].clone())
         for piece, part in zip(self.pieces, parts, strict=True):
             part.copy_(piece.reshape(part.shape))
@@ -308,11 +308,12 @@ def _check_divisible(item: Any) -> None:
             )
 
 
-def meeting(exchange: Callable[[], object]) -> None:
+def collective(exchange: Callable[..., object], *tensors: Any, **settings: Any) -> None:
+    """One of torch.distributed's exchanges between all ranks."""
     try:
-        exchange()
+        exchange(*tensors, **settings)
     except RuntimeError as error:
-        raise Parted(
+        raise RankLost(
             f"another process of this run has ended or does not answer ({first_line(error)[:200]}); what was saved "
             "last is kept: start all of them again to resume (on the command line with --resume)"
         ) from error

@@ -11,7 +11,7 @@ import torch
 
 from ..store.interrupts import Interrupts
 from .compute import present
-from .rng import World
+from .rng import RandomStates
 
 T = TypeVar("T")
 STRIDE = 4  # steps of one job before the next: switching costs the CPU more than a short step
@@ -53,8 +53,8 @@ def at_once(jobs: Sequence[Callable[[], T]], device: torch.device, number: int =
 class Job:
     """One of the interleaved jobs, in a thread of its own; its number, from 1, selects its CUDA stream."""
 
-    def __init__(self, work: Callable[[], Any], number: int, world: World, group: "Interleaved"):
-        self.work, self.number, self.world, self.group = work, number, world, group
+    def __init__(self, work: Callable[[], Any], number: int, states: RandomStates, group: "Interleaved"):
+        self.work, self.number, self.states, self.group = work, number, states, group
         self.interrupts, self.awake, self.steps = group.interrupts, threading.Semaphore(0), 0
         self.resumable = False  # whether it saves its state when it is asked to stop
         self.thread = threading.Thread(target=copy_context().run, args=(self._run,))
@@ -68,10 +68,10 @@ class Job:
         self.steps += 1
         following = self.group.left[(self.group.left.index(self) + 1) % self.running()]
         if following is not self and self.steps % STRIDE == 0:
-            self.world.leave()
+            self.states.leave()
             following.awake.release()
             self.awake.acquire()
-            self.world.enter()
+            self.states.enter()
         saves = self.interrupts.asked is not None and self.resumable  # and ends by itself
         if self.group.failure is not None and not saves:
             raise _Ended
@@ -82,7 +82,7 @@ class Job:
         present.set(replace(present.get(), slot=self))
         self.awake.acquire()
         try:
-            self.world.enter()
+            self.states.enter()
             if self.group.gpu is not None:
                 torch.cuda.set_device(self.group.gpu)
             if self.group.failure is None:
@@ -107,14 +107,14 @@ class Interleaved:
         self.place = nullcontext() if chosen.type == "cpu" else chosen
         # asking creates the GPUs' generators
         self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self.before, shared = World(), dict[int, tuple[Any, Any]]()
+        self.before, shared = RandomStates(), dict[int, tuple[Any, Any]]()
         seeds = torch.randint(2**31, (len(works),), device="cpu").tolist()  # each starts elsewhere
         numbered = enumerate(zip(works, seeds, strict=True), start=1)
-        self.left = [Job(work, number, World(seed, shared), self) for number, (work, seed) in numbered]
+        self.left = [Job(work, number, RandomStates(seed, shared), self) for number, (work, seed) in numbered]
 
     def run(self) -> list[Any]:
         jobs = [*self.left]
-        _settle()
+        _synchronize()
         try:
             with self.interrupts:
                 for job in jobs:
@@ -123,7 +123,7 @@ class Interleaved:
                 for job in jobs:
                     self._wait(job.thread)
         finally:
-            _settle()
+            _synchronize()
             self.before.enter()
         if self.failure is not None:
             raise self.failure
@@ -137,7 +137,7 @@ class Interleaved:
                 self.failure = self.failure or error
 
 
-def _settle() -> None:
+def _synchronize() -> None:
     """What was begun on any stream is there for every other."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

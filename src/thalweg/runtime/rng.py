@@ -13,6 +13,7 @@ from ..generators import (
     generator_state,
     global_randomness,
     is_generator,
+    same_randomness,
     set_generator,
     set_global_randomness,
 )
@@ -22,7 +23,7 @@ Snapshot = dict[str, Any]
 
 
 @contextmanager
-def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[None]:
+def seeded(seed: int, *sources: Any, states: "RandomStates | None" = None) -> Iterator[None]:
     """Seed torch, numpy and random, and every generator inside `sources` (data loaders and the like), within a block.
 
     Examples:
@@ -35,26 +36,25 @@ def seeded(seed: int, *sources: Any, world: "World | None" = None) -> Iterator[N
     Args:
         seed: The seed.
         sources: Objects that may hold generators.
-        world: The random states of an interleaved run, during which other runs take steps.
+        states: The random states of an interleaved run, during which other runs take steps.
     """
     if not -(2**63) <= seed < 2**63:
         raise ThalwegError(f"a seed must fit into 64 bits; got {seed}")
     own = generators(*sources)
-    kept = [generator_state(generator) if world is None else world.before(generator) for generator in own]
-    if world is not None:
-        world.generators += own
-    before = global_randomness()
-    seed_all(seed)
-    for generator in own:
-        seed_generator(generator, seed)
-    try:
-        yield
-    finally:
-        set_global_randomness(before)
-        for generator, state in zip(own, kept, strict=True):
-            set_generator(generator, state)
-        if world is not None:
-            del world.generators[len(world.generators) - len(own) :]
+    kept = [generator_state(generator) if states is None else states.before(generator) for generator in own]
+    if states is not None:
+        states.generators += own
+    with same_randomness():
+        seed_all(seed)
+        for generator in own:
+            seed_generator(generator, seed)
+        try:
+            yield
+        finally:
+            for generator, state in zip(own, kept, strict=True):
+                set_generator(generator, state)
+            if states is not None:
+                del states.generators[len(states.generators) - len(own) :]
 
 
 def seed_generator(generator: Any, seed: int) -> None:
@@ -81,7 +81,7 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-class World:
+class RandomStates:
     """All random states of one of several interleaved runs, including the generators it was seeded with.
 
     Args:

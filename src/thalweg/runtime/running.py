@@ -62,13 +62,13 @@ def resumed(
     return made
 
 
-class Live:
+class RunningLoop:
     """A running training loop."""
 
     def __init__(self, step: Accelerated, call: Call, bar: Progress, interrupts: Interrupts, run: Run | None):
         self.step, self.context, self.bar, self.interrupts, self.run = step, call.context, bar, interrupts, run
         if step.distributed is not None:
-            step.distributed.wishes = self._wishes
+            step.distributed.requests = self._requests
 
     def resume(
         self, batches: Batches, passes: Callable[[], Iterator[Any]], observer: Any, on_epoch: OnEpoch | None
@@ -86,7 +86,7 @@ class Live:
         """Show progress; save if it is due or a stop was requested; let interleaved runs take their steps."""
         self.bar.advance(f"loss {float(loss):.4f}" if self.bar.due() else "")
         distributed, progress = self.step.distributed, self.progress
-        stop, due = self._wishes() if distributed is None else distributed.granted()
+        stop, due = self._requests() if distributed is None else distributed.granted()
         if self.run is not None and (stop or due):
             progress.save()
         if stop and self.interrupts.wanted:
@@ -98,7 +98,7 @@ class Live:
         if self.step.distributed is not None:
             self.step.distributed.check_buffers()
 
-    def _wishes(self) -> tuple[bool, bool]:
+    def _requests(self) -> tuple[bool, bool]:
         """To stop, and to save, after the step."""
         return self.interrupts.asked is not None, self.run is not None and self.run.due(None)
 
@@ -106,15 +106,15 @@ class Live:
 @contextmanager
 def running(
     step: Step, call: Call, batches: Batches, settings: Settings, total: int, label: str, run: Run | None
-) -> Iterator[Live]:
+) -> Iterator[RunningLoop]:
     """Everything that surrounds a loop of `total` steps."""
     processes, slot, device = call.processes, call.context.slot, step.probe.device
     call.compute.check(device)
     with ExitStack() as stack:
-        stack.enter_context(seeded(settings.seed, batches, world=None if slot is None else slot.world))
+        stack.enter_context(seeded(settings.seed, batches, states=None if slot is None else slot.states))
         stack.enter_context(aside(device, call.context.stream))
         accelerated = Accelerated(step, call.context, call.compute, settings.seed, total, settings.accumulate)
         stack.callback(accelerated.close)
         bar = stack.enter_context(Progress(label, total, call.progress))
         interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))
-        yield Live(accelerated, call, bar, interrupts, run)
+        yield RunningLoop(accelerated, call, bar, interrupts, run)

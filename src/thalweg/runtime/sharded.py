@@ -20,8 +20,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, during
 from ..evaluation.measure import Measurement
 from ..generators import same_randomness
-from ..store import files
-from ..store.runs import STATE, Run
+from ..store.runs import STATE, Run, State
 from ..tasks import Number, Task
 from ..training.step import Step
 from ..weightspace.checkpoint import PART
@@ -29,7 +28,7 @@ from ..weightspace.layout import Layout, named_buffers, named_parameters, named_
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights, check_state
 from .compute import Compute, Processes, StoredResult, present
-from .distributed import Ranks, RankStep, meeting
+from .distributed import Ranks, RankStep, collective
 from .shards import Division, ShardedLayout, discard_shards, read_shards
 
 T = TypeVar("T")
@@ -249,8 +248,7 @@ class ShardedProbe(Probe):
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """All-reduced by the network itself, so that each is the mean over ranks."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._taken()  # what an earlier pass has left
         loss.backward()
         return self._taken()
 
@@ -284,12 +282,12 @@ class ShardedStep(RankStep):
         super().__init__(step, ranks, seed)
         self.clip, step.clip, self.optimizer = step.clip, None, type(step.optimizer).__name__
         self.message = torch.zeros(4, dtype=torch.float64, device=step.probe.device)
-        self.granted_wishes = self.message[2:]
+        self.requested = self.message[2:]
         self.own_loss, step.mean_loss = step.mean_loss, self._mean_loss
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         step = self.step
-        with self.ranks.apart(self.seed, self.done), explained(step.probe.module, batch):
+        with self.ranks.own_randomness(self.seed, self.done), explained(step.probe.module, batch):
             loss = step.forward(batch, step.draw())
             step.probe.backward(loss)
             step.chain_rule(loss.detach())
@@ -308,8 +306,8 @@ class ShardedStep(RankStep):
         loss, number = self.own_loss(task, module, make, part)
         number = number * counts
         self.message[0], self.message[1] = loss.detach() * number, number
-        self.granted_wishes.copy_(torch.tensor(self.wishes()))
-        meeting(lambda: dist.all_reduce(self.message))
+        self.requested.copy_(torch.tensor(self.requests()))
+        collective(dist.all_reduce, self.message)
         total = self.message[1].clone()
         mean = (self.message[0] / total.clamp(min=1)).to(loss.dtype)
         own = loss * (number * self.ranks.size / total.clamp(min=1)).to(loss.dtype)
@@ -344,7 +342,7 @@ class ShardedMeasurement(Measurement):
         device = next(iter(self.totals.values())).device
         counts = torch.tensor([*self.counts.values()], dtype=torch.float64, device=device)
         summed = torch.cat([torch.stack([*self.totals.values()]), counts])
-        meeting(lambda: dist.all_reduce(summed))
+        collective(dist.all_reduce, summed)
         for total, value in zip(self.totals.values(), summed, strict=False):
             total.copy_(value)
         self.counts = dict(zip(self.counts, map(int, summed[len(self.totals) :].tolist()), strict=True))
@@ -384,11 +382,10 @@ class ShardedRun(Run):
         split = self.layout.split(tensor) if ours and tensor.shape == (self.layout.size,) else {}
         return {f"{name}/{key}": part for key, part in split.items()}
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path = self.folder / STATE
-        return files.load_tensors(path, "state", whole=False) if path.is_file() else None
+    def load(self, whole: bool = False) -> State | None:
+        return super().load(whole)
 
-    def own(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def own(self, state: State) -> State:
         """Vectors on the CPU, from where they are copied to where they belong."""
         tensors, about = state[0], dict(state[1])
         divided = about.pop("divided")

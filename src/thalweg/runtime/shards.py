@@ -29,7 +29,7 @@ from ..errors import ThalwegError, first_line
 from ..store import files
 from ..weightspace.layout import Layout
 from .compute import Alone, Processes, present
-from .distributed import meeting
+from .distributed import collective
 
 Empty = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
@@ -79,7 +79,7 @@ class ShardedLayout(Layout):
 
     def total(self, values: Tensor) -> Tensor:
         summed = values.to(self.mesh.device_type, copy=True)
-        meeting(lambda: dist.all_reduce(summed, group=self.mesh.get_group()))
+        collective(dist.all_reduce, summed, group=self.mesh.get_group())
         return summed
 
     def distributed(self, name: str, shard: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """How batches reach the device: from pinned memory on a separate stream, or made there."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ from .cuda_graphs import side_stream
 
 
 @runtime_checkable
-class Drawn(Protocol):
+class MadeOnDevice(Protocol):
     """Batches that are made on the device, such as `DeviceBatches`: `make` turns each of the small tensors from `draws`
     into a batch, as part of the step; where that is captured, augmentation is captured with it.
     """
@@ -34,8 +35,8 @@ class Drawn(Protocol):
 
 def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
     """Every batch of one epoch, on `device`."""
-    for batch in _whole(batches, count(batches)):
-        yield _beside(batch, device) if device.type == "cuda" else to_device(batch, device)
+    for batch in _counted(batches, count(batches)):
+        yield _copied_to_gpu(batch, device) if device.type == "cuda" else to_device(batch, device)
 
 
 def source(
@@ -46,29 +47,25 @@ def source(
     """
     if accumulate > 1:
         passes, make = source(batches, device)
-        return _in_parts(passes, accumulate), make
+        return partial(_in_parts, passes, accumulate), make
     if (
         device.type == "cuda"
-        and isinstance(batches, Drawn)
+        and isinstance(batches, MadeOnDevice)
         and batches.device == device
         and home(batches, "draws") is home(batches, "__iter__")
     ):
-        return lambda: _whole(batches.draws(), len(batches)), batches.make
+        return lambda: _counted(batches.draws(), len(batches)), batches.make
     return lambda: moved(batches, device), lambda batch: batch
 
 
-def _in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Callable[[], Iterator[Parts]]:
+def _in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Iterator[Parts]:
     """Groups of this many batches; at the end of an epoch what is left."""
-
-    def grouped() -> Iterator[Parts]:
-        batches = passes()
-        while parts := Parts(islice(batches, number)):
-            yield parts
-
-    return grouped
+    batches = passes()
+    while parts := Parts(islice(batches, number)):
+        yield parts
 
 
-def _whole(batches: Iterable[Any], promised: int) -> Iterator[Any]:
+def _counted(batches: Iterable[Any], promised: int) -> Iterator[Any]:
     """One epoch, which must have as many batches as `len` says: schedules, cycles and means depend on it."""
     given = 0
     for given, batch in enumerate(batches, start=1):
@@ -87,7 +84,7 @@ def home(batches: object, method: str) -> type:
     return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
 
 
-def _beside(batch: Any, device: torch.device) -> Any:
+def _copied_to_gpu(batch: Any, device: torch.device) -> Any:
     """Copied to a GPU while it works on something else: from pinned memory, on a separate stream."""
     stream, current = side_stream(device, "copies"), torch.cuda.current_stream(device)
 

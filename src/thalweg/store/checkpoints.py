@@ -2,11 +2,11 @@
 
 import shlex
 import sys
-import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor
@@ -89,8 +89,7 @@ def read_tensors(path: Path, key: str | None = None) -> Iterator[tuple[str, dict
 
 
 def _places(key: str, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Iterator[Candidate]:
-    words = {name: name.split(".") for name in tensors}
-    ends = ((name, ".".join(parts[i:])) for name, parts in words.items() for i in range(min(len(parts), PARTS)))
+    ends = ((name, name.split(".", i)[-1]) for name in tensors for i in range(min(name.count(".") + 1, PARTS)))
     for prefix in dict.fromkeys(name.removesuffix(end) for name, end in ends if end in wanted):
         alone = all(name.startswith(prefix) or name == COUNTER for name in tensors)
         yield Candidate(".".join(filter(None, (key, prefix[:-1]))), files.below(tensors, prefix), alone)
@@ -112,8 +111,8 @@ def _listed(labels: Any) -> str:
 
 
 def _unpickled(path: Path, key: str | None) -> Any:
-    with files.reading(path, "checkpoint"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about very old pickles, which are refused or fine
+    # warnings are about very old pickles, which are refused or fine
+    with files.reading(path, "checkpoint"), catch_warnings(action="ignore"):
         _check_archive(path)
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -132,10 +131,7 @@ def _unpickled(path: Path, key: str | None) -> Any:
 def _check_archive(path: Path) -> None:
     """Refuse what torch.save never writes: one name twice, or far more content than bytes."""
     with open(path, "rb") as file:
-        if file.read(2) != b"PK":
-            return
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
+        entries = zipfile.ZipFile(file).infolist() if file.read(2) == b"PK" else []
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("it holds two files of one name")
     if sum(entry.file_size for entry in entries) > 10 * path.stat().st_size:

@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -131,7 +131,9 @@ def _parts(item: Any) -> Iterable[Any]:
         case MethodType():
             return [item.__func__, item.__self__]
         case FunctionType():
-            return [_name(item), _constants(item), item.__defaults__, item.__kwdefaults__, *_captured(item)]
+            code = item.__code__
+            constants = [*code.co_names, *(value for value in code.co_consts if not hasattr(value, "co_code"))]
+            return [_name(item), constants, item.__defaults__, item.__kwdefaults__, *_captured(item)]
     try:
         reduced = item.__reduce_ex__(4)
     except Exception:  # any exception, from objects that cannot be pickled
@@ -142,20 +144,13 @@ def _parts(item: Any) -> Iterable[Any]:
     return [_name(maker), *arguments, *(list(part) if hasattr(part, "__next__") else part for part in rest)]
 
 
-def _captured(function: FunctionType) -> list[Any]:
+def _captured(function: FunctionType) -> Iterator[Any]:
     """The contents of a closure; a cell that is still empty holds nothing."""
-    found = []
     for cell in function.__closure__ or ():
         try:
-            found.append(cell.cell_contents)
+            yield cell.cell_contents
         except ValueError:
-            found.append(None)
-    return found
-
-
-def _constants(function: FunctionType) -> list[Any]:
-    code = function.__code__
-    return [*code.co_names, *(constant for constant in code.co_consts if not hasattr(constant, "co_code"))]
+            yield None
 
 
 def _name(item: Any) -> str:

@@ -28,6 +28,7 @@ POINTS = "points.jsonl"
 LOG = "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON about them
 NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
 
 
@@ -69,12 +70,12 @@ class Run:
         files.save_tensors(self.folder / STATE, "state", tensors, about)
         self.saved = time.monotonic()
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last saved state, if there is one."""
+    def load(self, whole: bool = True) -> State | None:
+        """The last saved state, if there is one; without what is in shards, unless whole."""
         path = self.folder / STATE
-        return files.load_tensors(path, "state") if path.is_file() else None
+        return files.load_tensors(path, "state", whole) if path.is_file() else None
 
-    def own(self, state: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def own(self, state: State) -> State:
         """What this rank needs of a state that rank 0 has loaded: all of it."""
         return state
 

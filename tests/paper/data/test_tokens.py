@@ -5,7 +5,7 @@ import torch
 
 import thalweg as tw
 from thalweg.paper.data import TokenBatches, ptb
-from thalweg.runtime.transfer import Drawn
+from thalweg.runtime.transfer import MadeOnDevice
 
 TEXT = {"ptb.train.txt": b" b a b\n c a b\n", "ptb.valid.txt": b" c\n", "ptb.test.txt": b" a a\n b\n"}
 
@@ -45,7 +45,7 @@ def test_streams_against_a_plain_loop(count, batch_size, steps):
                 expected.append(([row[:-1] for row in rows], float(start == 0), [row[1:] for row in rows]))
         assert [tuple(part.tolist() for part in batch) for batch in batches] == expected
         assert len(batches) == len(expected)
-    assert isinstance(batches, Drawn)
+    assert isinstance(batches, MadeOnDevice)
 
 
 def test_kinds_of_a_batch():
