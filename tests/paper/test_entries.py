@@ -37,7 +37,7 @@ def small(classes):
     )
 
 
-def shop_of(folder, name, **settings):
+def experiment_of(folder, name, **settings):
     return open_experiment(folder, *ENTRIES[name].pairs[0], "smoke", progress=False, **settings)
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 def test_every_entry_runs_and_is_kept(name, folder):
     # the networks of smoke runs take four times as long; entries on other data have them
     own = {"make": partial(small, 100)} if ENTRIES[name].pairs[0][0] == "cifar100" else {}
-    experiment = shop_of(folder, name, **own)
+    experiment = experiment_of(folder, name, **own)
     result = perform(experiment, ENTRIES[name], 1 if name in ("aligned", "width") else 2)
     assert result.rows
     assert result.claims
@@ -68,7 +68,7 @@ def test_every_entry_runs_and_is_kept(name, folder):
 
 
 def test_what_entries_share_is_trained_once(folder):
-    experiment = shop_of(folder, "curves")
+    experiment = experiment_of(folder, "curves")
     perform(experiment, ENTRIES["curves"], 2)
     times = {path: path.stat().st_mtime_ns for path in experiment.folder.glob("*/*.safetensors")}
     twin = open_experiment(folder, *ENTRIES["curves"].pairs[0], "smoke", progress=False)
@@ -78,7 +78,7 @@ def test_what_entries_share_is_trained_once(folder):
 
 
 def test_unfinished_files_of_a_killed_entry_are_removed(tmp_path):
-    experiment = shop_of(tmp_path, "trivial")
+    experiment = experiment_of(tmp_path, "trivial")
     left = experiment.folder / "trivial" / ".trivial.png.abc.thalweg-part"
     left.mkdir(parents=True)
     (left / "trivial.png").write_text("half")
@@ -88,7 +88,7 @@ def test_unfinished_files_of_a_killed_entry_are_removed(tmp_path):
 
 def test_the_price_is_said_before(tmp_path):
     def said(name):
-        return price([(ENTRIES[name], shop_of(tmp_path, name))], 3)
+        return price([(ENTRIES[name], experiment_of(tmp_path, name))], 3)
 
     assert said("ensembles") == "to train: 3 x network, 3 x snapshot, 3 x fge, 36 epochs, 144 steps"
     assert said("width") == "to train: 12 x network, 6 x bezier, 60 epochs, 240 steps; to measure: 42 points"
@@ -96,13 +96,13 @@ def test_the_price_is_said_before(tmp_path):
 
 
 def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
-    entry, experiment = ENTRIES["curves"], shop_of(tmp_path, "curves")
+    entry, experiment = ENTRIES["curves"], experiment_of(tmp_path, "curves")
     assert experiment.train is not None
     experiment.scale = SCALES["full"]
     told = r"; about \d+ (seconds|minutes) of training and \d+ (seconds|minutes) of measuring here$"
     assert re.search(told, price([(entry, experiment)], 2))
     assert experiment.batches_per_point() == len(experiment.train) + len(experiment.test)
-    normal = shop_of(tmp_path, "planes")
+    normal = experiment_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
     wide = open_experiment(
         tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10)
@@ -317,22 +317,22 @@ def test_imagenet_says_what_it_needs(tmp_path):
 
 
 def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path, monkeypatch):
-    experiment = shop_of(tmp_path, "curves")
+    experiment = experiment_of(tmp_path, "curves")
     monkeypatch.setattr("thalweg.training.connect.connect", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(ENTRIES["curves"].wanted(experiment, 2))
     assert [experiment.finished(need) for need in curve_entries.CURVES] == [True, True, False, False]
-    assert price([(ENTRIES["curves"], shop_of(tmp_path, "curves"))], 2).startswith(
+    assert price([(ENTRIES["curves"], experiment_of(tmp_path, "curves"))], 2).startswith(
         "to train: 1 x bezier, 1 x polychain"
     )
 
 
 def test_finished_networks_can_be_read_by_many_at_once(tmp_path):
-    experiment = shop_of(tmp_path, "curves")
+    experiment = experiment_of(tmp_path, "curves")
     experiment.network(0)
     with open(experiment.folder / "network-0" / ".lock", "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert shop_of(tmp_path, "curves").network(0).has_statistics
+        assert experiment_of(tmp_path, "curves").network(0).has_statistics
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def soup(
         **own.running,
     )
     typer.echo(f"on '{name}'\n{found}")
-    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.bar(quiet)).table())
+    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet)).table())
     options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
 
 

@@ -27,6 +27,6 @@ def demo(
     from ..store.runs import Run, start_run
 
     start_run(out, "demo", {"fit": FIT, "connect": CONNECT, "data": "test"}, again=True)
-    Run(out).finish(lambda folder: run(folder, progress=options.bar(quiet)))
+    Run(out).finish(lambda folder: run(folder, progress=options.progress(quiet)))
     given = {"task": "thalweg.demo:digits", "weight_decay": WEIGHT_DECAY}
     options.done(out, options.following(plane, given, out / "bezier.safetensors", out="plane"))

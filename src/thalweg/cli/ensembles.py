@@ -109,9 +109,13 @@ def ensemble(
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
     with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
         if other:
-            pooled.calibrate(inputs.task, other, progress=options.bar(quiet))
+            pooled.calibrate(inputs.task, other, progress=options.progress(quiet))
         report = pooled.report(
-            inputs.task, inputs.data[name], held_out=other, bn_batches=inputs.bn_batches, progress=options.bar(quiet)
+            inputs.task,
+            inputs.data[name],
+            held_out=other,
+            bn_batches=inputs.bn_batches,
+            progress=options.progress(quiet),
         )
         pooled.save(no_link(out / "members"))
         run.finish(lambda folder: report.save(folder / "report.json"))

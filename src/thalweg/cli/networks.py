@@ -61,7 +61,7 @@ def fit(
         for own, made in zip(each, inputs, strict=True)
     ]
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
-    measuring: Any = {"weight_decay": each[0].penalty, "progress": options.bar(quiet)}
+    measuring: Any = {"weight_decay": each[0].penalty, "progress": options.progress(quiet)}
     for number, made, weights in zip(folders, inputs, trained, strict=True):
         table = tw.scan(made.model, [weights], made.task, made.data, **measuring).table()
         typer.echo(table if runs == 1 else f"seed {number}: {table}")

@@ -183,7 +183,7 @@ class Arguments:
     @property
     def running(self) -> dict[str, Any]:
         """Arguments of every long call in Python."""
-        return {"compute": self.compute, "run": self.run, "progress": bar(self.given["quiet"])}
+        return {"compute": self.compute, "run": self.run, "progress": progress(self.given["quiet"])}
 
     @property
     def training(self) -> dict[str, Any]:
@@ -240,7 +240,8 @@ class Arguments:
         return {name: self.given[name] for name in names if name in self.given}
 
 
-def bar(quiet: bool) -> bool | None:
+def progress(quiet: bool) -> bool | None:
+    """The argument of long calls."""
     return False if quiet else None
 
 

@@ -7,7 +7,7 @@ import typer
 
 import thalweg as tw
 
-from .options import Compile, Device, Graph, Quiet, bar
+from .options import Compile, Device, Graph, Quiet, progress
 
 Folder = Annotated[
     Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where networks, curves and results are stored.")
@@ -72,7 +72,7 @@ def run(
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     number, listed = entries.listed_seeds(seeds)
-    common: Any = {"given": data, "device": where, "progress": bar(quiet), "download": download, "seeds": listed}
+    common: Any = {"given": data, "device": where, "progress": progress(quiet), "download": download, "seeds": listed}
     chosen = [
         (entry, pair)
         for entry in map(entries.find_entry, entries.ENTRIES if names == ["all"] else names)

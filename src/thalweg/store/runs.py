@@ -29,7 +29,7 @@ LOG = "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
 State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON about them
-NAMES = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
+PATH_SETTINGS = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
 
 
 class Run:
@@ -178,7 +178,7 @@ class Run:
             )
         with files.reading(record):
             old, new = (
-                {key: value for key, value in each.items() if key not in NAMES}
+                {key: value for key, value in each.items() if key not in PATH_SETTINGS}
                 for each in ({**before["settings"], **before["facts"]}, settings)
             )
             changed = differences(old, new)
