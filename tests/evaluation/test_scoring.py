@@ -261,6 +261,14 @@ def test_label_maps_are_scaled_pixel_by_pixel():
     assert tw.Ensemble(net, [tw.Weights.of(net)]).calibrate(TASK, [(x, y)]) == pytest.approx(heat, rel=1e-6)
 
 
+def test_the_average_of_networks_that_share_frozen_weights_is_as_large_as_one():
+    net = nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 3)).double()
+    net[0].requires_grad_(False)
+    report = tw.Ensemble(net, [tw.Weights.of(net)] * 4).report(TASK, noisy(7))
+    moving, frozen = 8 * (50 * 3 + 3) / 1e6, 8 * (4 * 50 + 50) / 1e6
+    assert (report.megabytes, report.megabytes_averaged) == pytest.approx((4 * moving + frozen, moving + frozen))
+
+
 def test_averaged_is_the_mean_of_the_weights_as_one_network(ensemble):
     mean = tw.average(ensemble.members)
     report = ensemble.report(TASK, noisy(7))

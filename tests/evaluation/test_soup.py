@@ -136,7 +136,7 @@ def test_a_barrier_is_a_warning_with_its_height(how):
         found = tw.soup(one_weight(), networks, task, [(x, x)], how=how)
     said = str(seen[0].message)
     assert float(re.search(r"there is one of ([\d.]+)", said)[1]) == pytest.approx(middle - sum(own) / 2, rel=1e-2)
-    assert f"a loss of {middle:.3g}, its parts of {min(own):.3g} to {max(own):.3g}" in said
+    assert f"the loss of the average is {middle:.3g}, of its parts {min(own):.3g} to {max(own):.3g}" in said
     assert len(found.members) == (1 if how == "greedy" else 2)
 
 
@@ -150,6 +150,19 @@ def test_a_barrier_is_that_of_the_average_so_far():
     between, both, third = (((slope**2 - 1) ** 2) for slope in ((0.92 + 1.1 - 0.8) / 3, (0.92 + 1.1) / 2, -0.8))
     said = float(re.search(r"there is one of ([\d.]+)", str(seen[0].message))[1])
     assert said == pytest.approx(between - 2 / 3 * both - 1 / 3 * third, rel=1e-2)
+
+
+def test_a_clearly_higher_error_is_a_barrier_though_the_loss_is_hardly_higher():
+    """As of language models, whose losses are never near zero."""
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(
+        lambda outputs, targets: 3 + 0.1 * (1 - (outputs / x).square()).flatten(),
+        metrics={"error": lambda outputs, targets: 0.6 + 0.3 * (1 - (outputs / x).abs()).flatten()},
+    )
+    with pytest.warns(
+        UserWarning, match=r"one of 0.3: with all the error of the average is 0.9, of its parts 0.6 to 0.6"
+    ):
+        tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how="uniform")
 
 
 LOW = {

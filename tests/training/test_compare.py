@@ -303,7 +303,10 @@ def test_time_is_kept_beside_a_result_that_is_the_same_in_every_run(tmp_path):
 
 def test_costs_of_a_comparison(judged):
     result = judged[0]
-    assert result.entries["Snapshot"]["megabytes"] == {"1": 2 * 42 * 8 / 1e6, "2": 4 * 42 * 8 / 1e6}
+    assert result.entries["Snapshot"]["megabytes"] == {
+        **{"1": 2 * 42 * 8 / 1e6, "2": 4 * 42 * 8 / 1e6},
+        "averaged": 42 * 8 / 1e6,
+    }
     assert result.milliseconds > 0
     lines = [line.split("  ") for line in result.costs().splitlines()]
     labels = [line[0] for line in lines[2:]]

@@ -221,6 +221,10 @@ def in_one_group(named, **settings):
         ({"lr": 0.1, "optimizer": partial(Adam, lr=0.2)}, "got lr = 0.1, and 0.2 in the optimizer: leave one"),
         ({"lr": 0.1, "optimizer": partial(partial(Adam, lr=0.2), eps=1e-3)}, "got lr = 0.1, and 0.2 in the optimizer"),
         ({"optimizer": partial(SGD, lr=0.0)}, "the optimizer's own learning rate must be above 0 .* got 0: set one"),
+        (
+            {"lr": 0.1, "momentum": 0.5, "optimizer": AdamW},
+            "momentum= is that of the default SGD, and would be ignored",
+        ),
         ({"optimizer": in_one_group}, "parameter groups need a learning rate, and group 1 has none"),
     ],
 )

@@ -79,7 +79,8 @@ Momentum = Annotated[float, typer.Option(help="Momentum of SGD.")]
 Decay = Annotated[
     float,
     typer.Option(
-        "--weight-decay", help="Weight decay: half of it times the squared norm of the weights is part of the loss."
+        "--weight-decay",
+        help="Weight decay: half of it times the squared norm is part of the loss; that of adamw is decoupled.",
     ),
 ]
 Clip = Annotated[
@@ -255,6 +256,8 @@ def following(command: Callable[..., None], given: Mapping[str, Any], *words: st
 def program() -> list[str]:
     """How this program was started, as the shell would find it again."""
     path = Path(sys.argv[0])
+    if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "thalweg"]
     if path.name == "__main__.py":
         return [sys.executable, "-m", "thalweg"]
     return ["thalweg" if path.name != "thalweg" or shutil.which("thalweg") == str(path) else str(path)]

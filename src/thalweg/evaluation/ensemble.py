@@ -139,7 +139,8 @@ class Ensemble:
                 have three dimensions.
 
         Returns:
-            The probabilities of the ensemble and of each member, the entropy and the mutual information.
+            The probabilities of the ensemble and of each member, the entropy and the mutual information. Classes are in
+            dimension 1, also where the network has them last, as with `language_modelling()`: (batch, words, tokens).
         """
         own = _own_probabilities(task)
         if own is identity:
@@ -187,7 +188,8 @@ class Ensemble:
 
         Returns:
             A module with the inputs of the network, on its device, with copies of all members, in evaluation mode; it
-            includes the ensemble's temperature. For batches of any size give `torch.export` the inputs by position.
+            includes the ensemble's temperature, and has classes in dimension 1, as `probabilities`. For batches of any
+            size give `torch.export` the inputs by position.
         """
         self._probe.load(self.members[0])  # without what earlier passes left in the network
         networks = [network_at(self._probe.module, member) for member in self.members]
@@ -295,6 +297,7 @@ class Ensemble:
             fitted_on=(SAME if held_out is batches else fitted_on) * scaled,
             averaged=averaged,
             megabytes=megabytes(self.members),
+            megabytes_averaged=megabytes(self.members[:1]),
             notes=notes,
         )
 

@@ -66,6 +66,7 @@ class Judge:
         except ThalwegError as error:
             averaged = {"not averaged": str(error)}
         sizes = {str(k): megabytes([*chain(*runs[:k])]) for k in multiples}
+        sizes["averaged"] = megabytes(runs[0][:1])
         return {**self._pools(runs, multiples, one, self._score), **averaged, "megabytes": sizes}
 
     def milliseconds(self, member: Weights, passes: int = 3) -> float:

@@ -23,7 +23,9 @@ from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
 HELD_OUT = "held-out"
-CLEAR = 0.1  # a loss this much above those of the parts, relative to the higher one, is a barrier and not noise
+CLEAR = (
+    0.1  # a loss this much above those of the parts, relative to the higher one, is a barrier; or an error, as it is
+)
 Means = dict[str, float]  # quantity -> its mean over the held-out data
 
 
@@ -189,7 +191,7 @@ class Selection:
         members: The names of those that are in.
         best: What was measured at their average.
         tried: The score of the average with each network that was tried.
-        barriers: For each average whose loss is clearly above that of its parts: by how much, and a sentence.
+        barriers: For each average whose loss or error is clearly above that of its parts: how clearly, and a sentence.
     """
 
     def __init__(
@@ -209,10 +211,10 @@ class Selection:
         """A sentence about the highest; empty if there is none."""
         if not self.barriers:
             return ""
-        excess, which = max(self.barriers)
+        _, which = max(self.barriers)
         more = f" (and {len(self.barriers) - 1} more)" if len(self.barriers) > 1 else ""
         return (
-            f"averaging cannot work across a barrier, and there is one of {excess:.3g}: with {which}{more}; "
+            f"averaging cannot work across a barrier, and there is one of {which}{more}; "
             "barriers(..., align=True) shows which networks can be averaged, and which can be after align"
         )
 
@@ -236,12 +238,16 @@ class Selection:
         return self.measure([average([self.networks[name] for name in names])], f"average-{len(self.tried) + 1}")[0]
 
     def _look(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
-        """Note a barrier: how far the loss of an average is above the average of losses."""
-        losses = [part["loss"] for part in parts]
-        excess = found["loss"] - sum(share * loss for share, loss in zip(shares, losses, strict=True))
-        if found["loss"] > max(losses) and excess > CLEAR * abs(max(losses)):
-            own = f"{min(losses):.3g} to {max(losses):.3g}"
-            self.barriers.append((excess, f"{name} the average has a loss of {found['loss']:.3g}, its parts of {own}"))
+        """Note a barrier: how far the loss, or else the error, of an average is above the average of its parts'."""
+        for quantity in ("loss", "error") if "error" in found else ("loss",):
+            own = [part[quantity] for part in parts]
+            excess = found[quantity] - sum(share * value for share, value in zip(shares, own, strict=True))
+            clear = excess / (abs(max(own)) if quantity == "loss" else 1)
+            if found[quantity] > max(own) and clear > CLEAR:
+                own_range = f"{min(own):.3g} to {max(own):.3g}"
+                said = f"{excess:.3g}: with {name} the {quantity} of the average is {found[quantity]:.3g}, of its parts"
+                self.barriers.append((clear, f"{said} {own_range}"))
+                return
 
 
 def _check(metric: str | None, known: Iterable[str]) -> None:

@@ -35,7 +35,8 @@ def own_loss(model: nn.Module) -> Task:
         20
 
     Args:
-        model: A model of the same architecture, or a peft model. Tokens labelled -100 are ignored.
+        model: A model of the same architecture, or a peft model. Tokens labelled -100 are ignored. Of a language model,
+            perplexity is exp of `data_loss`.
     """
     tokens = _Tokens(model)
 

@@ -133,7 +133,7 @@ class Comparison(Saved):
 
     def _costs(self, method: str, k: int, averaged: bool, first: str, others: Sequence[str]) -> list[str]:
         entry, networks = self.entries[method], self.networks(method, k, averaged)
-        size = entry.get("megabytes", {}).get(str(k), nan) / (self.networks(method, k) if averaged else 1)
+        size = entry.get("megabytes", {}).get("averaged" if averaged else str(k), nan)
         time = nan if self.milliseconds is None else networks * self.milliseconds
         difference, spread = self.difference(method, k, first, averaged)
         score, *more = (shown(name, self.score(method, k, name, averaged)[0]) for name in (first, *others))

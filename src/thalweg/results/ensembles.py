@@ -26,6 +26,7 @@ class Report(Saved):
         fitted_on: What the temperatures of the calibrated scores were fitted on.
         averaged: The scores of the mean of the members' weights as one network; empty where there is none.
         megabytes: The size of all members; shared frozen parameters count once.
+        megabytes_averaged: The size of their average as one network.
         notes: What could not be computed, and why.
     """
 
@@ -41,6 +42,7 @@ class Report(Saved):
     fitted_on: str = ""
     averaged: dict[str, float] = field(default_factory=dict)
     megabytes: float | None = None
+    megabytes_averaged: float | None = None
     notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:
@@ -77,8 +79,8 @@ class Report(Saved):
     def _remarks(self) -> Iterator[str]:
         if self.megabytes is not None:
             yield f"forward passes: {len(self.members)}, {self.megabytes:.3g} MB" + (
-                f"; averaged: the mean of all weights as one network, 1, {self.megabytes / len(self.members):.3g} MB"
-                if self.averaged
+                f"; averaged: the mean of all weights as one network, 1, {self.megabytes_averaged:.3g} MB"
+                if self.averaged and self.megabytes_averaged is not None
                 else ""
             )
         if self.temperature is not None:

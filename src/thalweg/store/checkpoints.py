@@ -59,7 +59,12 @@ def find_state(
     if not places:
         where = f" under '{key}'" if key else ""
         there = _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
-        raise ThalwegError(f"{path} holds none of the network's tensors{where}; it holds {there}")
+        adapter = (
+            ": load adapters with PeftModel.from_pretrained(base, folder, is_trainable=True), and take Weights.of(it)"
+        )
+        raise ThalwegError(
+            f"{path} holds none of the network's tensors{where}; it holds {there}{adapter * ('lora_' in there)}"
+        )
     fitting = [place for place in places if place.fits(wanted, ties)]
     sure = fitting if key is not None else [place for place in fitting if place.alone]
     top = [place for place in sure if not place.label]

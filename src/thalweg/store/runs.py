@@ -159,7 +159,7 @@ class Run:
             return _record(self.folder, command, settings)
         if not (self.resume and record.is_file()):
             advice = (
-                "resume it (--resume; in Python resume=True), choose another folder, or remove it"
+                "resume it (--resume; in Python Run(folder) or run=folder), choose another folder, or remove it"
                 if record.is_file()
                 else "choose another"
             )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 OPTIMIZER = (
-    "a function that makes one: an optimizer class, a partial of one, or one of named parameters, not an optimizer "
-    "that is already made (see help(thalweg.fit))"
+    "a function that makes one: an optimizer class such as torch.optim.AdamW, a partial of one, or one of named "
+    "parameters, not an optimizer that is already made (see help(thalweg.fit))"
 )
 OnEpoch = Callable[[dict[str, float]], object]
 
@@ -82,7 +82,8 @@ class Settings:
             (
                 "schedule",
                 given is None or (callable(getattr(given, "plan", given)) and not isinstance(given, type)),
-                "a function (see help(thalweg.fit))",
+                "a function from the iteration, counted from 1, to its rate, or one like WarmupCosine(lr_max, warmup), "
+                "not a scheduler of torch (see help(thalweg.fit))",
             ),
             ("optimizer", self.optimizer is None or callable(self.optimizer), OPTIMIZER),
             ("on_epoch", self.on_epoch is None or callable(self.on_epoch), "a function of a dict"),
@@ -100,7 +101,8 @@ class Settings:
                 raise ThalwegError(f"{name} must be {rule}; got {repr(getattr(self, name)).partition(' (')[0]}")
         if self.schedule is not None and self.lr is not None and not self._scales:
             raise ThalwegError(
-                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them out"
+                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them "
+                "out, or lr_max out of the schedule, be it that of the task's factory"
             )
 
     @property

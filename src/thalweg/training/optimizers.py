@@ -18,6 +18,8 @@ from .loop import Settings
 from .sgd import OptimizerFactory, rates
 from .step import Trainable
 
+MOMENTUM = 0.9  # of the default optimizer
+
 
 def moving_parameters(trainable: Trainable, settings: Settings, processes: int = 1) -> Optimizer:
     """The user's optimizer for the parameters of a network, or of all bends of a curve."""
@@ -111,7 +113,7 @@ def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> O
     if odd := [group.get("lr") for group in groups if not isinstance(group.get("lr"), int | float | Tensor)]:
         raise ThalwegError(
             "every parameter group needs a learning rate 'lr', which is set in every step; that of "
-            f"{type(optimizer).__name__} is {odd[0]!r}: use an optimizer that takes its rate from there"
+            f"{type(optimizer).__name__} is {odd[0]!r}: give it one, as in partial({type(optimizer).__name__}, lr=1e-3)"
         )
     rates(1.0, [group["lr"] for group in groups])
     if settings.takes_own_rate and not groups[0]["lr"] > 0:
@@ -138,7 +140,7 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
 def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
     named = [(name, tensor) for name, tensor in named_parameters(module)[0].items() if tensor.requires_grad]
-    settings = Settings(1, None, 0.0, 0.0, None, factory, None, 0)
+    settings = Settings(1, None, MOMENTUM, 0.0, None, factory, None, 0)
     return float(user_optimizer(named, settings).param_groups[0]["lr"])
 
 
@@ -157,6 +159,11 @@ def _made(named: Sequence[tuple[str, Tensor]], settings: Settings) -> Any:
         made = factory([tensor for _, tensor in named] if isinstance(inner, type) else list(named))
         if isinstance(made, list | tuple) and made and all(isinstance(one, dict) and "params" in one for one in made):
             return _sgd(made, settings)
+    if settings.momentum != MOMENTUM:
+        raise ThalwegError(
+            "momentum= is that of the default SGD, and would be ignored where an optimizer is given; got "
+            f"{settings.momentum:g}: set it in the optimizer, or leave it out"
+        )
     return made
 
 

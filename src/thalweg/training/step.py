@@ -66,7 +66,7 @@ class Step:
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
         if isinstance(self.number, int) and self.number == 0 and not self.partial:
             raise ThalwegError(
-                "a task's loss must return one value per example, or per label that counts; got an empty tensor: leave "
+                "nothing in this batch counts, as where all labels are -100, or where the loss returns no value: leave "
                 "such batches out"
             )
         return loss

@@ -217,7 +217,8 @@ def _check_complete(network: nn.Module) -> None:
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
     if not moving:
         raise ThalwegError(
-            "no parameter of the network requires grad, so nothing can move: call requires_grad_() on some"
+            "no parameter of the network requires grad, so nothing can move: call requires_grad_() on some, or load "
+            "adapters with is_trainable=True"
         )
     first = next(iter(moving))
     for name, parameter in moving.items():
