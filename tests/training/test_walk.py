@@ -59,9 +59,7 @@ def test_a_walk_is_a_frozen_result_and_not_a_list():
         lambda: tw.average(walk),
         lambda: tw.PolyChain.through(walk),
     ):
-        with pytest.raises(
-            tw.ThalwegError, match=r"a list of at least [12] Weights, such as walk\(\.\.\.\)\.members; got Walk"
-        ):
+        with pytest.raises(tw.ThalwegError, match=r"Weights,? such as walk\(\.\.\.\)\.members; got Walk"):
             misused()
 
 
