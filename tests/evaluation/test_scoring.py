@@ -282,6 +282,15 @@ def test_averaged_is_the_mean_of_the_weights_as_one_network(ensemble):
     assert tw.Ensemble(nn.Linear(4, 3).double(), members(1)).report(TASK, noisy(7)).averaged == {}
 
 
+def test_average_without_a_temperature_is_said():
+    """Two of three networks prefer the first class; their average does not."""
+    net, points = constant([1.0, 0.0])
+    points += [*constant([1.0, 0.0])[1], *constant([-3.0, 0.0])[1]]
+    report = tw.Ensemble(net, points).report(TASK, labelled(0, 0, 0, 0, 0, 0, 1, 1))
+    assert "calibrated_nll" in report.scores
+    assert "the average has no calibrated scores, since no temperature has the lowest NLL: 2 of 8" in report.table()
+
+
 def test_averaged_with_batch_norm_needs_bn_batches():
     animal = ZOO["conv_bn"]
     points = [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1) for s in range(2)]

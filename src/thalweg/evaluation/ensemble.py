@@ -346,7 +346,10 @@ class Ensemble:
             notes.append(f"the average of the members is not scored: {error}")
             return {}
         fitted = None if held_out is None else Scored(task, *predictions(self._probe, mean, task, held_out)).best
-        return Scored(task, values, targets, fitted).scores
+        found = Scored(task, values, targets, fitted)
+        if found.why_none and not notes:
+            notes.append(f"the average has no calibrated scores, since {found.why_none}")
+        return found.scores
 
     def average(self, task: Task | None = None, bn_batches: Batches | None = None) -> Weights:
         """The mean of the members' weights, as one network that costs one forward pass.
