@@ -33,7 +33,8 @@ def count(batches: Batches, name: str = "the batches") -> int:
         length = len(batches)
     except TypeError:
         raise ThalwegError(
-            f"{name} must have a length and be iterable repeatedly, as a list is; got {type(batches).__name__}, without"
+            f"{name} must have a length and be iterable repeatedly; got {type(batches).__name__}, which has no length: "
+            "give a list of batches"
         ) from None
     if isinstance(batches, Iterator):
         raise ThalwegError(f"{name} must be iterable repeatedly; got the iterator {batches!r}: pass a list instead")
