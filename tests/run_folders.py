@@ -55,7 +55,9 @@ def report(members=4):
     growth[-1] |= {"calibrated_error": growth[-1]["error"], "calibrated_nll": 0.19, "calibrated_ece": 0.01}
     bins = {"reliability": [[0.5, 0.7, 0.8], [0.5, 0.9, 0.95]], "calibrated_reliability": [[1.0, 0.8, 0.81]]}
     worth = {"temperature": 1.25, "fitted_on": "held-out data", "averaged": {"error": 0.06, "nll": 0.21}}
-    return Report(growth, scores, pairs, [1.0] * (members - 1), **bins, **worth)
+    return Report(
+        growth, scores, pairs, [1.0] * (members - 1), **bins, **worth, notes=["the average has no temperature"]
+    )
 
 
 def comparison():

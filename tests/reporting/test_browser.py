@@ -220,7 +220,7 @@ def test_reliability_is_drawn_before_and_after_scaling(tab):
     paths = tab.run("document.querySelectorAll('#reliability svg[role=img] > path').length")
     assert paths == 1 + (1 + 2) + (1 + 1)  # the diagonal, and two lines with their marks
     text = "Expected calibration error 0.020 before temperature scaling, 0.010 after temperature scaling. "
-    text += "Temperature 1.250, fitted on held-out data."
+    text += "Temperature 1.250, fitted on held-out data. The average has no temperature."
     assert tab.run("document.getElementById('reliability-text').textContent") == text
     assert "6.00 % for the mean of all weights" in tab.run("document.getElementById('growth-text').textContent")
 

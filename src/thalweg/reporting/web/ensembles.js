@@ -93,7 +93,8 @@ function showReliability(report) {
   chart(host, { series: [diagonal, ...series], x: "confidence (%)", y: "accuracy (%)", textId: text.id, range: [0, 102] });
   text.textContent =
     `Expected calibration error ${drawn.map(([name, , ece]) => `${shown(ece)} ${name}`).join(", ")}.` +
-    (isNumber(report.temperature) ? ` Temperature ${shown(report.temperature)}, fitted on ${report.fitted_on}.` : "");
+    (isNumber(report.temperature) ? ` Temperature ${shown(report.temperature)}, fitted on ${report.fitted_on}.` : "") +
+    report.notes.map((note) => ` ${note[0].toUpperCase()}${note.slice(1)}.`).join("");
   const rows = drawn.flatMap(([name, bins]) => bins.map((bin) => [name, ...bin]));
   offer(files, [[`${report.label} reliability`, () => csvOf([["predictions", "fraction", "accuracy", "confidence"], ...rows])]]);
 }
