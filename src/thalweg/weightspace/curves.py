@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import DURING_NOTE, ThalwegError, note, number, whole
 from ..store import files
 from .layout import Layout
-from .weights import Weights, at, check_agreement, check_list, combine, inner_products
+from .weights import Weights, at, check_agreement, check_points, combine, inner_products
 
 NODES, NODE_WEIGHTS = (values.tolist() for values in np.polynomial.legendre.leggauss(16))
 CONTROL = re.compile(r"net\.(?P<name>.+)_(?P<index>\d+)")  # a tensor of a control point in the paper's public code
@@ -168,9 +168,7 @@ class Curve(ABC):
     @classmethod
     def through(cls, points: Sequence[Weights]) -> "Curve":
         """A curve with exactly these control points; a PolyChain passes through each of them."""
-        check_list(points, "a curve", least=2)
-        for place, point in enumerate(points[1:], start=2):
-            check_agreement(points[0], point, "point 1", f"point {place}")
+        check_points(points, "a curve", least=2)
         curve = cls.__new__(cls)
         curve.points = tuple(points)
         return curve

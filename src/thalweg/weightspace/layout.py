@@ -177,7 +177,7 @@ class Layout:
 
     def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
         """Raise, naming the first tensor that differs, unless both describe the same network."""
-        if problem := _difference(self, other, here, there):
+        for problem in _differences(self, other, here, there):
             raise ThalwegError(f"{here} and {there} do not describe the same network: {problem}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -273,30 +273,27 @@ def span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
 
-def _difference(one: Layout, two: Layout, here: str, there: str) -> str | None:
+def _differences(one: Layout, two: Layout, here: str, there: str) -> Iterator[str]:
+    """The plainest first; each takes for granted that there is none before it."""
     for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
         for name in mine.names:
             if name in yours.frozen:
-                return f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
-            if name not in yours.names:
-                return f"'{name}' is in {ours} but not in {theirs}"
+                yield f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
+            elif name not in yours.names:
+                yield f"'{name}' is in {ours} but not in {theirs}"
     shapes = dict(zip(two.names, two.shapes, strict=True))
     for name, shape in zip(one.names, one.shapes, strict=True):
         if shape != shapes[name]:
-            return f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
+            yield f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
     if one.dtype != two.dtype:
-        return f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
-    return _odd_name(one, two, here, there)
-
-
-def _odd_name(one: Layout, two: Layout, here: str, there: str) -> str | None:
-    """Frozen parameters, statistics and ties."""
-    for what, mine, yours in (
+        yield f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
+    for what, first, second in (
         ("the frozen parameter", one.frozen, two.frozen),
         ("the batch-norm buffer", one.statistics, two.statistics),
         ("the tie", tuple(" = ".join(pair) for pair in one.aliases), tuple(" = ".join(pair) for pair in two.aliases)),
         ("the division", one.shards, two.shards),
     ):
-        if odd := sorted(set(mine) ^ set(yours)):
-            return f"{what} '{odd[0]}' is in {here if odd[0] in mine else there} only"
-    return None if one.names == two.names else "the parameters are the same but in another order"
+        for odd in sorted(set(first) ^ set(second)):
+            yield f"{what} '{odd}' is in {here if odd in first else there} only"
+    if one.names != two.names:
+        yield "the parameters are the same but in another order"

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ThalwegError, number, whole
 from .curves import Curve, Segment
 from .layout import Layout
-from .weights import Weights, at, check_agreement, check_list, check_weights, combine, inner_products
+from .weights import Weights, at, check_agreement, check_list, check_points, check_weights, combine, inner_products
 
 FLATTEST = 1e-4  # least height of the third point over the line through the others, relative to its distance
 Normalise = Literal["filter", "layer"] | None
@@ -95,8 +95,7 @@ class Plane:
         for place, point in enumerate(points, start=1):
             check_weights(point, f"point {place}")
         here = [point.to(points[0].vector.device) for point in points]
-        for place, point in enumerate(here, start=1):
-            check_agreement(here[0], point, "point 1", f"point {place}")
+        check_points(here, "a fitted plane")
         total, variances, directions = _main_directions(here)
         mean = torch.full_like(directions[0], 1 / len(points))
         wide = torch.promote_types(points[0].layout.dtype, torch.float32)  # small directions, not rounded to bfloat16

@@ -273,12 +273,10 @@ def average(weights: Sequence[Weights], coefficients: Sequence[float] | None = N
     Returns:
         A point without batch-norm statistics; `update_bn` adds them.
     """
-    check_list(weights, "an average")
+    check_points(weights, "an average")
     coefficients = [1 / len(weights)] * len(weights) if coefficients is None else [float(c) for c in coefficients]
     if len(coefficients) != len(weights) or not abs(sum(coefficients) - 1) <= 1e-6:
         raise ThalwegError(f"an average needs one coefficient per point, adding up to one; got {coefficients}")
-    for number, other in enumerate(weights, start=1):
-        check_agreement(weights[0], other, "point 1", f"point {number}")
     return combine(weights, coefficients)
 
 
@@ -337,6 +335,13 @@ def check_list(points: object, what: str, least: int = 1) -> None:
             f"{what} needs at least {least} {'network' if least == 1 else 'networks'}, in a list of Weights such as "
             f"walk(...).members; got {len(points) if isinstance(points, Sequence) else type(points).__name__}"
         )
+
+
+def check_points(points: Sequence[Weights], what: str, least: int = 1) -> None:
+    """Raise unless these are points of one space, and enough."""
+    check_list(points, what, least)
+    for number, other in enumerate(points, start=1):
+        check_agreement(points[0], other, "point 1", f"point {number}")
 
 
 def inner_products(vectors: Sequence[Tensor], layout: Layout) -> Tensor:
