@@ -117,7 +117,7 @@ def _shared(frozen: Mapping[str, nn.Parameter], contents: Contents) -> dict[str,
 
 def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None:
     """What happens in the copy to tensors that are not parameters but results, or share memory with a parameter."""
-    parameters, _ = named_parameters(module)
+    parameters = named_parameters(module)
     homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters.items():
         if plain(parameter):

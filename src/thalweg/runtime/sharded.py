@@ -24,7 +24,7 @@ from ..store.runs import STATE, Run, State
 from ..tasks import Number, Task
 from ..training.step import Step
 from ..weightspace.checkpoint import PART
-from ..weightspace.layout import Layout, named_buffers, named_parameters, named_statistics
+from ..weightspace.layout import Layout, named_buffers, named_parameters, named_statistics, tied_names
 from ..weightspace.probe import Probe
 from ..weightspace.weights import Weights, check_state
 from .compute import Compute, Processes, StoredResult, present
@@ -92,7 +92,7 @@ class Shards:
     def layout(self, module: nn.Module) -> ShardedLayout:
         """Which shards this rank holds."""
         reshard(module)
-        parameters, aliases = named_parameters(module)
+        parameters = named_parameters(module)
         divisions = {name: _division(name, parameter) for name, parameter in parameters.items()}
         moving = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         _check(moving, dict(named_statistics(module)))
@@ -102,7 +102,7 @@ class Shards:
             shapes=tuple(divisions[name].shape for name in moving),
             dtype=one.dtype,
             frozen=tuple(name for name in parameters if name not in moving),
-            aliases=tuple(aliases.items()),
+            aliases=tuple(tied_names(module).items()),
             mesh=one.device_mesh,  # type: ignore[attr-defined]
             divisions=divisions,
         )
@@ -211,7 +211,7 @@ class ShardedProbe(Probe):
                 "returned the same network again: let it make a new one"
             )
         self.layout.check(shards.layout(self.module), "the network", "the one that its function makes now")
-        parameters, _ = named_parameters(self.module)
+        parameters = named_parameters(self.module)
         self.moving = {name: parameters[name] for name in self.layout.names}
         self._parameters = list(self.moving.values())
         self._allocate(self._shards(), [shard.stride() for shard in self._shards()])

@@ -139,7 +139,7 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
 
 def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
     """The learning rate that a user's optimizer has for its first group."""
-    named = [(name, tensor) for name, tensor in named_parameters(module)[0].items() if tensor.requires_grad]
+    named = [(name, tensor) for name, tensor in named_parameters(module).items() if tensor.requires_grad]
     settings = Settings(1, None, MOMENTUM, 0.0, None, factory, None, 0)
     return float(user_optimizer(named, settings).param_groups[0]["lr"])
 

@@ -48,17 +48,17 @@ def overrides_train(module: nn.Module) -> bool:
     return any(getattr(part.train, "__func__", None) is not nn.Module.train for part in module.modules())
 
 
-def named_parameters(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Parameters under their first name, and the further names of tied ones."""
-    network, first = unwrapped(module), dict[int, str]()
-    parameters, aliases = dict[str, nn.Parameter](), dict[str, str]()
-    for full, parameter in network.named_parameters(remove_duplicate=False):
-        name = _plain(full, network)
-        if first.setdefault(id(parameter), name) == name:
-            parameters[name] = parameter
-        else:
-            aliases[name] = first[id(parameter)]
-    return parameters, aliases
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters under their first name."""
+    network = unwrapped(module)
+    return {_plain(name, network): parameter for name, parameter in network.named_parameters()}
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """The further names of tied parameters, each with its first."""
+    network, first = unwrapped(module), {id(parameter): name for name, parameter in named_parameters(module).items()}
+    every = [(_plain(name, network), first[id(p)]) for name, p in network.named_parameters(remove_duplicate=False)]
+    return {name: known for name, known in every if name != known}
 
 
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -127,7 +127,7 @@ class Layout:
     def of(cls, module: nn.Module) -> "Layout":
         if (shards := shards_of(module)) is not None:
             return shards.layout(module)
-        parameters, aliases = named_parameters(module)
+        parameters = named_parameters(module)
         _check_complete(unwrapped(module))
         moving = {name: p for name, p in parameters.items() if p.requires_grad}
         _check_one_kind(moving)
@@ -137,7 +137,7 @@ class Layout:
             shapes=tuple(tuple(p.shape) for p in moving.values()),
             dtype=next(iter(moving.values())).dtype,
             frozen=tuple(name for name in parameters if name not in moving),
-            aliases=tuple(aliases.items()),
+            aliases=tuple(tied_names(module).items()),
             statistics=tuple(name for name, _ in named_statistics(module)),
         )
 

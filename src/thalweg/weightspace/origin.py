@@ -45,7 +45,7 @@ class OriginPath:
                 f"and pooling, all of which move; this network has {found}"
             )
         layers = [part for part in module.modules() if isinstance(part, LAYERS)]
-        names = {id(parameter): name for name, parameter in named_parameters(module)[0].items()}
+        names = {id(parameter): name for name, parameter in named_parameters(module).items()}
         self.powers = {
             names[id(parameter)]: 1 if kind == "weight" else number
             for number, layer in enumerate(layers, start=1)

@@ -52,7 +52,7 @@ class Probe:
                 "module= for a whole network"
             )
         self.original, self.layout = unwrapped(module), layout or Layout.of(module)
-        parameters, _ = named_parameters(module)
+        parameters = named_parameters(module)
         originals = [parameters[name] for name in self.layout.names]
         if originals[0].is_meta:
             raise ThalwegError(
@@ -79,7 +79,7 @@ class Probe:
         self.state = ModuleState(self.module)
         self._drops = overrides_train(self.module)
         self._fixed: dict[str, Tensor] = {  # what does not lie in the vectors
-            **{name: tensor for name, tensor in named_parameters(self.module)[0].items() if name in self.layout.frozen},
+            **{name: tensor for name, tensor in named_parameters(self.module).items() if name in self.layout.frozen},
             **dict(named_buffers(self.module)),
         }
         if not self.views:
@@ -158,7 +158,7 @@ class Probe:
 
     def load_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
-        theirs: dict[str, Tensor] = {**named_parameters(self.original)[0], **dict(named_buffers(self.original))}
+        theirs: dict[str, Tensor] = {**named_parameters(self.original), **dict(named_buffers(self.original))}
         self._forget()
         torch._foreach_copy_(self._point_views, [theirs[name].detach() for name in self.layout.names])
         self.moved()
@@ -177,7 +177,7 @@ class Probe:
     def kept(self) -> Iterator[None]:
         """Restore the network afterwards, whatever happens inside and wherever it is moved."""
         point = self.point.to("cpu" if self.point.nbytes > LARGE else self.device, copy=True)
-        theirs, _ = named_parameters(self.original)
+        theirs = named_parameters(self.original)
         frozen = {
             name: theirs[name] if name in self.shared else self._fixed[name].clone() for name in self.layout.frozen
         }
@@ -192,7 +192,7 @@ class Probe:
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
         """A copy of the current point with its buffers and provenance."""
         self.check()
-        parameters, _ = named_parameters(self.module)
+        parameters = named_parameters(self.module)
         frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module)}
         return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
@@ -265,7 +265,7 @@ class Probe:
 
     def check(self) -> None:
         """Raise, naming it, if a parameter is no longer a view of the flat vectors."""
-        current, _ = named_parameters(self.module)
+        current = named_parameters(self.module)
         slots = zip(self.layout.names, self._parameters, self._point_views, self._grad_views, strict=True)
         for name, bound, place, grad in slots:
             loose = current.get(name) is not bound
@@ -293,7 +293,7 @@ class Probe:
         memo = self._viewing(originals) if self.views else {}
         with same_randomness():
             copy, shared = private_copy(module, memo, frozen)
-        named, _ = named_parameters(copy)
+        named = named_parameters(copy)
         # frozen parameters in the memory of the caller's, and the sums of their bits
         self.shared = {name: bit_sum(new) for name, new in shared.items() if named.get(name) is new}
         found = [named.get(name) for name in self.layout.names]

@@ -54,8 +54,9 @@ class Watch(TorchDispatchMode):
     def __init__(self, probe: Probe, seed: int | None = None):
         super().__init__()
         self.probe, self.seed, self.depth = probe, seed, 0
-        own, _ = named_parameters(probe.module)
-        self.shared = _by_storage([(name, own[name]) for name in probe.shared])
+        self.shared = _by_storage(
+            [(name, p) for name, p in named_parameters(probe.module).items() if name in probe.shared]
+        )
         theirs = _by_storage([*probe.original.named_parameters(), *probe.original.named_buffers()])
         self.original_storages = {storage: name for storage, name in theirs.items() if storage not in self.shared}
         self.original_parts = {id(part): name for name, part in probe.original.named_modules()}
@@ -340,7 +341,7 @@ def _original_output(probe: Probe, given: tuple[Any, Any]) -> list[Tensor]:
     """The probe has the weights of the original, and knows what its parameters were."""
     module, state = probe.original, ModuleState(probe.original)
     places = [(part, part.data, dict(vars(part)), part.requires_grad) for part in module.parameters()]
-    own, _ = named_parameters(probe.module)
+    own = named_parameters(probe.module)
     try:
         module.eval()
         seed_all(0)
@@ -357,7 +358,7 @@ def _original_output(probe: Probe, given: tuple[Any, Any]) -> list[Tensor]:
             if parameter.data_ptr() != place.data_ptr():
                 parameter.data = place
         with torch.no_grad():
-            for name, parameter in named_parameters(module)[0].items():
+            for name, parameter in named_parameters(module).items():
                 if not torch.equal(parameter, own[name]):
                     parameter.copy_(own[name])
 
@@ -390,7 +391,7 @@ def check_leaves(probe: Probe, values: Any) -> None:
     if not others:
         return
     known = {id(tensor): path for path, tensor in Contents(probe.module).tensors.items()}
-    known |= {id(tensor): name for name, tensor in named_parameters(probe.module)[0].items()}
+    known |= {id(tensor): name for name, tensor in named_parameters(probe.module).items()}
     for leaf in others:
         if isinstance(leaf, nn.Parameter) or id(leaf) in known:
             name = f"'{known[id(leaf)]}'" if id(leaf) in known else f"a parameter of shape {tuple(leaf.shape)}"

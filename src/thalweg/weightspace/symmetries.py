@@ -156,7 +156,7 @@ class Traced:
         for parameter in self.net.parameters():
             parameter.grad = None
         self.net.double().eval()
-        parameters, _ = named_parameters(self.net)
+        parameters = named_parameters(self.net)
         moving = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         outputs = self._fit(self._converted(batch))

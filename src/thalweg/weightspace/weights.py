@@ -75,7 +75,7 @@ class Weights:
                 "Weights.from_state(state, module)"
             )
         layout = Layout.of(module)
-        parameters, _ = named_parameters(module)
+        parameters = named_parameters(module)
         return cls(
             layout=layout,
             vector=layout.join([parameters[name].detach() for name in layout.names]),
@@ -145,7 +145,7 @@ class Weights:
                 "batches).load_into(module)"
             )
         mine = self.state_dict()
-        theirs: dict[str, Tensor] = {**named_parameters(module)[0], **dict(named_buffers(module))}
+        theirs: dict[str, Tensor] = {**named_parameters(module), **dict(named_buffers(module))}
         aliases = dict(self.layout.aliases)
         check_state({name: t for name, t in mine.items() if name not in aliases}, theirs, "the weights", "the module")
         with torch.no_grad():
