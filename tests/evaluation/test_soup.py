@@ -1,5 +1,7 @@
 """Soups against closed forms and a plain greedy loop."""
 
+import copy
+import pickle
 import re
 import warnings
 
@@ -261,6 +263,13 @@ def test_bn_batches_with_nan_are_named():
     report = tw.Ensemble(animal.module(9), members).report(animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
     assert report.averaged == {}
     assert "not scored: it predicts NaN or infinity: item 0 of batch 1 holds NaN" in report.notes[-1]
+
+
+def test_a_soup_can_be_copied_and_pickled():
+    found = tw.soup(one_weight(), slopes(9.0, 1.0, 2.5), tw.regression(), [(X, 2 * X)])
+    for twin in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
+        assert str(twin) == str(found)
+        assert torch.equal(twin.vector, found.vector)
 
 
 def test_a_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):

@@ -183,6 +183,11 @@ def test_random_directions_depend_on_the_seed_alone():
     ends = [tw.Plane.around(weights, seed=seed).points[1].vector for seed in (0, 0, 1)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(tw.Plane.around(weights, seed=0).points[1].vector, ends[0])
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert torch.equal(before, torch.get_rng_state())
 
 

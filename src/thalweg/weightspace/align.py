@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
 from time import perf_counter
@@ -52,10 +51,6 @@ class Aligned(Weights):
     after: float
     passes: int
     seconds: float
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        own = ("permutation", "symmetries", "before", "after", "passes", "seconds")
-        return partial(Aligned, **{name: getattr(self, name) for name in own}), super().__reduce__()[1]
 
     def __str__(self) -> str:
         return (

@@ -243,7 +243,7 @@ def _main_directions(points: Sequence[Weights]) -> tuple[float, list[float], Ten
 
 def _direction(weights: Weights, normalise: Normalise, generator: torch.Generator) -> Tensor:
     """Drawn on the CPU, so that it is the same on all devices."""
-    drawn = torch.randn(weights.layout.size, generator=generator).to(weights.vector)
+    drawn = torch.randn(weights.layout.size, generator=generator, dtype=torch.float32).to(weights.vector)
     if normalise is None:
         return drawn * (weights.vector.norm() / drawn.norm())
     parts = zip(*(weights.layout.split(vector).values() for vector in (drawn, weights.vector)), strict=True)

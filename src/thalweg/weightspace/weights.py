@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ class Weights:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Weights, (
+        more = {each.name: getattr(self, each.name) for each in fields(self) if each.kw_only}  # of a subclass
+        return partial(type(self), **more), (
             self.layout,
             self.vector,
             dict(self.buffers),
