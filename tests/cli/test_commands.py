@@ -709,10 +709,6 @@ BAD_ENSEMBLES = {
         ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
         "what the task measures, loss, data_loss, error; got 'x'",
     ),
-    "the test data held out": (
-        ("compare", "--task", "mine:circle", "--out", "new", "--held-out", "train"),
-        "temperatures are fitted on other data than those of the test",
-    ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
     "a budget too small": (
         ("compare", "--task", "mine:circle", "--out", "new", "--budget", "4"),

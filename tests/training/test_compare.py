@@ -335,6 +335,14 @@ def test_temperature_that_does_not_exist_is_said_in_the_costs():
     assert "calibrated_nll" not in result.entries["Independent"]["runs"][0]
 
 
+def test_test_data_as_held_out_data_are_said_to_be():
+    batches = ZOO["conv_bn"].batches()
+    one = {"methods": METHODS[:1], "seeds": (1,), "multiples": (1,), "test": batches}
+    said = "Independent, not held out: temperatures were fitted on the test data"
+    assert said in run(**one, held_out=batches).table()
+    assert said not in run(**one, held_out=ZOO["conv_bn"].batches()).table()
+
+
 def test_comparison_without_what_is_new_has_costs_too():
     from run_folders import comparison
 

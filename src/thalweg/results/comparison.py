@@ -24,8 +24,8 @@ class Comparison(Saved):
         entries: Method -> epochs and networks per run, the scores of each run alone (`runs`), those of the pools by k
             (`pooled`), by k the `differences` to one independent network (mean and standard error over the test
             examples, for each score) and the `megabytes` of all networks; and under `averaged` the same for the mean of
-            the weights as one network. Where these, or calibrated scores, could not be computed, `not averaged` and
-            `not calibrated` say why.
+            the weights as one network. What could not be done as it should, and why, is under `not averaged`, `not
+            calibrated` and `not held out`.
         milliseconds: The time of one network for one example; an ensemble of n takes n times as long.
     """
 
@@ -126,7 +126,7 @@ class Comparison(Saved):
         notes = [
             f"{method}, {missing}: {entry[missing]}"
             for method, entry in self.entries.items()
-            for missing in ("not averaged", "not calibrated")
+            for missing in ("not averaged", "not calibrated", "not held out")
             if missing in entry
         ]
         return "\n".join([grid([*header, *map(titled, others), "equivalent"], rows), *notes])
