@@ -281,9 +281,8 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
 
 def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
     """Attributes of an instance, and what its classes hold and their methods use."""
-    for key, item in list(getattr(value, "__dict__", {}).items()):
-        if key not in OPAQUE:
-            yield key, Place(value, key, item)
+    own = list(getattr(value, "__dict__", {}).items())
+    yield from ((key, Place(value, key, item)) for key, item in own if key not in OPAQUE)
     for kind in filter(_is_own, type(value).__mro__):
         for key, item in list(vars(kind).items()):
             if isinstance(item, MemberDescriptorType) and key != "__dict__" and hasattr(value, key):
@@ -302,9 +301,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Place
         yield from (
             (f"group/{k}/{key}", Place(group, key, item)) for key, item in group.items() if key not in ("params", "lr")
         )
-    for key, item in vars(optimizer).items():
-        if key not in ("state", "param_groups"):
-            yield key, Place(optimizer, key, item)
+    own = vars(optimizer).items()
+    yield from ((key, Place(optimizer, key, item)) for key, item in own if key not in ("state", "param_groups"))
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
@@ -316,10 +314,9 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
             continue
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     yield from ((f"defaults/{i}", Place(None, None, item)) for i, item in enumerate(defaults))
-    if _is_own(function):
-        for name in function.__code__.co_names:
-            if name in function.__globals__:
-                yield name, Place(function.__globals__, name, function.__globals__[name])
+    known = function.__globals__
+    used = [name for name in function.__code__.co_names if name in known] if _is_own(function) else []
+    yield from ((name, Place(known, name, known[name])) for name in used)
 
 
 def _is_traversed(kind: Any) -> bool:
