@@ -95,7 +95,7 @@ class Shards:
         parameters = named_parameters(module)
         divisions = {name: _division(name, parameter) for name, parameter in parameters.items()}
         moving = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-        _check(moving, dict(named_statistics(module)))
+        _check(moving, named_statistics(module))
         one = next(iter(moving.values()))
         return ShardedLayout(
             names=tuple(moving),
@@ -216,7 +216,7 @@ class ShardedProbe(Probe):
         self._parameters = list(self.moving.values())
         self._allocate(self._shards(), [shard.stride() for shard in self._shards()])
         self.shared = dict[str, int]()
-        self._fixed = {name: parameters[name] for name in self.layout.frozen} | dict(named_buffers(self.module))
+        self._fixed = {name: parameters[name] for name in self.layout.frozen} | named_buffers(self.module)
         self.load(Weights.of(module) if weights is None else weights)
 
     def _shards(self) -> list[Tensor]:

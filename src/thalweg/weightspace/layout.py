@@ -61,13 +61,15 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     return {name: known for name, known in every if name != known}
 
 
-def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_buffers(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that belong in a file; non-persistent buffers are not part of the weights."""
     network = unwrapped(module)
-    for prefix, part in network.named_modules(remove_duplicate=False):
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield _plain(f"{prefix}.{name}" if prefix else name, network), buffer
+    return {
+        _plain(f"{prefix}.{name}" if prefix else name, network): buffer
+        for prefix, part in network.named_modules(remove_duplicate=False)
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
@@ -78,11 +80,13 @@ def batch_norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
             yield _plain(name, network), layer
 
 
-def named_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, layer in batch_norms(module):
-        for key in STATISTICS:
-            if layer._buffers.get(key) is not None:
-                yield (f"{name}.{key}" if name else key), getattr(layer, key)
+def named_statistics(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"{name}.{key}" if name else key: getattr(layer, key)
+        for name, layer in batch_norms(module)
+        for key in STATISTICS
+        if layer._buffers.get(key) is not None
+    }
 
 
 def _plain(name: str, network: nn.Module) -> str:
@@ -138,7 +142,7 @@ class Layout:
             dtype=next(iter(moving.values())).dtype,
             frozen=tuple(name for name in parameters if name not in moving),
             aliases=tuple(tied_names(module).items()),
-            statistics=tuple(name for name, _ in named_statistics(module)),
+            statistics=tuple(named_statistics(module)),
         )
 
     @property

@@ -80,7 +80,7 @@ class Probe:
         self._drops = overrides_train(self.module)
         self._fixed: dict[str, Tensor] = {  # what does not lie in the vectors
             **{name: tensor for name, tensor in named_parameters(self.module).items() if name in self.layout.frozen},
-            **dict(named_buffers(self.module)),
+            **named_buffers(self.module),
         }
         if not self.views:
             self.load_original()  # a copy made by the network's own __deepcopy__ may start elsewhere
@@ -158,7 +158,7 @@ class Probe:
 
     def load_original(self) -> None:
         """Move to the current weights of the caller's module, with its other state."""
-        theirs: dict[str, Tensor] = {**named_parameters(self.original), **dict(named_buffers(self.original))}
+        theirs: dict[str, Tensor] = {**named_parameters(self.original), **named_buffers(self.original)}
         self._forget()
         torch._foreach_copy_(self._point_views, [theirs[name].detach() for name in self.layout.names])
         self.moved()
@@ -194,7 +194,7 @@ class Probe:
         self.check()
         parameters = named_parameters(self.module)
         frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
-        buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module)}
+        buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module).items()}
         return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
 
     def moved(self) -> None:

@@ -157,7 +157,7 @@ class Traced:
             parameter.grad = None
         self.net.double().eval()
         parameters = named_parameters(self.net)
-        moving = {name: parameters[name] for name in self.layout.names} | dict(named_statistics(self.net))
+        moving = {name: parameters[name] for name in self.layout.names} | named_statistics(self.net)
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         outputs = self._fit(self._converted(batch))
         self.example = self._converted(batch) if whole_batch else self.few

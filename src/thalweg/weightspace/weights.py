@@ -81,7 +81,7 @@ class Weights:
         return cls(
             layout=layout,
             vector=layout.join([parameters[name].detach() for name in layout.names]),
-            buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module)},
+            buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module).items()},
             frozen={name: held_once(name, parameters[name].detach()) for name in layout.frozen},
         )
 
@@ -147,7 +147,7 @@ class Weights:
                 "batches).load_into(module)"
             )
         mine = self.state_dict()
-        theirs: dict[str, Tensor] = {**named_parameters(module), **dict(named_buffers(module))}
+        theirs: dict[str, Tensor] = {**named_parameters(module), **named_buffers(module)}
         aliases = dict(self.layout.aliases)
         check_state({name: t for name, t in mine.items() if name not in aliases}, theirs, "the weights", "the module")
         with torch.no_grad():
