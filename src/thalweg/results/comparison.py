@@ -124,8 +124,9 @@ class Comparison(Saved):
             if not averaged or ("averaged" in self.entries[method] and self.networks(method, k) > 1)
         ]
         notes = [
-            f"{method}, {missing}: {entry[missing]}"
-            for method, entry in self.entries.items()
+            f"{which}, {missing}: {entry[missing]}"
+            for method, own in self.entries.items()
+            for which, entry in ((method, own), (f"{method}, averaged", own.get("averaged", {})))
             for missing in ("not averaged", "not calibrated", "not held out")
             if missing in entry
         ]
