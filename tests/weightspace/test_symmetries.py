@@ -11,7 +11,8 @@ import thalweg as tw
 from thalweg.weightspace import symmetries as finding
 from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
-from thalweg.weightspace.symmetries import CLOSE, Group, Traced, Trial, _order
+from thalweg.weightspace.symmetries import Group, Traced
+from thalweg.weightspace.trial import CLOSE, Trial, _order
 
 TASK = tw.classification()
 

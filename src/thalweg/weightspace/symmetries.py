@@ -1,13 +1,12 @@
 """Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import prod
 from operator import attrgetter
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +15,19 @@ from torch.utils._pytree import tree_leaves
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
 from ..tasks import Task, check_task
-from .axes import INDEXED, Axes, fresh, leaves, pin, settle
+from .axes import INDEXED, Atom, Axes, fresh, leaves, pin, settle
 from .calls import Called, computing, recorded, training
 from .layout import Layout, named_parameters, named_statistics, unwrapped
 from .operations import HAND, TAKING, each_its_own, named, trace
-from .permutation import Term, renumber, spread
+from .permutation import Term, spread
 from .probe import Probe
 from .tensors import CONSTANT
 from .terms import in_groups, sized, undecided, without
+from .trial import CLOSE, Trial, apart, finite
 from .weights import Weights
 
-CLOSE = 1e-9  # relative to the largest output, in float64
 LARGE = 10**7  # entries of all tensors that a network computes for a proof
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
-IDLE = "it is not used on this batch"
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class Traced:
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         outputs = self._fit(self._converted(batch))
         self.example = self._converted(batch) if whole_batch else self.few
-        if not _finite(outputs):
+        if not finite(outputs):
             raise ThalwegError(
                 "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
                 "a batch with examples, without NaN, and a network with finite weights"
@@ -193,7 +191,7 @@ class Traced:
             with suppress(Exception):
                 one = self.outputs()
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, one, strict=True)]
-                if _finite(one) and apart(same, one) <= CLOSE:
+                if finite(one) and apart(same, one) <= CLOSE:
                     return one
             self.batch = self.few
         return outputs
@@ -271,9 +269,8 @@ class Traced:
                 self.trained = called
             if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
                 self.trained = None
-        for axis in [axis for name in self._idle(atoms) for axis in atoms[name]]:
-            pin(axis, IDLE)
-        self._pin_idle_parts(atoms)
+        for leaf in self._idle(atoms):
+            pin(leaf, "it is not used on this batch")
         return self._named(atoms)
 
     def _follow(self, called: Called, program: Any, atoms: Mapping[str, Axes]) -> None:
@@ -295,24 +292,13 @@ class Traced:
             for axis in axes if isinstance(axes, Axes) else ():
                 pin(axis, "it is an output")
 
-    def _idle(self, atoms: Mapping[str, Axes]) -> list[str]:
-        """The tensors that no graph uses."""
-        used = {id(axes) for node, axes in self.seen.items() if node.op == "placeholder" and node.users}
-        return [name for name, axes in atoms.items() if id(axes) not in used]
-
-    def _pin_idle_parts(self, atoms: Mapping[str, Axes]) -> None:
+    def _idle(self, atoms: Mapping[str, Axes]) -> list[Atom]:
         """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
-        values = [
-            self.seen[each]
-            for node in self.seen
-            for each in ([] if named(node) in TAKING else node.all_input_nodes)
-            if each in self.seen
-        ]
-        held = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
-        used = {id(leaf) for axes in held if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
-        for leaf in [leaf for axes in atoms.values() for axis in axes for leaf in leaves(axis)]:
-            if id(leaf) not in used:
-                pin(leaf, IDLE)
+        given = {each for node in self.seen if named(node) not in TAKING for each in node.all_input_nodes}
+        values = tree_leaves([self.seen[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
+        used = {id(leaf) for axes in values if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
+        every = [leaf for axes in atoms.values() for axis in axes for leaf in leaves(axis)]
+        return [leaf for leaf in every if id(leaf) not in used]
 
     def state(self, weights: Weights) -> list[Tensor]:
         """What the graph takes before its inputs, with these weights."""
@@ -405,98 +391,10 @@ class Traced:
         return Symmetries(groups, axes, self.why, dropped, self.layout)
 
 
-class Trial:
-    """Tries renumberings on the copy of a network, away from initial values such as zeros, which could hide errors."""
-
-    def __init__(self, traced: Traced):
-        self.traced = traced
-        given = self._values()
-        before = traced.outputs()
-        with torch.no_grad():
-            for name, tensor in traced.tensors.items():
-                factor, shift = torch.rand(2, *tensor.shape, generator=_generator(name), dtype=torch.float64)
-                size = float(tensor.abs().mean()) or 1.0
-                tensor.mul_((0.5 + factor).to(tensor.device)).add_(shift.to(tensor.device), alpha=0.2 * size)
-        self.expected = traced.outputs()
-        if not all(map(_same_finite, before, self.expected)):
-            self._restore(given)
-            self.expected = before
-        self.given = self._values()
-
-    def _values(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.traced.tensors.items()}
-
-    def _restore(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in values.items():
-                self.traced.tensors[name].copy_(value)
-
-    def matters(self, group: Group) -> bool:
-        """Whether the outputs depend on the order of any of its tensors alone."""
-        return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
-
-    def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
-        """How far a random renumbering of these groups moves the outputs, relative to the largest."""
-        groups = list(groups)
-        within = {group.name: group.within for group in groups if group.within}
-        orders = {group.name: _order(group, self.traced.groups) for group in groups}
-        touched = {name for group in groups for name, _ in group.axes}
-        with torch.no_grad():
-            for name in touched:
-                terms = (axes or self.traced.axes)[name]
-                renumber(spread(self.traced.tensors[name].detach(), terms), orders, within)
-        try:
-            return apart(self.expected, self.traced.outputs())
-        finally:
-            self._restore({name: self.given[name] for name in touched})
-
-
-def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """The largest difference of outputs, relative to the largest of each; infinite where they are not alike."""
-    worst = 0.0 if len(one) == len(two) else inf
-    for mine, yours in zip(one, two, strict=False):
-        if not _same_finite(mine, yours):
-            return inf
-        finite = mine.isfinite()
-        mine, yours = mine[finite].double(), yours[finite].double()
-        if mine.numel():
-            scale = float(mine.abs().max())
-            worst = max(worst, float((mine - yours).abs().max()) / (scale or 1.0))
-    return worst
-
-
 def _first(batch: Any, count: int) -> Any:
     """The first examples of a batch; what does not have as many entries as its first tensor is kept."""
     size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
     return mapped(batch, lambda t: t[:count] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t)
-
-
-def _finite(outputs: Sequence[Tensor]) -> bool:
-    return any(bool(tensor.isfinite().any()) for tensor in outputs)
-
-
-def _same_finite(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and torch.equal(one.isfinite(), two.isfinite())
-
-
-def _generator(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(crc32(name.encode()))
-
-
-def _order(group: Group, groups: Mapping[str, Group]) -> Tensor:
-    """A random order in which nothing stays; of the rows of units inside others, not all are the same."""
-    generator = _generator(group.name)
-    if not group.within:
-        return _cycle(group.size, generator)
-    first = _cycle(group.size, generator)
-    return torch.stack([(first + k) % group.size for k in range(groups[group.within].size)])
-
-
-def _cycle(size: int, generator: torch.Generator) -> Tensor:
-    places = torch.randperm(size, generator=generator)
-    order = torch.empty_like(places)
-    order[places] = places.roll(1)
-    return order if size != 3 else places.sort()[0][[1, 0, 2]]  # a cycle of three may be a mere shift
 
 
 def _kept(spec: Any) -> str:
