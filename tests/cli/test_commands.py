@@ -499,24 +499,32 @@ class Points(Dataset):
         return torch.full((SIZE,), k / 8), k % 2
 
 def task(seed):
-    loader = DataLoader(Points(), batch_size=4, num_workers=1, multiprocessing_context="{context}")
+    own = dict(num_workers=1, multiprocessing_context="{context}", persistent_workers={persistent})
+    loader = DataLoader(Points(), batch_size=4, **own)
     return dict(model=torch.nn.Linear(SIZE, 2), task=tw.classification(), train=loader)
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("name", ["other.py", "with a space and-dashes.py"])
-def test_a_task_file_anywhere_with_siblings_and_workers(name, context, tmp_path):
-    """In a process of its own, as a user would."""
+@pytest.mark.parametrize(
+    ("context", "name", "above"),
+    [
+        ("fork", "other.py", "."),
+        ("fork", "with a space and-dashes.py", "{}"),
+        ("spawn", "other.py", "{}"),
+        ("spawn", "with a space and-dashes.py", "."),
+    ],
+)
+def test_a_task_file_anywhere_with_siblings_and_workers(context, name, above, tmp_path):
+    """In a process of its own, as a user would, by its relative and by its absolute path."""
     folder = tmp_path / "a folder"
     folder.mkdir()
-    (folder / name).write_text(LOADED.format(context=context))
+    # a spawned worker imports torch anew, which takes seconds
+    (folder / name).write_text(LOADED.format(context=context, persistent=context == "spawn"))
     (folder / "sibling.py").write_text("SIZE = 3\n")
-    for number, path in enumerate((f"./a folder/{name}", str(folder / name))[: 1 if context == "spawn" else 2]):
-        fit = ("fit", "--task", f"{path}:task", "--epochs", "1", "--out", f"out-{number}")
-        done = subprocess.run([sys.executable, "-m", "thalweg", *fit], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "Traceback" not in done.stderr
+    fit = ("fit", "--task", f"{above.format(tmp_path)}/a folder/{name}:task", "--epochs", "1", "--out", "out")
+    done = subprocess.run([sys.executable, "-m", "thalweg", *fit], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_task_files_of_one_name_are_distinguished(tmp_path):
@@ -730,9 +738,28 @@ def content(path):
     return {name: tensor.numpy().tobytes() for name, tensor in tw.store.files.read_safetensors(path)[0].items()}
 
 
+def terminated(words, elsewhere):
+    """What a command says that gets SIGTERM; in a process of its own, or in this one, which does not import torch
+    again.
+    """
+    if elsewhere:
+        done = subprocess.run([sys.executable, "-m", "thalweg", *words], stderr=subprocess.PIPE, text=True)
+        return done.returncode, done.stderr
+
+    def unhandled(*_):
+        raise AssertionError("SIGTERM would have ended the process")
+
+    before = signal.signal(signal.SIGTERM, unhandled)
+    try:
+        done = invoke(*words)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return done.exit_code, done.output
+
+
 @pytest.mark.filterwarnings("ignore:averaging cannot work across a barrier")
 @pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "soup", "compare"])
-def test_a_command_that_was_terminated_resumes(kind, here):
+def test_a_command_that_was_terminated_resumes(kind, here, monkeypatch):
     """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
     flags = {
         "fit": ("fit", "--epochs", "30"),
@@ -743,13 +770,12 @@ def test_a_command_that_was_terminated_resumes(kind, here):
         "soup": ("soup", "a", "b", "c"),
         "compare": ("compare", "--budget", "20", "--seeds", "1", "--cycle", "2"),
     }[kind]
-    command = [sys.executable, "-m", "thalweg", *flags, "--task", "mine:stopping"]
     (here / "steps").unlink(missing_ok=True)
-    stopped = [*command, "--out", f"{kind}-1"]
-    steps = "20" if kind == "soup" else "40"
-    done = subprocess.run(stopped, env={**os.environ, "STOP": steps}, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert "stopped by SIGTERM after" in done.stderr
+    with monkeypatch.context() as stopping:
+        stopping.setenv("STOP", "20" if kind == "soup" else "40")
+        code, said = terminated((*flags, "--task", "mine:stopping", "--out", f"{kind}-1"), kind in ("fit", "scan"))
+    assert code == 128 + signal.SIGTERM, said
+    assert "stopped by SIGTERM after" in said
     refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
     assert refused.exit_code == 2
     assert "resume it (--resume;" in refused.output
