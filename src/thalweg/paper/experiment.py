@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import thalweg as tw
 
 from ..bench import Bench
-from ..errors import ThalwegError
 from ..loading import Inputs
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
@@ -106,7 +105,7 @@ class Experiment:
 
     def _seed(self, need: Need) -> int:
         if self.seeds and need.seed >= len(self.seeds):
-            raise ThalwegError(
+            raise tw.ThalwegError(
                 f"at least {need.seed + 1} seeds are needed here; got {', '.join(map(str, self.seeds))}: list more"
             )
         return self.seeds[need.seed] if self.seeds and need.kind not in KINDS else need.seed
@@ -187,7 +186,7 @@ class Experiment:
             try:
                 self._made[need] = self._trained(need)
             except (tw.Stalled, tw.Diverged) as error:
-                raise ThalwegError(
+                raise tw.ThalwegError(
                     f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {error}; list "
                     "other seeds, as in --seeds 0,1,3"
                 ) from error

@@ -293,9 +293,9 @@ def _interval(every: int | str) -> tuple[int, float]:
 def _code() -> dict[str, Any] | None:
     """The git state of the user's code in the current folder, if it is in git."""
     try:
-        commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
         commit, changes = (
-            subprocess.run(c, capture_output=True, text=True, timeout=5, check=True).stdout for c in commands
+            subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
         )
     except (OSError, subprocess.SubprocessError):
         return None
