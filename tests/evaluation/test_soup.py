@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,6 +166,8 @@ def test_a_clearly_higher_error_is_a_barrier_though_the_loss_is_hardly_higher():
         UserWarning, match=r"one of 0.3: with all the error of the average is 0.9, of its parts 0.6 to 0.6"
     ):
         tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how="uniform")
+    lower = replace(task, loss=lambda outputs, targets: 3 + 0.1 * (outputs / x).square().flatten())
+    assert tw.soup(one_weight(), slopes(1.0, -1.0), lower, [(x, x)], how="uniform").barrier == ""
 
 
 LOW = {

@@ -23,9 +23,8 @@ from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
 HELD_OUT = "held-out"
-CLEAR = (
-    0.1  # a loss this much above those of the parts, relative to the higher one, is a barrier; or an error, as it is
-)
+# a loss this much above those of the parts, relative to the higher one, is a barrier; or an error, as it is
+CLEAR, FAINT = 0.1, 0.01  # in which case the loss is at least a little higher
 Means = dict[str, float]  # quantity -> its mean over the held-out data
 
 
@@ -243,6 +242,8 @@ class Selection:
             own = [part[quantity] for part in parts]
             excess = found[quantity] - sum(share * value for share, value in zip(shares, own, strict=True))
             clear = excess / (abs(max(own)) if quantity == "loss" else 1)
+            if not clear > FAINT:  # where not even the loss is higher, the error is so by chance
+                return
             if found[quantity] > max(own) and clear > CLEAR:
                 own_range = f"{min(own):.3g} to {max(own):.3g}"
                 said = f"{excess:.3g}: with {name} the {quantity} of the average is {found[quantity]:.3g}, of its parts"
