@@ -19,7 +19,7 @@ from thalweg.runtime.cuda_graphs import _Form
 from thalweg.runtime.fused import adam_scales
 from thalweg.training.arclength import ArclengthBends
 from thalweg.training.loop import Settings
-from thalweg.training.optimizers import moving_parameters
+from thalweg.training.optimizers import parameter_optimizer
 from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step, UniformBends
 from thalweg.weightspace.probe import Probe
@@ -85,7 +85,7 @@ def trainable(kind, animal):
 def made(moving, optimizer):
     """The default optimizer, or the user's."""
     settings = Settings(1, 0.1, 0.9, 0.0, None, optimizer, None, 0)
-    return moving_parameters(moving, settings) if optimizer else make_optimizer(moving.vectors, 0.9)
+    return parameter_optimizer(moving, settings) if optimizer else make_optimizer(moving.vectors, 0.9)
 
 
 def trained(wrap, kind, animal, optimizer=None, clip=None):

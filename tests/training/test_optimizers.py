@@ -30,7 +30,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.store.runs import Run
 from thalweg.training.loop import Settings
-from thalweg.training.optimizers import moving_parameters
+from thalweg.training.optimizers import parameter_optimizer
 from thalweg.training.step import UniformBends
 from thalweg.weightspace.probe import Probe
 
@@ -466,7 +466,7 @@ def test_decay_at_phi_needs_a_known_optimizer_and_one_t():
     trainable.same_t = False
     settings = Settings(1, 0.1, 0.9, 0.0, None, AdamW, None, 0, decay_at="phi")
     with pytest.raises(tw.ThalwegError, match="ranks at different t would decay differently"):
-        moving_parameters(trainable, settings, processes=2)
+        parameter_optimizer(trainable, settings, processes=2)
 
 
 def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():

@@ -37,7 +37,7 @@ from .sampling import Sampling, Target, sampling_of
 Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
 Pools = tuple[Tensor, Tensor] | None  # of batch norm, over the first batches and over all of them
 NEW = "start a new run in another folder"
-BREATH = 2.0  # seconds that each rank measures before results are gathered
+GATHER_EVERY = 2.0  # seconds that each rank measures before results are gathered
 
 
 def scan(
@@ -237,7 +237,7 @@ def _rounds(
         own = [at(make()) for make in here[processes.rank :: processes.size]]
         found, seconds = zip(*processes.gather((own, time.monotonic() - begun)), strict=True)
         yield [found[k % processes.size][k // processes.size] for k in range(len(here))]
-        each = max(1, int(each * BREATH / max(1e-3, *seconds))) if processes.size > 1 else 1
+        each = max(1, int(each * GATHER_EVERY / max(1e-3, *seconds))) if processes.size > 1 else 1
 
 
 class Measurer:
@@ -339,7 +339,7 @@ def _places(plane: Plane, given: Mapping[str, Curve | Weights | Sequence[Weights
 
 
 def _warn_off_plane(scan: Scan) -> None:
-    """Not of a fitted plane, in which nobody expects them to lie."""
+    """Warn of what is drawn outside the plane; not of a fitted plane, where that is expected."""
     if (off := scan.off_plane()) and not scan.shares:
         across = "the distance between its first two networks" if len(scan.corners) > 1 else "its width"
         each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())

@@ -164,5 +164,5 @@ class Accelerated:
 
 
 def _address(tensor: Tensor) -> int:
-    """Of a shard, if it is one."""
+    """Of the memory of a tensor, or of its local shard."""
     return getattr(tensor, "_local_tensor", tensor).data_ptr()

@@ -31,12 +31,12 @@ class Accumulated:
         step.forward = self  # type: ignore[assignment, method-assign]
 
     def __call__(self, parts: Parts, controls: Tensor) -> Tensor:
-        step, partial = self.step, self.step.partial
+        step, allowed = self.step, self.step.allows_empty
         mean: Any = None
         number: Any = 0
         gradients: Gradients = ()
         for left, part in zip(range(len(parts))[::-1], parts, strict=True):
-            step.partial = partial or left > 0 or isinstance(number, Tensor) or number > 0
+            step.allows_empty = allowed or left > 0 or isinstance(number, Tensor) or number > 0
             loss = self.one(part, controls)
             if not loss.requires_grad:
                 return loss
@@ -48,7 +48,7 @@ class Accumulated:
             gradients = _mixed(gradients, number / most, found, own / most) if gradients else found
             mean = mean * (number / most) + loss.detach() * (own / most) if mean is not None else loss.detach()
             number = number + own
-        step.number, step.partial = number, partial
+        step.number, step.allows_empty = number, allowed
         pairs = zip(step.probe.moving.values(), gradients, strict=True)
         reached = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
         return _Mean.apply(mean.to(loss.dtype), [g for _, g in reached], *(parameter for parameter, _ in reached))

@@ -209,9 +209,9 @@ class Call:
 
     def user_optimizer(self, trainable: "Trainable", settings: "Settings") -> "Optimizer":
         """The optimizer that a user gave, for the parameters of what is trained."""
-        from ..training.optimizers import moving_parameters
+        from ..training.optimizers import parameter_optimizer
 
-        return moving_parameters(trainable, settings, self.processes.size)
+        return parameter_optimizer(trainable, settings, self.processes.size)
 
     def warn_if_stalled(self, step: "Step", batches: Batches, epoch: int, epochs: int) -> None:
         """Warn after a tenth of plain training if the network has not begun to learn."""

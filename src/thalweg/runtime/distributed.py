@@ -125,7 +125,7 @@ class RankStep(ABC):
     def __init__(self, step: Step, ranks: Ranks, seed: int):
         self.step, self.ranks, self.seed, self.done = step, ranks, seed, 0
         self.requests: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
-        step.partial = True
+        step.allows_empty = True
 
     @abstractmethod
     def __call__(self, batch: Any, lr: float) -> Tensor:

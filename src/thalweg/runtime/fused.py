@@ -59,7 +59,7 @@ def _adam(step: Step, numbers: Tensor) -> Any:
     for row, counts in zip(step.trainable.optimized, steps, strict=True):
         for (_, tensor, _), count in zip(row, counts, strict=True):
             step.optimizer.state[tensor]["step"] = count
-    groups = zip(step.optimizer.param_groups, rates(1.0, step.given), strict=True)
+    groups = zip(step.optimizer.param_groups, rates(1.0, step.base_lrs), strict=True)
     settings = {
         id(tensor): [ratio, *map(float, group["betas"]), float(group["eps"]), float(group["weight_decay"])]
         for group, ratio in groups

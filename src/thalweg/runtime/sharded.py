@@ -234,13 +234,13 @@ class ShardedProbe(Probe):
         given = {**weights.frozen, **weights.buffers}
         check_state(given, self._fixed, "the weights", "the network")
         self.point.copy_(weights.vector)
-        self.moved()
+        self.sync_parameters()
         self._fill(given)
 
     def load_original(self) -> None:
         self.load(Weights.of(self.original))
 
-    def moved(self) -> None:
+    def sync_parameters(self) -> None:
         reshard(self.module)
         with torch.no_grad():
             torch._foreach_copy_(self._shards(), self._point_views)

@@ -37,7 +37,7 @@ class StreamedBends(Bends):
             for end, c in zip(self.ends, (self.coefficients[0], self.coefficients[-1]), strict=True):
                 total.add_(end[piece].to(total) * c)
             self.probe.point[piece].copy_(total)
-        self.probe.moved()
+        self.probe.sync_parameters()
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         for piece in pieces(slice(0, self.probe.layout.size)):

@@ -197,7 +197,7 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
             parent, _, key = name.rpartition(".")
             step.probe.module.get_submodule(parent)._buffers[key] = value.to(step.probe.device, copy=True)
     step.probe.remember_reached(state["unreached"])
-    step.probe.moved()
+    step.probe.sync_parameters()
 
 
 def checkpoint(step: Step, epoch: int, extra: HiddenState) -> Checkpoint:

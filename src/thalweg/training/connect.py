@@ -75,8 +75,8 @@ def connect(
         clip: Clip the gradient of the data loss with respect to the bends to this norm.
         accumulate: Batches per update, whose gradients are averaged over all their examples or tokens before they are
             clipped; all see the same t. Iterations, which schedules and cycles count, are updates.
-        decay_at: Where the optimizer's own weight decay acts: on the bends, as torch would have it, or at phi(t), from
-            where each bend gets it times its coefficient; decoupled or not as the optimizer's.
+        decay_at: Where the optimizer's own weight decay acts: on the bends, as torch would have it, or at phi(t),
+            passed to each bend in proportion to its coefficient; decoupled if the optimizer's is.
         seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
         loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
             the curve, equation (1).

@@ -51,7 +51,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class Settings:
-    """Length and optimizer of a training: the arguments that `fit`, `connect` and `walk` share."""
+    """What `fit`, `connect` and `walk` are given alike: how long to train, and with which optimizer."""
 
     epochs: int
     lr: float | None
@@ -101,8 +101,8 @@ class Settings:
                 raise ThalwegError(f"{name} must be {rule}; got {repr(getattr(self, name)).partition(' (')[0]}")
         if self.schedule is not None and self.lr is not None and not self._scales:
             raise ThalwegError(
-                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: leave one of them "
-                "out, or lr_max out of the schedule, be it that of the task's factory"
+                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: omit one of "
+                "them, or lr_max in the schedule, which may be that of the task's factory"
             )
 
     @property

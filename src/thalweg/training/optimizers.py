@@ -21,7 +21,7 @@ from .step import Trainable
 MOMENTUM = 0.9  # of the default optimizer
 
 
-def moving_parameters(trainable: Trainable, settings: Settings, processes: int = 1) -> Optimizer:
+def parameter_optimizer(trainable: Trainable, settings: Settings, processes: int = 1) -> Optimizer:
     """The user's optimizer for the parameters of a network, or of all bends of a curve."""
     probe = trainable.probe
     trainable.optimized = [

@@ -31,7 +31,7 @@ class Step:
         make: Maps what the source of the batches yields to a batch.
     """
 
-    partial = False  # whether a batch may be a part of a larger one, without any example that counts
+    allows_empty = False  # whether a batch may be a part of a larger one, in which no example counts
     state_on_device = False  # whether the whole optimizer state must be on the device of the vectors
 
     def __init__(
@@ -47,7 +47,7 @@ class Step:
         self.optimizer, self.make = optimizer, make
         self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
         self.mean_loss: Callable[..., tuple[Tensor, Number]] = mean_loss
-        self.given = [float(group["lr"]) for group in optimizer.param_groups]
+        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
         loss = self.forward(batch, self.draw())
@@ -57,17 +57,17 @@ class Step:
         return loss.detach()
 
     def draw(self) -> Tensor:
-        """The controls, which decide where the network is moved: of a curve, the coefficients at t."""
+        """The controls, from which the next point is computed: for a curve, its coefficients at t."""
         return torch.tensor(self.trainable.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
     def forward(self, batch: Any, controls: Tensor) -> Tensor:
-        """The mean loss of a batch where the controls move the network: at phi(t), given the coefficients at t."""
+        """The mean loss of a batch at the point of the controls: for a curve, at phi(t)."""
         self.trainable.set_point(controls)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
-        if isinstance(self.number, int) and self.number == 0 and not self.partial:
+        if isinstance(self.number, int) and self.number == 0 and not self.allows_empty:
             raise ThalwegError(
-                "nothing in this batch counts, as where all labels are -100, or where the loss returns no value: leave "
-                "such batches out"
+                "nothing in this batch counts (all labels are -100, or the loss returned no values): leave out such "
+                "batches"
             )
         return loss
 
@@ -86,11 +86,11 @@ class Step:
             self.trainable.decay(self.weight_decay)
         for name, tensor, gradient in chain(*self.trainable.optimized):  # in each step, since some optimizers reset it
             tensor.grad = None if name in self.probe.skipped else gradient
-        for group, rate in zip(self.optimizer.param_groups, rates(lr, self.given), strict=True):
+        for group, rate in zip(self.optimizer.param_groups, rates(lr, self.base_lrs), strict=True):
             group["lr"] = rate
         if self.trainable.decay_at_phi is not None:
             self.trainable.decay_at_phi()
-        with torch.no_grad():  # which a user's own may have left out
+        with torch.no_grad():  # which custom optimizers may omit
             self.optimizer.step()
 
 
@@ -113,7 +113,7 @@ Optimized = tuple[str, Tensor, Tensor]  # the name of a parameter, or nothing; i
 
 class Trainable(ABC):
     """What is trained: flat vectors, from which a step computes the point of the network, and to which the chain rule
-    leads its gradient.
+    propagates its gradient.
 
     What changes from step to step, such as t, is a few numbers, the controls; all else of a step is the same every
     time.
@@ -177,7 +177,7 @@ class Network(Trainable):
         self.set_vectors(probe.point[None])
 
     def set_point(self, controls: Tensor) -> None:
-        self.probe.moved()
+        self.probe.sync_parameters()
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
         """The gradient of the probe is that of its point."""
@@ -224,7 +224,7 @@ class Bends(Trainable):
         """Write phi(t) into the probe in one pass over the control points."""
         self.coefficients = coefficients
         self.combine(self.points, coefficients, self.probe.point)
-        self.probe.moved()
+        self.probe.sync_parameters()
 
     @staticmethod
     def combine(points: Tensor, coefficients: Tensor, out: Tensor) -> None:

@@ -22,11 +22,11 @@ class Probe:
 
     Writing to `point` moves the network; after `backward`, `grad` holds the gradient. Where views are not possible
     (cuDNN has its own memory layout for recurrent layers), the probe copies tensor by tensor instead, behind the same
-    calls: `moved()` after writing to `point`, `backward(loss)` for the gradient.
+    calls: `sync_parameters()` after writing to `point`, `backward(loss)` for the gradient.
 
     Args:
         module: The caller's module, which is not changed.
-        weights: Where to stand; where the module does, by default.
+        weights: Where to start; the module's own weights by default.
         compute: How to compute.
         layout: That of the module, if it is known.
         share: Whether frozen parameters may lie in the memory of the caller's while they are equal; only for calls
@@ -138,7 +138,7 @@ class Probe:
         self._forget()
         vector = weights.vector if self.point.nbytes > LARGE else weights.vector.to(self.point)
         torch._foreach_copy_(self._point_views, list(self.layout.split(vector).values()))
-        self.moved()
+        self.sync_parameters()
         self._fill(given)
 
     def _fill(self, given: Mapping[str, Tensor]) -> None:
@@ -161,11 +161,11 @@ class Probe:
         theirs: dict[str, Tensor] = {**named_parameters(self.original), **named_buffers(self.original)}
         self._forget()
         torch._foreach_copy_(self._point_views, [theirs[name].detach() for name in self.layout.names])
-        self.moved()
+        self.sync_parameters()
         self._fill({name: theirs[name] for name in self._fixed})
 
     def drop_caches(self) -> None:
-        """Moving the probe undoes what this writes to weights and attributes."""
+        """Clear what the network caches; what this writes to weights and attributes is undone by the next move."""
         if self._drops:
             drop_caches(self.module)
 
@@ -186,7 +186,7 @@ class Probe:
                 yield
             finally:
                 self.point.copy_(point)
-                self.moved()
+                self.sync_parameters()
                 self._fill(frozen)
 
     def weights(self, made: dict[str, Any] | None = None) -> Weights:
@@ -197,7 +197,7 @@ class Probe:
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module).items()}
         return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
 
-    def moved(self) -> None:
+    def sync_parameters(self) -> None:
         """Tell the network that `point` was written."""
         if not self.views:
             with torch.no_grad():
