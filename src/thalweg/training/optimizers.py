@@ -1,5 +1,6 @@
 """Optimizers other than the default: the user's class, a partial of one, or a function of named parameters, and those
-that the command line names. An update in one pass over GPU memory is in `runtime/fused.py`.
+that the command line names. The default is in `sgd.py`, what a step does with either in `Step.update`, and an update in
+one pass over GPU memory in `runtime/fused.py`.
 """
 
 from collections.abc import Sequence
