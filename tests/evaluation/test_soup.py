@@ -155,6 +155,14 @@ def test_a_barrier_is_that_of_the_average_so_far():
     assert said == pytest.approx(between - 2 / 3 * both - 1 / 3 * third, rel=1e-2)
 
 
+@pytest.mark.parametrize("how", ["greedy", "uniform"])
+def test_a_barrier_between_networks_without_any_loss_is_a_warning_too(how):
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: (1 - (outputs / x).abs()).flatten(), metrics={})
+    with pytest.warns(UserWarning, match=r"one of 1: with .* the loss of the average is 1, of its parts 0 to 0"):
+        tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how=how)
+
+
 def test_a_clearly_higher_error_is_a_barrier_though_the_loss_is_hardly_higher():
     """As of language models, whose losses are never near zero."""
     x = X[X.abs() > 0.1][:, None]

@@ -241,7 +241,7 @@ class Selection:
         for quantity in ("loss", "error") if "error" in found else ("loss",):
             own = [part[quantity] for part in parts]
             excess = found[quantity] - sum(share * value for share, value in zip(shares, own, strict=True))
-            clear = excess / (abs(max(own)) if quantity == "loss" else 1)
+            clear = excess / (abs(max(own)) or 1e-12 if quantity == "loss" else 1)
             if not clear > FAINT:  # where not even the loss is higher, the error is so by chance
                 return
             if found[quantity] > max(own) and clear > CLEAR:
