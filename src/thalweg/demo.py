@@ -62,7 +62,7 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
         name: scan(target=tw.Plane(a, b, third), data={"train": made.data["train"]}, overlay=drawn)
         for name, (third, drawn) in thirds.items()
     }
-    report = tw.Ensemble(made.model, [a, b, c]).report(made.task, made.data["test"], **own)
+    report = tw.Ensemble(made.model, [a, b, c]).report(made.task, made.data["test"], bn_batches=made.bn_batches, **own)
     say(f"The three networks as an ensemble, on the test set:\n{report.table()}\n")
     say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
     ways: Any = [tw.Independent(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]

@@ -276,7 +276,7 @@ def test_averaged_is_the_mean_of_the_weights_as_one_network(ensemble):
     assert report.averaged == {name: value for name, value in alone.items() if name != "disagreement"}
     assert report.megabytes == pytest.approx(3 * 15 * 8 / 1e6)
     assert report.table().splitlines()[5].startswith("averaged")
-    assert "forward passes: 3, 0.00036 MB; averaged: the mean of all weights as one network, 1, 0.00012 MB" in (
+    assert "forward passes: 3, 0.00036 MB; averaged, the mean of all weights as one network: 1, 0.00012 MB" in (
         report.table()
     )
     assert tw.Ensemble(nn.Linear(4, 3).double(), members(1)).report(TASK, noisy(7)).averaged == {}

@@ -1,5 +1,6 @@
 """thalweg barriers and soup: whether several networks can be averaged, and their average."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,7 +127,8 @@ def soup(
         **own.running,
     )
     typer.echo(f"on '{name}'\n{found}")
-    typer.echo(tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet)).table())
+    scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
+    typer.echo(replace(scan, name="the average").table())
     options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
 
 

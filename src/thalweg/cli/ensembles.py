@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,7 +159,8 @@ def compare(
 ) -> None:
     """Compare independent networks, Snapshot, FGE and SWA ensembles at equal cost: one, two and three training budgets.
 
-    Prints errors, costs and how many independent networks each is worth; writes `comparison.json` and two figures.
+    Prints errors, costs and how many independent networks each is worth; writes `comparison.json`, and the errors
+    as PNG and PDF; that number too, where it is known.
     """
     own = options.Arguments(locals())
     from ..loading import load_inputs
@@ -182,7 +184,8 @@ def compare(
         **own.training,
     )
     tw.figures.save(tw.figures.panels(partial(tw.figures.budget, result, None)), out / "comparison")
-    tw.figures.save(tw.figures.panels(partial(tw.figures.equivalents, result, None)), out / "equivalents")
+    if not all(isnan(result.equivalent(name, k)) for name in result.entries for k in result.multiples):
+        tw.figures.save(tw.figures.panels(partial(tw.figures.equivalents, result, None)), out / "equivalents")
     typer.echo(f"on '{name}'\n{result.table()}")
     options.done(out, options.following(page, own.given, out, out="page.html"))
 

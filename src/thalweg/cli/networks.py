@@ -1,6 +1,7 @@
 """thalweg fit and align: networks, and their hidden units renumbered to match those of another."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -63,8 +64,8 @@ def fit(
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
     measuring: Any = {"weight_decay": each[0].penalty, "progress": options.progress(quiet)}
     for number, made, weights in zip(folders, inputs, trained, strict=True):
-        table = tw.scan(made.model, [weights], made.task, made.data, **measuring).table()
-        typer.echo(table if runs == 1 else f"seed {number}: {table}")
+        scan = tw.scan(made.model, [weights], made.task, made.data, **measuring)
+        typer.echo(replace(scan, name=f"seed {number}").table())
     options.done(out, _after_fit(given, list(folders.values())))
 
 

@@ -1,5 +1,6 @@
 """What `compare` returns: ensembles of several methods at equal training budget."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
@@ -123,14 +124,17 @@ class Comparison(Saved):
             for averaged in (False, True)
             if not averaged or ("averaged" in self.entries[method] and self.networks(method, k) > 1)
         ]
-        notes = [
-            f"{which}, {missing}: {entry[missing]}"
-            for method, own in self.entries.items()
-            for which, entry in ((method, own), (f"{method}, averaged", own.get("averaged", {})))
-            for missing in ("not averaged", "not calibrated", "not held out")
-            if missing in entry
-        ]
-        return "\n".join([grid([*header, *map(titled, others), "equivalent"], rows), *notes])
+        return "\n".join([grid([*header, *map(titled, others), "equivalent"], rows), *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        """What could not be done, and why, once for all methods with the same reason."""
+        methods = defaultdict(list)
+        for method, own in self.entries.items():
+            for which, entry in ((method, own), (f"{method}, averaged", own.get("averaged", {}))):
+                for missing in ("not averaged", "not calibrated", "not held out"):
+                    if missing in entry:
+                        methods[f"{missing}: {entry[missing]}"].append(which)
+        return [f"{'; '.join(names)}, {why}" for why, names in methods.items()]
 
     def _costs(self, method: str, k: int, averaged: bool, first: str, others: Sequence[str]) -> list[str]:
         entry, networks = self.entries[method], self.networks(method, k, averaged)

@@ -79,7 +79,7 @@ class Report(Saved):
     def _remarks(self) -> Iterator[str]:
         if self.megabytes is not None:
             yield f"forward passes: {len(self.members)}, {self.megabytes:.3g} MB" + (
-                f"; averaged: the mean of all weights as one network, 1, {self.megabytes_averaged:.3g} MB"
+                f"; averaged, the mean of all weights as one network: 1, {self.megabytes_averaged:.3g} MB"
                 if self.averaged and self.megabytes_averaged is not None
                 else ""
             )
