@@ -140,7 +140,7 @@ def main() -> None:
         for name, row in rows.items()
     ]
     print(grid(["", *COLUMNS], cells))
-    print(f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {inputs.data['test'].device}")
+    print(f"{time.perf_counter() - began:.0f} s, torch {torch.__version__}, {next(inputs.model.parameters()).device}")
 
 
 if __name__ == "__main__":

@@ -71,12 +71,12 @@ def main() -> None:
     print(f"{settings}, {time.perf_counter() - began:.0f} s")
     for name in ("error", "nll", "ece"):
         print(result.table(name), end="\n\n")
-    alone = [run["error"] for run in result.entries["Ind"]["runs"]]
+    alone = [run["error"] for run in result.entries["Independent"]["runs"]]
     for method, entry in result.entries.items():
         differences = [run["error"] - other for run, other in zip(entry["runs"], alone, strict=True)]
         error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
         print(
-            f"{method} - Ind: {100 * statistics.mean(differences):+.2f} points of error, standard error "
+            f"{method} - Independent: {100 * statistics.mean(differences):+.2f} points of error, standard error "
             f"{100 * error:.2f}"
         )
     if settings.out:

@@ -97,7 +97,7 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--pairs", type=int, default=15, help="how many pairs of steps to time")
+    parser.add_argument("--pairs", type=int, default=15, help="how many pairs of steps to time, at least 2")
     pairs = parser.parse_args().pairs
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, {pairs} pairs")
     for name, network in NETWORKS.items():
