@@ -634,8 +634,8 @@ def test_walk_ensemble_and_compare(here):
         assert method in output
     assert (here / "budget" / "comparison.pdf").exists()
     assert tw.Comparison.load("budget/comparison.json").multiples == [1, 2]
-    ok("compare", *flags[:-4], "--seeds", "1", "--cycle", "2", "--methods", "fge", "--out", "one")
-    assert not (here / "one" / "equivalents.pdf").exists(), "nothing is known of independent networks"
+    ok("compare", *flags[:-4], "--seeds", "1", "--cycle", "2", "--methods", "fge", "--out", "fge-alone")
+    assert not (here / "fge-alone" / "equivalents.pdf").exists(), "nothing is known of independent networks"
 
 
 def test_barriers_and_soup(here):
