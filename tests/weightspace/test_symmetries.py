@@ -184,10 +184,41 @@ def test_one_example_proves_large_networks_that_compute_each_alone(between, exam
     assert len(traced.proven().groups) == 1
 
 
+def test_a_statistic_left_out_is_caught_where_units_are_inactive_on_two_examples():
+    net, (x, y) = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 4)), SPECIES["MLP"].batch()
+    net[1].bias.data -= 5
+    traced = Traced(net, TASK, (torch.cat([x[:2] * 0, x[2:] * 100]), y))
+    trial, (group,) = Trial(traced), traced.groups.values()
+    assert trial.error([group]) <= CLOSE
+    traced.axes |= {"1.running_var": (("fixed", 2),)}
+    assert trial.error([group]) > CLOSE
+
+
+@pytest.mark.parametrize(("small", "examples"), [(finding.SMALL, 32), (90, 5), (30, 2)])
+def test_a_proof_takes_more_examples_where_they_cost_little(small, examples, monkeypatch):
+    """Two have 36 entries here."""
+    monkeypatch.setattr(finding, "SMALL", small)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert len(Traced(net, TASK, (torch.randn(40, 6), torch.zeros(40).long())).batch[0]) == examples
+
+
+def test_parameters_inside_a_branch_are_pinned_by_it():
+    def forward(net, x):
+        branches = [lambda h: net.two(h).relu(), lambda h: net.three(h).tanh()]
+        return net.four(torch.cond(x.sum() > 0, *branches, (net.one(x).relu(),)))
+
+    shapes = {"one": (6, 8), "two": (8, 7), "three": (8, 7), "four": (7, 4)}
+    net = Of(forward, **{name: nn.Linear(*shape) for name, shape in shapes.items()})
+    pinned = tw.symmetries(net, TASK, SPECIES["MLP"].batch()).pinned
+    assert pinned["two.weight[0]"] == pinned["three.weight[0]"] == "'cond' is not known to keep units apart"
+
+
 def test_examples_are_taken_where_a_batch_holds_other_tensors_too():
     net = Of(lambda net, x, mask: net.two(net.one(x) @ mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     x, y = SPECIES["MLP"].batch()
-    assert [len(tensor) for tensor in Traced(net, TASK, (x, torch.eye(8), y)).batch] == [2, 8, 2]
+    traced = Traced(net, TASK, (x, torch.eye(8), y))
+    assert [len(tensor) for tensor in traced.few] == [2, 8, 2]
+    assert [len(tensor) for tensor in traced.batch] == [5, 8, 5]
 
 
 def test_no_batch_is_refused():

@@ -53,8 +53,10 @@ class Called(nn.Module):
         return found if self.used is None else [found[k] for k in self.used]
 
     def exported(self) -> Any:
-        """The graph, as an exported program; torch prints it if it fails."""
-        with interpreted(), seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
+        """The graph, as an exported program; torch prints it if it fails. Export looks into what the user has compiled
+        itself, and must compile the branches of `torch.cond` to see their parameters.
+        """
+        with seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
             program = torch.export.export(self, self.inputs(), strict=False)
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
@@ -88,12 +90,17 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     """
     calls: list[tuple[Any, list[Tensor]]] = []
 
+    def start(*_: Any) -> None:
+        torch.set_grad_enabled(False)  # only what the task makes of the outputs matters
+
     def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        torch.set_grad_enabled(True)
         answer = mapped(output, _leaf)
         calls.append(((args, kwargs), tensors_in(answer)))
         return answer
 
-    with net.register_forward_hook(note, with_kwargs=True), computing(), torch.enable_grad():
+    hooks = net.register_forward_pre_hook(start), net.register_forward_hook(note, with_kwargs=True)
+    with hooks[0], hooks[1], computing(), torch.enable_grad():
         made = tensors_in(task.predictions(net, batch)[0])
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
     if len(calls) != 1 or not calls[0][1] or _reaches(total, net.parameters()):

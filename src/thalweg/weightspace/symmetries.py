@@ -26,7 +26,9 @@ from .terms import in_groups, sized, undecided, without
 from .trial import CLOSE, Trial, apart, finite
 from .weights import Weights
 
-LARGE = 10**7  # entries of all tensors that a network computes for a proof
+LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
+SMALL = 5 * 10**5  # up to so many, a proof takes more examples
+MANY = 32  # at most
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
 
 
@@ -182,17 +184,19 @@ class Traced:
 
     def _fit(self, batch: Any) -> list[Tensor]:
         """The outputs for what a proof computes with: two examples of the batch, or all of it where the task does not
-        take them; one, where that is much faster and the network computes each example alone.
+        take them; more, where that costs little, since a unit may be inactive on two; one, where that is much faster
+        and the network computes each example alone.
         """
         outputs = self._fitting(_first(batch, 2), batch)
-        self.few = self.batch
-        if self.entries > LARGE:
-            self.batch = _first(batch, 1)
+        self.few, entries = self.batch, max(self.entries, 1)
+        examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
+        if examples != 2:
+            self.batch = _first(batch, examples)
             with suppress(Exception):
-                one = self.outputs()
-                same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, one, strict=True)]
-                if finite(one) and apart(same, one) <= CLOSE:
-                    return one
+                found = self.outputs()
+                same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
+                if finite(found) and (examples > 2 or apart(same, found) <= CLOSE):
+                    return found
             self.batch = self.few
         return outputs
 
