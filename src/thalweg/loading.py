@@ -36,6 +36,7 @@ class Inputs:
     data: dict[str, Batches]
     optimizer: Any = None
     schedule: Any = None
+    groups: Any = None
 
 
 def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
@@ -47,8 +48,8 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= {f.name for f in fields(Inputs)}:
         got = f"a dict with {sorted(made)}" if isinstance(made, dict) else type(made).__name__
         raise ThalwegError(
-            f"{spec} must return a dict with model, task, train and perhaps bn_batches, data, optimizer and schedule; "
-            f"it returned {got}"
+            f"{spec} must return a dict with model, task, train and perhaps bn_batches, data, optimizer, schedule and "
+            f"groups; it returned {got}"
         )
     made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):

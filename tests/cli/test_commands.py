@@ -40,6 +40,17 @@ def circle(seed):
 def wider(seed):
     return points(17, seed)
 
+class Branching(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x if bool(x.sum() > -1e9) else -x)
+
+def branching(seed):
+    return {**circle(seed), "model": Branching(*circle(seed)["model"])}
+
+def by_hand(seed):
+    hidden = {"0.weight": 0, "0.bias": 0, **dict.fromkeys(["1.weight", "1.bias", "1.running_mean", "1.running_var"], 0)}
+    return {**branching(seed), "groups": {"hidden": {**hidden, "3.weight": 1}}}
+
 def no_refresh(seed):
     return {key: value for key, value in circle(seed).items() if key != "bn_batches"}
 
@@ -238,6 +249,21 @@ def test_align_writes_the_same_function_and_its_order(here):
         weights.load_into(net)
     torch.testing.assert_close(*(net(torch.ones(3, 2)) for net in nets))
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
+
+
+def test_a_task_gives_groups_by_hand(here):
+    refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
+    assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
+    output = ok("align", "a", "b", "--task", "mine:by_hand", "--out", "hand")
+    assert "hidden     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
+    ok("align", "a", "b", "--task", "mine:circle", "--out", "hand-traced")
+    traced = tw.Permutation.load("hand-traced").orders["0.weight[0]"]
+    assert torch.equal(tw.Permutation.load("hand").orders["hidden"], traced)
+    ok("connect", "a", "b", "--align", "--task", "mine:by_hand", "--epochs", "1", "--out", "hand-curve")
+    assert torch.equal(tw.Permutation.load("hand-curve").orders["hidden"], traced)
+    assert "aligned" in ok(
+        "barriers", "a", "b", "--align", "--task", "mine:by_hand", "--points", "3", "--out", "hand-both"
+    )
 
 
 def test_connect_with_points_also_scans_and_resumes_as_one(here, monkeypatch):

@@ -157,13 +157,14 @@ def test_a_network_that_cannot_be_aligned_is_refused_before_anything_is_measured
     module, counted = Branching().double(), Counted()
     task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
     points = [tw.Weights.of(Branching().double()) for _ in range(2)]
-    with pytest.raises(
-        tw.ThalwegError, match=r"cannot be traced .*; for barriers leave align=True out, or give networks"
-    ):
+    with pytest.raises(tw.ThalwegError, match=r"cannot be traced .* give groups= by hand, .*; or leave align=True out"):
         tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
     asked = len(counted.calls)
     tw.barriers(module, points, task, ZOO["mlp"].batches(), points=3)
     assert asked < 5 < len(counted.calls) - asked
+    groups = {"hidden": {"first.weight": 0, "first.bias": 0, "second.weight": 1}}
+    found = tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True, groups=groups, points=3)
+    assert found.alignment == "95.5 % of the parameters lie in tensors whose units can be renumbered"
 
 
 def test_files_bring_back_the_barriers(tmp_path):

@@ -53,6 +53,7 @@ def barriers(
         inputs.task,
         inputs.data,
         align=align,
+        groups=inputs.groups,
         points=points,
         weight_decay=weight_decay,
         bn_batches=inputs.bn_batches,

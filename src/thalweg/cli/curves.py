@@ -81,7 +81,7 @@ def connect(
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
     if align:
-        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed)
+        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
         typer.echo(f"aligned: {aligned}")
     a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)

@@ -116,7 +116,8 @@ def align(
     from ..store.runs import Run, start_run
 
     a, b = two_networks(own, "two networks are aligned")
-    aligned = tw.align(own.inputs.model, a, b, own.inputs.task, own.inputs.train, by=by, seed=seed)
+    inputs = own.inputs
+    aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, by=by, seed=seed, groups=inputs.groups)
     start_run(out, "align", own.settings)
     aligned.permutation.save(out / PERMUTATION)
     Run(out).finish(lambda folder: aligned.save(folder / "weights.safetensors"))

@@ -31,6 +31,7 @@ def barriers(
     data: Mapping[str, Batches] | Batches,
     *,
     align: bool = False,
+    groups: Mapping[str, Mapping[str, Any]] | None = None,
     points: int = 11,
     weight_decay: float = 0.0,
     bn_batches: Batches | None = None,
@@ -57,6 +58,7 @@ def barriers(
         data: Batches by name, or batches alone, as in `scan`; use data without augmentation.
         align: Measure all pairs again, with the hidden units of the second network of each renumbered to match the
             first, by their weights; see `align`. For another way to match, give networks that are already aligned.
+        groups: For `align`, as in `symmetries`: groups of units by hand, if the network cannot be traced.
         points: The number of equally spaced points on each line, including its ends.
         weight_decay: The one used in training; it is part of `loss`.
         bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
@@ -77,7 +79,7 @@ def barriers(
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, compute=call.compute, **how)
-        asked = {"align": align, "points": points, "networks": list(networks)}
+        asked = {"align": f"{groups}" if align and groups else align, "points": points, "networks": list(networks)}
         return {**asked, **points_fingerprint(ends, "list"), **measured}
 
     def along(target: Segment | list[Weights], name: str, **where: Any) -> Scan:
@@ -88,7 +90,7 @@ def barriers(
         lines, matched, said = Lines(), Lines(), ""
         for i, a in enumerate(ends[:-1]):
             others = ends[i + 1 :]
-            aligned = _aligned(module, a, others, task, next(iter(data.values()))) if align else []
+            aligned = _aligned(module, a, others, task, next(iter(data.values())), groups) if align else []
             for j, b in enumerate(others, start=i + 1):
                 lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", points=between)
             for j, b in enumerate(aligned, start=i + 1):
@@ -109,14 +111,12 @@ def barriers(
 
 
 def _aligned(
-    module: nn.Module, a: Weights, others: Sequence[Weights], task: Task, batches: Batches
+    module: nn.Module, a: Weights, others: Sequence[Weights], task: Task, batches: Batches, groups: Any
 ) -> list[alignment.Aligned]:
     try:
-        return alignment.align(module, a, others, task, batches)
+        return alignment.align(module, a, others, task, batches, groups=groups)
     except ThalwegError as error:
-        raise ThalwegError(
-            f"{error}; for barriers leave align=True out, or give networks that align(...) has already matched"
-        ) from error
+        raise ThalwegError(f"{error}; or leave align=True out") from error
 
 
 def _share(aligned: alignment.Aligned) -> str:

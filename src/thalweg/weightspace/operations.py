@@ -14,7 +14,10 @@ from . import layers, tensors
 from .axes import APART, INDEXED, Axes, fresh, pin, settle_loose
 from .tensors import Operation, unknown
 
-HAND = "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
+HAND = (
+    "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}; on the command "
+    "line, as 'groups' in the dict that the task's function returns"
+)
 TAKING = ("slice", "narrow", "select", "unbind", "getitem")  # operations that use only a part of what they are given
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
