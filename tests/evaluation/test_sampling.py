@@ -57,6 +57,18 @@ def test_adaptive_points_crowd_where_the_loss_bends():
         assert value == pytest.approx(float(narrow(torch.tensor(t))))
 
 
+@pytest.mark.parametrize("place", [0.03, 0.21, 0.37, 0.4999, 0.71, 0.98])
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+def test_the_maximum_at_a_corner_is_within_the_tolerance(place, slope):
+    def tent(t):
+        return slope * t - (t - place).abs()
+
+    scan = scanned(tent, line(), points="adaptive")
+    assert len(scan.t) <= 30
+    within = 0.002 * np.ptp(scan.values["x"]["loss"])
+    assert scan.summary()["x"]["loss"]["max"] == pytest.approx(slope * place, abs=within)
+
+
 def test_a_smaller_tolerance_takes_more_points():
     counts = [len(scanned(narrow, line(), points="adaptive", tolerance=within).t) for within in (0.05, 0.005, 0.0005)]
     assert counts == sorted(set(counts))
@@ -221,5 +233,5 @@ def test_adaptive_points_are_at_most_half_on_the_stored_profiles():
     rows = runpy.run_path(str(BENCHMARK))["measured"]()
     assert len(rows) >= 15
     for name, count, top, mean, *_ in rows:
-        assert max(top, mean) < 0.003, (name, count, top, mean)
+        assert max(top, mean) <= 0.002, (name, count, top, mean)
     assert sum(row[1] for row in rows) <= 0.5 * sum(row[4] for row in rows), rows

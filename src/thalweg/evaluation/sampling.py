@@ -121,7 +121,7 @@ class AlongCurve(Sampling):
         return where, _values(found, lambda column: column[order])
 
 
-@np.errstate(over="ignore")  # of losses that are nearly infinite
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # of losses that are nearly infinite, or straight
 def _unresolved(loss: np.ndarray, t: np.ndarray, length: np.ndarray, cuts: np.ndarray, tolerance: float) -> np.ndarray:
     """The intervals that need a point in their middle; none where a loss is not finite."""
     spread = max(np.ptp(loss), FLAT * np.abs(loss).max())
@@ -165,13 +165,17 @@ def _bends_at_top(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarr
 
 
 def _highest(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """The highest value that cubics through the points, with slopes from their neighbours, reach in each interval."""
-    found, s = np.full(len(t) - 1, -np.inf), np.linspace(0, 1, 9)[1:-1, None]
+    """The most that the loss can reach in each interval if it is concave around it, a corner included: where the lines
+    through the two points before it and the two after it meet, and next to an end what the only such line reaches.
+    """
+    found = np.empty(len(t) - 1)
     for start, stop in pairwise(cuts):
         values, steps = loss[start : stop + 1], np.diff(t[start : stop + 1])
-        slopes = np.gradient(values, t[start : stop + 1], edge_order=2)
-        ends = values[:-1] * (1 + 2 * s) * (1 - s) ** 2 + values[1:] * s**2 * (3 - 2 * s)
-        found[start:stop] = (ends + steps * s * (1 - s) * (slopes[:-1] * (1 - s) - slopes[1:] * s)).max(0)
+        slopes = np.diff(values) / steps
+        left, right, step, rise, fall = values[1:-2], values[2:-1], steps[1:-1], slopes[:-2], slopes[2:]
+        meet = np.clip((right - left - fall * step) / (rise - fall), 0, step)
+        inner = np.minimum(left + rise * meet, right - fall * (step - meet))  # NaN where both are the same line
+        found[start:stop] = [values[1] - slopes[1] * steps[0], *inner, values[-2] + slopes[-2] * steps[-1]]
     return found
 
 
