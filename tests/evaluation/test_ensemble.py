@@ -103,6 +103,14 @@ def test_regression_averages_outputs():
     )
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_targets_of_regression_that_are_not_finite_are_the_reason(value):
+    module = nn.Linear(2, 1)
+    batches = [(torch.ones(3, 2), torch.tensor([[1.0], [value], [2.0]]))]
+    with pytest.raises(tw.ThalwegError, match="against finite targets, and these hold NaN or infinity: clean the data"):
+        tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
+
+
 def test_members_are_added_and_pooled():
     animal = ZOO["mlp"]
     members = members_of(animal)

@@ -343,18 +343,37 @@ class TestOneForwardPassForLossAndMetrics:
         assert self.values(tw.classification().loss, predict)["first"] == pytest.approx(self.expected_first())
 
 
-def test_data_with_nan_are_reported():
+@pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
+def test_data_that_are_not_finite_are_reported(value, name):
     animal = ZOO["mlp"]
     (x, y), *rest = animal.batches()
     spoiled = x.clone()
-    spoiled[0, 0] = float("nan")
+    spoiled[0] = value
     data = {"good": [(x, y), *rest], "bad": [(spoiled, y), *rest]}
+    ends = (tw.Weights.of(nn.Linear(4, 3).double()) for _ in range(2))
     with pytest.warns(
         UserWarning,
-        match="not a number at 3 of 3 points, measured on 'bad': in those data, item 0 of batch 1 holds NaN",
+        match=f"NaN or infinite at 3 of 3 points, measured on 'bad': in those data, item 0 of batch 1 holds {name}",
     ):
-        found = tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, points=3)
+        found = tw.scan(nn.Linear(4, 3).double(), tw.Segment(*ends), animal.task, data, points=3)
     assert np.isfinite(found.values["good"]["loss"]).all()
+
+
+def test_targets_that_are_infinite_are_reported():
+    a, b = (tw.Weights.of(nn.Linear(1, 1)) for _ in range(2))
+    data = {"bad": [(torch.ones(3, 1), torch.full((3, 1), torch.inf))]}
+    with pytest.warns(UserWarning, match="NaN or infinite at 2 of 2 points, .* item 1 of batch 1 holds infinity"):
+        tw.scan(nn.Linear(1, 1), tw.Segment(a, b), tw.regression(), data, points=2)
+
+
+def test_a_mask_of_infinity_is_not_blamed_for_some_points():
+    """As data of transformers hold it; here for a network that overflows at one of two points."""
+    weights = [tw.Weights.of(nn.Linear(1, 1)) for _ in range(2)]
+    weights[1].vector.fill_(1e30)
+    task = tw.Task(lambda outputs, targets: outputs.flatten() - outputs.flatten(), metrics={})
+    data = {"x": [(torch.full((2, 1), 1e9), torch.tensor([-torch.inf, 0.0]))]}
+    with pytest.warns(UserWarning, match="at 1 of 2 points, .*: the data are not the reason, so look at the weights"):
+        tw.scan(nn.Linear(1, 1), weights, task, data)
 
 
 @pytest.mark.parametrize("kind", [tw.Segment, tw.Bezier])

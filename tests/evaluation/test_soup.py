@@ -204,7 +204,7 @@ def overflowing():
 
 
 def test_a_network_without_a_score_is_left_out():
-    with pytest.warns(UserWarning, match="the score of '9.0' on the held-out data is not a number: left out"):
+    with pytest.warns(UserWarning, match="the score of '9.0' on the held-out data is NaN or infinite: left out"):
         found = soup(slopes(9.0, 1.0, 2.5), overflowing(), metric="odd")
     assert list(found.alone) == ["1.0", "2.5"]
 
@@ -212,11 +212,11 @@ def test_a_network_without_a_score_is_left_out():
 BAD = {
     "NaN in a uniform soup": (
         {"weights": slopes(9.0, 1.0), "task": overflowing(), "metric": "odd", "how": "uniform"},
-        "the score of '9.0' on the held-out data is not a number: leave out what has diverged",
+        "the score of '9.0' on the held-out data is NaN or infinite: leave out what has diverged",
     ),
     "all are NaN": (
         {"weights": slopes(9.0, 8.0), "task": overflowing(), "metric": "odd"},
-        "the score of '9.0', '8.0' on the held-out data is not a number",
+        "the score of '9.0', '8.0' on the held-out data is NaN or infinite",
     ),
     "no networks": ({"weights": []}, "a soup needs at least 2 networks"),
     "one network": ({"weights": slopes(1.0)}, "a soup needs at least 2 networks"),
@@ -247,15 +247,18 @@ def test_bad_input_is_a_sentence(case):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("metric", ["loss", "flat"])
-def test_data_with_nan_are_named(metric):
+@pytest.mark.parametrize(
+    ("metric", "value", "name"),
+    [("loss", torch.nan, "NaN"), ("flat", torch.nan, "NaN"), ("loss", torch.inf, "infinity")],
+)
+def test_data_that_are_not_finite_are_named(metric, value, name):
     task = tw.Task(
         lambda outputs, targets: (outputs - targets).square().flatten(),
         metrics={"flat": lambda outputs, targets: torch.zeros_like(targets).flatten()},
     )
-    said = pytest.raises(tw.ThalwegError, match="item 0 of batch 1 holds NaN, so clean the data")
-    with pytest.warns(UserWarning, match="holds NaN"), said:
-        tw.soup(one_weight(), slopes(1.0, 2.0), task, [(X * torch.nan, X)], metric=metric)
+    said = pytest.raises(tw.ThalwegError, match=f"item 0 of batch 1 holds {name}, so clean the data")
+    with pytest.warns(UserWarning, match=f"holds {name}"), said:
+        tw.soup(one_weight(), slopes(1.0, 2.0), task, [(X + value, X)], metric=metric)
 
 
 def test_batch_norm_needs_batches():
@@ -273,7 +276,7 @@ def test_bn_batches_with_nan_are_named():
     members = [tw.fit(animal.module(s), animal.task, [(x, y)], epochs=1, lr=0.1) for s in (1, 2)]
     report = tw.Ensemble(animal.module(9), members).report(animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
     assert report.averaged == {}
-    assert "not scored: it predicts NaN or infinity: item 0 of batch 1 holds NaN" in report.notes[-1]
+    assert "not scored: batch-norm statistics are not finite: item 0 of batch 1 holds NaN, so clean" in report.notes[-1]
 
 
 def test_a_soup_can_be_copied_and_pickled():

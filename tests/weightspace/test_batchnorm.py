@@ -96,3 +96,11 @@ def test_no_batches_are_refused():
     module = nn.BatchNorm1d(2)
     with pytest.raises(tw.ThalwegError, match="bn_batches are empty"):
         tw.update_bn(module, tw.Weights.of(module), [])
+
+
+@pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
+def test_batches_that_are_not_finite_are_named(value, name):
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    batches = [(torch.randn(4, 2), None), (torch.full((4, 2), value), None)]
+    with pytest.raises(tw.ThalwegError, match=f"statistics are not finite: item 0 of batch 2 holds {name}, so clean"):
+        tw.update_bn(module, tw.Weights.of(module), batches)

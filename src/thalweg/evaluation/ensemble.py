@@ -341,7 +341,7 @@ class Ensemble:
         try:
             mean = self.average(task, bn_batches)
             values, targets = predictions(self._probe, mean, task, batches)
-            check_finite(values, "it", mean, batches if bn_batches is None else bn_batches)
+            check_finite(values, "it", mean, batches)
         except ThalwegError as error:
             notes.append(f"the average of the members is not scored: {error}")
             return {}

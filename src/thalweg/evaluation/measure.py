@@ -214,6 +214,16 @@ def predicted(
     raise AssertionError("the last of them are the batches as they are")
 
 
+def bad_values(data: Batches, bn_batches: Batches | None, all_bad: bool) -> str:
+    """Where the data hold NaN; or infinity, if nothing measured on them is finite: a mask may hold it too."""
+    for kind in (torch.isnan, torch.isinf)[: 1 + all_bad]:
+        with seeded(0, data, bn_batches):
+            looked = {"those data": not_finite(data, kind), "bn_batches": not_finite(bn_batches or (), kind)}
+        if found := " and ".join(f"in {part}, {where}" for part, where in looked.items() if where):
+            return found
+    return ""
+
+
 def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) -> None:
     """Raise if predictions are not finite, naming what is not: the inputs, the weights, or something between them."""
     if bool(values.isfinite().all()):

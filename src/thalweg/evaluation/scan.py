@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count, not_finite
+from ..batches import Batches, count
 from ..errors import ThalwegError, during, number, warn
 from ..results import Scan, plain
 from ..runtime.compute import Alone, Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
 from ..runtime.progress import Progress
-from ..runtime.rng import seeded, undisturbed
+from ..runtime.rng import undisturbed
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
@@ -31,7 +31,7 @@ from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
 from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
-from .measure import Points, check_alone, measurement_of, prove_measuring
+from .measure import Points, bad_values, check_alone, measurement_of, prove_measuring
 from .sampling import Sampling, Target, sampling_of
 
 Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
@@ -213,14 +213,15 @@ def _measured(
 def _look_for_nan(
     measured: Sequence[dict[str, dict[str, float]]], data: Mapping[str, Batches], bn_batches: Batches | None
 ) -> None:
+    """Warn of losses that are NaN, and of infinite ones if the data are the reason."""
     for name in measured[0]:
-        if bad := sum(isnan(point[name]["data_loss"]) for point in measured):
-            with seeded(0, data[name], bn_batches):
-                looked = {"those data": not_finite(data[name]), "bn_batches": not_finite(bn_batches or ())}
-            found = " and ".join(f"in {part}, {where}" for part, where in looked.items() if where)
+        losses = [point[name]["data_loss"] for point in measured]
+        bad = len(losses) - sum(map(isfinite, losses))
+        found = bad_values(data[name], bn_batches, bad == len(losses)) if bad else ""
+        if found or any(map(isnan, losses)):
             warn(
-                f"the loss is not a number at {bad} of {len(measured)} points, measured on '{name}': "
-                f"{found or 'the data hold no NaN, so look at the weights'}",
+                f"the loss is NaN or infinite at {bad} of {len(losses)} points, measured on '{name}': "
+                f"{found or 'the data are not the reason, so look at the weights'}",
             )
 
 

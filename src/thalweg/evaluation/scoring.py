@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from math import nan
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -133,4 +133,8 @@ def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
             "predictions are scored against labels, whole numbers of two classes or more, or against targets of their "
             f"shape; got {tuple(values.shape)} and {describe(targets)}: convert or reshape one in the task"
         )
-    return {"squared_error": float((values - targets.double()).square().mean())}
+    if not isfinite(found := float((values - targets.double()).square().mean())):
+        raise ThalwegError(
+            "predictions are scored against finite targets, and these hold NaN or infinity: clean the data"
+        )
+    return {"squared_error": found}

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from ..batches import Batches, not_finite
+from ..batches import Batches
 from ..errors import ThalwegError, warn
 from ..results import grid, shown, titled
 from ..runtime.compute import Call, Compute, StoredResult
-from ..runtime.rng import seeded
 from ..store import files
 from ..store.runs import Run
 from ..tasks import Task, check_task
@@ -20,6 +19,7 @@ from ..weightspace.batchnorm import update_bn
 from ..weightspace.weights import Weights, average
 from .barriers import named
 from .fingerprint import Facts, points_fingerprint, scan_fingerprint
+from .measure import bad_values
 from .scan import scan
 
 HELD_OUT = "held-out"
@@ -266,13 +266,11 @@ def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:
 def _scored(
     alone: Mapping[str, Means], metric: str, held_out: Batches, bn_batches: Batches | None, how: str
 ) -> list[str]:
-    """The networks whose score is a number."""
-    bad = [name for name, means in alone.items() if isnan(means[metric]) or isnan(means["loss"])]
+    """The networks whose score is finite."""
+    bad = [name for name, means in alone.items() if not isfinite(means[metric]) or isnan(means["loss"])]
     if bad:
-        with seeded(0, held_out, bn_batches):
-            odd = not_finite(bn_batches or ())
-            why = not_finite(held_out) or (odd and f"in bn_batches, {odd}")
-        said = f"the score of {_listed(bad)} on the held-out data is not a number"
+        why = bad_values(held_out, bn_batches, len(bad) == len(alone))
+        said = f"the score of {_listed(bad)} on the held-out data is NaN or infinite"
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")

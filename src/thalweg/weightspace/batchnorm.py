@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import Batches, count
+from ..batches import Batches, count, not_finite
 from ..error_notes import explained
 from ..errors import ThalwegError, during
 from ..runtime.compute import Compute, present
@@ -56,7 +56,11 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
         with during("updating batch-norm statistics"), seeded(0, batches):
-            Statistics(probe, forward, batches, Compute())()
+            statistics = Statistics(probe, forward, batches, Compute())
+            statistics()
+            finite = bool(statistics.pooled.isfinite().all())
+            if bad := None if finite else not_finite(batches) or not_finite(batches, torch.isinf):
+                raise ThalwegError(f"batch-norm statistics are not finite: {bad}, so clean the data")
         found = replace(probe.weights(), vector=weights.vector.to(probe.point), frozen=weights.to(probe.device).frozen)
         if weights.layout.statistics:
             proof.again()
