@@ -343,6 +343,11 @@ def test_a_profile_of_several_seeds_draws_the_mean_and_a_band():
     for wrong in ([], {"Bezier": []}, [runs[0], "scan.json"]):
         with pytest.raises(tw.ThalwegError, match="a figure needs a Scan, or several by name"):
             tw.figures.profile(wrong)
+    with pytest.raises(tw.ThalwegError, match="have no t in common"):
+        tw.figures.profile([seed([0, 0.2], 0.1, 0.2), seed([0.5, 1], 0.1, 0.2)], "test", "error")
+    elsewhere = tw.Scan("Bezier", "curve", {"train": runs[0].values["test"]}, t=runs[0].t, length=runs[0].length)
+    with pytest.raises(tw.ThalwegError, match=r"no 'error' on 'test'; it has .'train'"):
+        tw.figures.profile([runs[0], elsewhere], quantity="error")
 
 
 def test_coarse_contours_are_interpolated_and_say_so():

@@ -84,6 +84,14 @@ def test_seed_and_scale():
     assert far == pytest.approx(2 * near, rel=1e-9)
 
 
+def test_samples_of_one_seed_are_the_same_in_every_precision():
+    networks = [nn.Linear(8, 4) for _ in range(4)]
+    narrow = tw.SWAG([tw.Weights.of(network) for network in networks])
+    wide = tw.SWAG([tw.Weights.of(network.double()) for network in networks])
+    for a, b in zip(wide.sample(2, seed=3), narrow.sample(2, seed=3), strict=True):
+        torch.testing.assert_close(a.vector.float(), b.vector)
+
+
 def test_random_state_of_the_caller_is_untouched():
     swag = tw.SWAG([point(v) for v in drawn(3)])
     before = torch.get_rng_state()

@@ -61,9 +61,12 @@ def profile(
 def _over_seeds(runs: Sequence[Scan], data: str | None, quantity: str) -> tuple[np.ndarray, np.ndarray, str]:
     """One row for each scan, at all t that any of them measured, interpolated where it did not."""
     where = [_need(scan.t, "a profile") for scan in runs]
+    data = next(iter(runs[0].values)) if data is None else data  # of all of them the same
     picked = [_pick(scan, data, quantity) for scan in runs]
     t = np.unique(np.concatenate(where))
     t = t[(t >= max(own[0] for own in where)) & (t <= min(own[-1] for own in where))]
+    if not len(t):
+        raise ThalwegError("the scans of one curve over several seeds have no t in common: scan the same part of it")
     return t, np.array([np.interp(t, own, v) for own, (v, _) in zip(where, picked, strict=True)]), picked[0][1]
 
 

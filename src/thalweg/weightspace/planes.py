@@ -110,9 +110,10 @@ class Plane:
     def around(cls, weights: Weights, normalise: Normalise = "filter", seed: int = 0, radius: float = 1.0) -> "Plane":
         """The plane of two random directions around one network, which is at (0, 0).
 
-        With `normalise="filter"`, each filter of a direction (the weights of one output unit) has the norm of that
-        filter in the network, so that networks of different scales can be compared; biases and the scales of
-        normalisation layers do not move (Li et al., 2018). A scan covers `radius` times a direction to either side.
+        With `normalise="filter"`, each filter of a direction has the norm of that filter in the network, so that
+        networks of different scales can be compared. A filter is a row of a weight tensor, the weights of one output
+        unit (of a transposed convolution, of one input channel); vectors, as biases and the scales of normalisation
+        layers are, do not move (Li et al., 2018). A scan covers `radius` times a direction to either side.
 
         Examples:
             >>> network = Weights.of(torch.nn.Linear(4, 2))

@@ -100,7 +100,7 @@ class SWAG:
             n: How many.
             scale: What the covariance, the sum of both parts, is multiplied with. The default is that of the paper; 0
                 gives the mean.
-            seed: Of the draws; the first of many are the same as those of few.
+            seed: Of the draws, which are the same for networks of any precision; the first of many are those of few.
 
         Returns:
             Weights on the CPU, without batch-norm statistics: `update_bn` adds them.
@@ -115,7 +115,8 @@ class SWAG:
         ]
 
     def _draw(self, generator: torch.Generator, scale: float, made: Mapping[str, Any]) -> Weights:
-        shift = torch.randn(len(self._mean), generator=generator, dtype=self._mean.dtype)
+        drawn = torch.randn(len(self._mean), generator=generator, dtype=torch.float32)  # the same for all dtypes
+        shift = drawn.to(self._mean.dtype)
         shift.mul_(self._squares.div(self.count).sqrt_())
         factors = torch.randn(self.rank, generator=generator, dtype=torch.float64).tolist()
         for vector, factor in zip(self._recent, factors, strict=False):
