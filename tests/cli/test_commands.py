@@ -97,6 +97,11 @@ def own_loss(outputs, targets):
 def explodes(seed):
     return {**circle(seed), "task": tw.Task(lambda outputs, targets: outputs.sum(1) * float("nan"))}
 
+def halves(seed):
+    made = circle(seed)
+    batches = made["data"]["train"]
+    return {**made, "data": {"test": batches[::2], "validation": batches[1::2]}}
+
 def dead(seed):
     made = points(16, seed, norm=False)
     nn.init.constant_(made["model"][0].bias, -1e3)
@@ -638,6 +643,9 @@ def test_ensemble_command_keeps_a_temperature(here):
     assert f"temperature of the ensemble: {heat:.3f}, fitted on the very data that are scored" in output
     assert {"averaged", "forward"} <= {line.split()[0] for line in output.splitlines() if line.strip()}
     assert (here / "calibrated" / "reliability.png").is_file()
+    output = ok("ensemble", "a", "b", "--task", "mine:halves", "--held-out", "validation", "--out", "on-test")
+    assert "on 'test'" in output
+    assert "fitted on held-out data" in output
     refused = invoke("ensemble", "a", "--task", "mine:circle", "--held-out", "x", "--out", "other")
     assert "the task's data are train; got 'x'" in refused.output
 

@@ -93,6 +93,16 @@ def test_levels_crowd_near_the_lowest_value():
     assert np.isnan(scale.share(np.array([np.nan]))).all()
 
 
+@pytest.mark.parametrize("low", [0.0, 0.02, 0.36, 15.1, -2.0])
+def test_levels_of_a_narrow_range_are_different_numbers(low):
+    scale = Scale(low, low + 0.03)
+    texts = [scale.text(share) for share in np.linspace(0, 1, 14)[::2]]
+    assert len(set(texts)) == len(texts)
+    assert max(map(len, texts)) <= 8
+    assert Scale(0.02, 3.0).text(1.0) == "3"
+    assert Scale(0.02, 3.0).text(0.5) == "0.265"
+
+
 def test_a_wall_of_millions_hides_neither_valley_nor_barrier():
     across = np.linspace(-1, 1, 21)
     valley = np.tile(1 + across**2, (21, 1))

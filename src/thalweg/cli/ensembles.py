@@ -105,7 +105,7 @@ def ensemble(
 
     inputs = own.inputs
     check_different(what)
-    name, other = chosen_data(inputs.data, data), held_out and inputs.data[chosen_data(inputs.data, held_out)]
+    name, other = chosen_data(inputs.data, data, held_out), inputs.data[held_out] if held_out else None
     pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
     with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
@@ -169,7 +169,7 @@ def compare(
     highest, lowest = lr / 5 if lr_max is None else lr_max, lr / 100 if lr_min is None else lr_min
     chosen = [name.strip().lower() for name in methods.split(",")]
     ways = [_method(name, cycle, cycles, lr if name == "snapshot" else highest, lowest) for name in chosen]
-    name = chosen_data(inputs.data, data)
+    name = chosen_data(inputs.data, data, held_out)
     result = tw.compare(
         lambda seed: load_inputs(task, seed, device).model,  # with the data of seed 0, since all are scored together
         inputs.task,
@@ -180,7 +180,7 @@ def compare(
         multiples=[k for k in (1, 2, 3) if k <= seeds],
         seeds=range(seeds),
         bn_batches=inputs.bn_batches,
-        held_out=held_out and inputs.data[chosen_data(inputs.data, held_out)],
+        held_out=inputs.data[held_out] if held_out else None,
         **own.training,
     )
     tw.figures.save(tw.figures.panels(partial(tw.figures.budget, result, None)), out / "comparison")
@@ -209,8 +209,9 @@ def check_different(what: Sequence[Path]) -> None:
         raise tw.ThalwegError(f"each network is given once; got {' '.join(map(str, what))}")
 
 
-def chosen_data(data: Mapping[str, Any], name: str | None) -> str:
-    """The name of the data to score on: the one given, or the last."""
-    if name is not None and name not in data:
-        raise tw.ThalwegError(f"the task's data are {', '.join(data)}; got '{name}'")
-    return list(data)[-1] if name is None else name
+def chosen_data(data: Mapping[str, Any], name: str | None, held_out: str | None = None) -> str:
+    """The name of the data to score on: the one given, or the last that is not held out."""
+    for given in filter(None, (name, held_out)):
+        if given not in data:
+            raise tw.ThalwegError(f"the task's data are {', '.join(data)}; got '{given}'")
+    return name or ([each for each in data if each != held_out] or [*data])[-1]

@@ -141,7 +141,10 @@ Cycle = Annotated[
 ]
 Cycles = Annotated[int, typer.Option(help="Snapshot: how many cycles in the whole run.")]
 Data = Annotated[
-    str | None, typer.Option(help="Which of the factory's data to score on. [default: the last]", show_default=False)
+    str | None,
+    typer.Option(
+        help="Which of the factory's data to score on. [default: the last that is not --held-out]", show_default=False
+    ),
 ]
 
 

@@ -52,7 +52,10 @@ class Scale:
         return 1 + np.log(np.clip(above, np.exp(-1.1 * DEPTH), np.exp(0.1 * DEPTH))) / DEPTH
 
     def text(self, share: float, _: Any = None) -> str:
-        return f"{self.low + (self.high - self.low) * np.exp(DEPTH * (share - 1)):.3g}"
+        """The value at a level, with enough digits to tell the lowest levels apart, up to six."""
+        above, finest = (np.exp(DEPTH * (part - 1)) * (self.high - self.low) for part in (share, 0))
+        digits = 1 + np.floor(np.log10(abs(self.low) + finest)) + np.ceil(-np.log10(finest))
+        return f"{self.low + above:.{int(np.clip(digits, 3, 6))}g}"
 
 
 def _barrier(scan: Scan, values: np.ndarray) -> float:
