@@ -79,9 +79,9 @@ def trainable(kind, name, compute):
     return (UniformBends if kind == "curve" else ArclengthBends)(Probe(module, a, compute), tw.Bezier(a, b), 3)
 
 
-def accelerated(moving, compute, decay, make=lambda drawn: drawn):
+def accelerated(moving, compute, decay, make_batch=lambda drawn: drawn):
     optimizer = make_optimizer(moving.vectors, 0.9)
-    return Accelerated(Step(moving, tw.classification(), optimizer, decay, None, make), Context(), compute)
+    return Accelerated(Step(moving, tw.classification(), optimizer, decay, None, make_batch), Context(), compute)
 
 
 def gradient(kind, name, compute):
@@ -103,7 +103,7 @@ def gradient(kind, name, compute):
     assert not compute.graph or step.captured.replay.active
     assert not compute.graph or all(form.graph is not None for form in step.captured.replay.forms.values())
     assert (step.compiled is not None and step.compiled.function is not None) == compute.compile
-    memory = [moving.probe.canonical(step.plain.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
+    memory = [moving.probe.to_layout_order(step.plain.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
     return torch.stack(memory)
 
 
@@ -169,7 +169,7 @@ def test_nothing_waits_for_the_gpu_in_the_steady_state():
         trainable("arclength", "preresnet", compute),
     ):
         moving.probe.module.train()
-        step = accelerated(moving, compute, 5e-4, train.make)
+        step = accelerated(moving, compute, 5e-4, train.make_batch)
         with aside(CUDA):
             for drawn in train.draws():
                 step(drawn, 0.01)

@@ -8,7 +8,7 @@ import torch
 from zoo import ZOO
 
 import thalweg as tw
-from thalweg.errors import number, several, whole
+from thalweg.errors import number_list, real_number, whole_number
 
 ANIMAL = ZOO["mlp"]
 WHOLE = [np.int64, np.int32, np.uint8, np.array, torch.tensor]
@@ -16,27 +16,27 @@ WHOLE = [np.int64, np.int32, np.uint8, np.array, torch.tensor]
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_whole_numbers_of_every_kind(kind):
-    assert type(whole(kind(3), "epochs")) is int
-    assert whole(kind(3), "epochs", least=3) == 3
-    assert type(number(kind(3), "lr")) is int
+    assert type(whole_number(kind(3), "epochs")) is int
+    assert whole_number(kind(3), "epochs", least=3) == 3
+    assert type(real_number(kind(3), "lr")) is int
 
 
 @pytest.mark.parametrize("bad", [True, 1.5, np.float64(2.0), "3", None, np.array([1, 2])])
 def test_what_is_no_whole_number(bad):
     with pytest.raises(tw.ThalwegError, match="epochs must be a whole number"):
-        whole(bad, "epochs")
+        whole_number(bad, "epochs")
 
 
 @pytest.mark.parametrize("bad", [True, "0.1", None, np.array([0.1]), [0.1]])
 def test_what_is_no_number(bad):
     with pytest.raises(tw.ThalwegError, match="lr must be a number"):
-        number(bad, "lr")
+        real_number(bad, "lr")
 
 
 @pytest.mark.parametrize("bad", ["12", 3, np.array(3)])
 def test_what_is_no_sequence(bad):
     with pytest.raises(tw.ThalwegError, match="keep must be a sequence"):
-        several(bad, "keep", whole)
+        number_list(bad, "keep", whole_number)
 
 
 def plain(f):

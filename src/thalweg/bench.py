@@ -83,8 +83,8 @@ class Bench:
         self.device = next(inputs.model.parameters()).device
         self.compute = replace(compute, compile=compute.compiles(self.device, LONG))
         self.steps = steps or (20 if self.device.type == "cuda" else 1)
-        passes, make = source(inputs.train, self.device)
-        self.batch = make(next(passes()))
+        passes, make_batch = source(inputs.train, self.device)
+        self.batch = make_batch(next(passes()))
         predictions = inputs.task.predictions(Probe(inputs.model).module, self.batch)
         self.size = int(inputs.task.losses(*predictions, self.batch)[1])
         end = tw.Weights.of(inputs.model).bare()
@@ -142,8 +142,8 @@ class Bench:
 
     def pipeline(self) -> Timing:
         """One pass over the training data, per batch."""
-        passes, make = source(self.inputs.train, self.device)
-        replay = Replay(make, nn.Identity(), self.device, self.compute.captures(self.device))
+        passes, make_batch = source(self.inputs.train, self.device)
+        replay = Replay(make_batch, nn.Identity(), self.device, self.compute.captures(self.device))
         works = {"pass": lambda: [replay(drawn) for drawn in passes()]}
         return self.alternate(works, 5, per=count(self.inputs.train), images=self.size)["pass"]
 
@@ -234,15 +234,15 @@ def _forwards(at: Measurer, task: tw.Task, compute: tw.Compute) -> Callable[[], 
     captures = compute.captures(device)
     pool = torch.cuda.graph_pool_handle() if captures else None
 
-    def work(make: Callable[[Any], Any], drawn: Any) -> None:
+    def work(make_batch: Callable[[Any], Any], drawn: Any) -> None:
         with compute.casting(device):
-            task.predictions(module, make(drawn))
+            task.predictions(module, make_batch(drawn))
 
     statistics, parts = at.points.statistics, []
     refreshed = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
     for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
-        passes, make = source(batches, device)
-        parts.append((learning, passes, Replay(partial(work, make), module, device, captures, pool)))
+        passes, make_batch = source(batches, device)
+        parts.append((learning, passes, Replay(partial(work, make_batch), module, device, captures, pool)))
 
     @torch.no_grad()
     def forwards() -> None:

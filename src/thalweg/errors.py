@@ -51,10 +51,10 @@ class Stopped(KeyboardInterrupt):
         self.what, self.signal = what, signal
 
 
-def whole(value: Any, name: str, least: int | None = None) -> int:
+def whole_number(value: Any, name: str, least: int | None = None) -> int:
     """
     >>> import numpy as np
-    >>> whole(np.int64(3), "epochs", least=1)
+    >>> whole_number(np.int64(3), "epochs", least=1)
     3
     """
     try:
@@ -68,10 +68,10 @@ def whole(value: Any, name: str, least: int | None = None) -> int:
     return found
 
 
-def number(value: Any, name: str) -> float:
+def real_number(value: Any, name: str) -> float:
     """
     >>> import numpy as np
-    >>> number(np.float64(0.5), "lr"), number(np.int32(2), "cycle")
+    >>> real_number(np.float64(0.5), "lr"), real_number(np.int32(2), "cycle")
     (0.5, 2)
     """
     if isinstance(value, bool) or not (isinstance(value, Real) or getattr(value, "ndim", None) == 0):
@@ -82,8 +82,8 @@ def number(value: Any, name: str) -> float:
         return float(value)
 
 
-def several(values: Any, name: str, of: Any = number) -> list[Any]:
-    """A list of plain numbers from any sequence, converted by `of`, which is `number` or `whole`."""
+def number_list(values: Any, name: str, of: Any = real_number) -> list[Any]:
+    """A list of plain numbers from any sequence, converted by `of`, which is `real_number` or `whole_number`."""
     if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise ThalwegError(f"{name} must be a sequence of numbers; got {values!r}")
     return [of(value, name) for value in values]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, compiler
 from torch.nn import functional as F
 
-from .errors import ThalwegError, first_line, number
+from .errors import ThalwegError, first_line, real_number
 
 Net = Callable[..., Any]
 Number = int | Tensor  # where it depends on values on a GPU, a tensor there, since looking at it would wait for them
@@ -201,7 +201,7 @@ def classification(label_smoothing: float = 0.0) -> Task:
     Args:
         label_smoothing: The fraction of each target that is spread evenly over all classes, in the loss only.
     """
-    label_smoothing = number(label_smoothing, "label_smoothing")
+    label_smoothing = real_number(label_smoothing, "label_smoothing")
     if not 0 <= label_smoothing <= 1:
         raise ThalwegError(f"label_smoothing is a fraction, from 0 to 1; got {label_smoothing!r}")
     return Task(_CrossEntropy(label_smoothing), probabilities=softmax)

@@ -39,7 +39,7 @@ def our_gradient(animal, trainable, move, batch, clip=None):
     trainable.set_point = lambda _: move()
     torch.manual_seed(0)
     step(batch, 0.0)
-    return torch.stack([trainable.probe.canonical(grad) for grad in trainable.gradient])
+    return torch.stack([trainable.probe.to_layout_order(grad) for grad in trainable.gradient])
 
 
 def move_to(trainable, t):

@@ -37,7 +37,7 @@ def test_the_probe_computes_what_the_module_computes(name, by_copy):
     probe.backward(animal.losses(probe.module, batch).mean())
     torch.manual_seed(0)
     expected = plain_gradient(animal, module, batch)
-    assert torch.allclose(probe.canonical(probe.grad), expected, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(probe.to_layout_order(probe.grad), expected, rtol=1e-12, atol=1e-14)
     assert expected.abs().max() > 0
 
 
@@ -70,10 +70,10 @@ def test_parameters_view_one_vector():
 def test_channels_last_strides_survive():
     probe = Probe(ZOO["channels_last"].module(1))
     assert probe.module[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(probe.canonical(probe.point), tw.Weights.of(ZOO["channels_last"].module(1)).vector)
+    assert torch.equal(probe.to_layout_order(probe.point), tw.Weights.of(ZOO["channels_last"].module(1)).vector)
     vector = torch.randn_like(probe.point)
-    assert torch.equal(probe.canonical(probe.native(vector)), vector)
-    assert not torch.equal(probe.native(vector), vector)
+    assert torch.equal(probe.to_layout_order(probe.from_layout_order(vector)), vector)
+    assert not torch.equal(probe.from_layout_order(vector), vector)
 
 
 def test_two_points_in_one_graph_are_an_error_not_a_wrong_gradient():
@@ -152,7 +152,7 @@ def test_compiled_parts_inside_a_module():
     module = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
     weights = tw.Weights.of(module)
     assert weights.layout.names == ("0.weight", "0.bias", "1.weight", "1.bias")
-    assert torch.equal(Probe(module).canonical(Probe(module).point), weights.vector)
+    assert torch.equal(Probe(module).to_layout_order(Probe(module).point), weights.vector)
 
 
 def test_a_loss_that_ignores_the_weights_is_an_error():

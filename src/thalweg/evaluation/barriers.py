@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ..batches import Batches
-from ..errors import ThalwegError, whole
+from ..errors import ThalwegError, whole_number
 from ..results import Barriers, Scan, Values
 from ..runtime.compute import Call, Compute, StoredResult
 from ..store.files import BARRIERS
@@ -71,7 +71,7 @@ def barriers(
     """
     check_task(task)
     networks = named(weights, "a matrix of barriers")
-    points, ends = whole(points, "points", least=3), list(networks.values())
+    points, ends = whole_number(points, "points", least=3), list(networks.values())
     data = data if isinstance(data, Mapping) else {"data": data}
     call = Call(compute or Compute(), progress)
     how: dict[str, Any] = {"weight_decay": weight_decay, "bn_batches": bn_batches}

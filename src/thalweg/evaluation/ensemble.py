@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..batches import Batches, count, to_device
 from ..error_notes import explained
-from ..errors import ThalwegError, number
+from ..errors import ThalwegError, real_number
 from ..results import Report
 from ..runtime.compute import present
 from ..runtime.progress import Progress
@@ -91,7 +91,7 @@ class Ensemble:
 
     @temperature.setter
     def temperature(self, value: float | None) -> None:
-        if value is not None and not 0 < (value := float(number(value, "the temperature"))) < inf:
+        if value is not None and not 0 < (value := float(real_number(value, "the temperature"))) < inf:
             raise ThalwegError(f"a temperature is above 0 and finite, or None; got {value!r}")
         self._temperature = value
 

@@ -40,7 +40,7 @@ LOADING = ("collate_fn", "generator", "timeout", "worker_init_fn", "multiprocess
 def data_fingerprint(batches: Batches, name: str) -> tuple[Facts, Any]:
     """The facts of a data set, by content, and its first batch; the random state of training is not affected."""
     length = count(batches, name)
-    ours = ("__iter__", "draws", "make")
+    ours = ("__iter__", "draws", "make_batch")
     with undisturbed(batches, seed=0), catch_warnings(action="ignore"):  # the call itself will show them
         if all(home(batches, method).__module__.startswith("thalweg.paper.data.") for method in ours):
             parts, first = _on_device(batches)

@@ -75,7 +75,7 @@ class Measurement:
 
     def _batched(self, used: Batches) -> None:
         self.used = used
-        self.passes, self.make = source(self.used, self.device)
+        self.passes, self.make_batch = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
         self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool)
         self.sizes: dict[str, dict[str, int]] = {}
@@ -116,7 +116,7 @@ class Measurement:
                         break
 
     def _add(self, drawn: Any) -> None:
-        batch, proof, self.proof = self.make(drawn), self.proof, None
+        batch, proof, self.proof = self.make_batch(drawn), self.proof, None
         with nullcontext((batch, nullcontext())) if proof is None else proof.observing(batch) as (batch, watch):
             self._add_batch(batch, watch)
 

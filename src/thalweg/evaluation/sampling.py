@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..errors import ThalwegError, number, several, warn, whole
+from ..errors import ThalwegError, number_list, real_number, warn, whole_number
 from ..results import Values, corrections
 from ..results.levels import LEVELS, Scale
 from ..results.scan import JUMP
@@ -293,7 +293,7 @@ def sampling_of(
 
 def _curve_sampling(curve: Curve, points: Any, adaptive: bool, tolerance: float | None) -> Sampling:
     if adaptive:
-        within = number(TOLERANCE if tolerance is None else tolerance, "tolerance")
+        within = real_number(TOLERANCE if tolerance is None else tolerance, "tolerance")
         if not 0 < within < 1:
             raise ThalwegError(f"a tolerance lies between 0 and 1, as a share of how far the loss varies; got {within}")
         return AlongCurve(curve, within)
@@ -303,8 +303,8 @@ def _curve_sampling(curve: Curve, points: Any, adaptive: bool, tolerance: float 
 
 
 def _plane_sampling(plane: Plane, grid: tuple[int, int] | None, margin: float | None, adaptive: bool) -> Sampling:
-    counts = several(((61, 61) if adaptive else (21, 21)) if grid is None else grid, "grid", whole)
-    beyond = number(plane.margin if margin is None else margin, "margin")
+    counts = number_list(((61, 61) if adaptive else (21, 21)) if grid is None else grid, "grid", whole_number)
+    beyond = real_number(plane.margin if margin is None else margin, "margin")
     if len(counts) != 2:
         raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
     x, y = (_span(*ends, n, beyond) for ends, n in zip(plane.ranges, counts, strict=True))

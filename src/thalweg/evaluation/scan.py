@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
-from ..errors import ThalwegError, during, number, warn
+from ..errors import ThalwegError, during, real_number, warn
 from ..results import Scan, plain
 from ..runtime.compute import Alone, Call, Compute, Context, Processes, StoredResult
 from ..runtime.cuda_graphs import aside
@@ -94,7 +94,7 @@ def scan(
     """
     check_task(task)
     data = data if isinstance(data, Mapping) else {"data": data}
-    weight_decay = number(weight_decay, "weight_decay")
+    weight_decay = real_number(weight_decay, "weight_decay")
     if not weight_decay >= 0:
         raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
     call = Call(compute or Compute(), progress)

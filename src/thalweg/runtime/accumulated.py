@@ -30,14 +30,14 @@ class Accumulated:
         self.step, self.one = step, step.forward
         step.forward = self  # type: ignore[assignment, method-assign]
 
-    def __call__(self, parts: Parts, controls: Tensor) -> Tensor:
+    def __call__(self, parts: Parts, position: Tensor) -> Tensor:
         step, allowed = self.step, self.step.allows_empty
         mean: Any = None
         number: Any = 0
         gradients: Gradients = ()
         for left, part in zip(range(len(parts))[::-1], parts, strict=True):
             step.allows_empty = allowed or left > 0 or isinstance(number, Tensor) or number > 0
-            loss = self.one(part, controls)
+            loss = self.one(part, position)
             if not loss.requires_grad:
                 return loss
             own = step.number

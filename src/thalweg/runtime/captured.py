@@ -14,7 +14,7 @@ from .fused import fused_update, make_capturable
 
 
 class Captured:
-    """A step on a GPU. Learning rate and controls are passed in one small tensor, so that the captured part is always
+    """A step on a GPU. Learning rate and position are passed in one small tensor, so that the captured part is always
     the same.
 
     The first two steps of each kind of batch run eagerly and are watched; see `Replay`.
@@ -22,11 +22,11 @@ class Captured:
 
     def __init__(self, step: Step):
         self.step, probe = step, step.probe
-        watched = (step.optimizer, step.task.loss, step.task.predict, step.make)
+        watched = (step.optimizer, step.task.loss, step.task.predict, step.make_batch)
         self.replay = Replay(self._work, probe.module, probe.device, True, settle=self._settle, others=watched)
         if probe.hooked and self.replay.active:
             self.replay.refuse("parameters have hooks, which would run only while a step is captured")
-        self.numbers = torch.zeros(1 + step.trainable.controls, dtype=torch.float64, device=probe.device)
+        self.numbers = torch.zeros(1 + step.trainable.position_size, dtype=torch.float64, device=probe.device)
         self.rate, self.lr, self.fused = torch.zeros((), device=probe.device), 0.0, None
         step.mean_loss = self._counted(step.mean_loss)
         if self.replay.active:

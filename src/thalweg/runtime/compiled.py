@@ -30,10 +30,10 @@ class Compiled:
         self.function: Loss | None = None
         step.mean_loss = self.loss
 
-    def loss(self, task: Any, module: Any, make: Any, drawn: Any) -> tuple[Tensor, Number]:
+    def loss(self, task: Any, module: Any, make_batch: Any, drawn: Any) -> tuple[Tensor, Number]:
         """Replaces the loss of the step, including autocast and whatever else surrounds a forward pass."""
         compiled = self.function if self.function is not None and form_of(drawn) == self.first_form else mean_loss
-        return compiled(task, module, make, drawn)
+        return compiled(task, module, make_batch, drawn)
 
     def before(self, drawn: Any) -> None:
         """Before each step."""
@@ -56,7 +56,7 @@ class Compiled:
         with undisturbed(), kept(probe.module), warnings.catch_warnings(), many:
             warnings.simplefilter("ignore")
             self.function = _compiled()
-            probe.gradients(step.mean_loss(step.task, probe.module, step.make, drawn)[0])
+            probe.gradients(step.mean_loss(step.task, probe.module, step.make_batch, drawn)[0])
 
 
 @cache

@@ -223,10 +223,10 @@ class ShardedProbe(Probe):
         with torch.no_grad():
             return [parameter.to_local() for parameter in self._parameters]  # type: ignore[attr-defined]
 
-    def native(self, vector: Tensor) -> Tensor:
+    def from_layout_order(self, vector: Tensor) -> Tensor:
         return vector.clone()
 
-    def canonical(self, flat: Tensor) -> Tensor:
+    def to_layout_order(self, flat: Tensor) -> Tensor:
         return flat.clone()
 
     def load(self, weights: Weights) -> None:
@@ -299,11 +299,11 @@ class ShardedStep(RankStep):
         return loss.detach()
 
     def _mean_loss(
-        self, task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any
+        self, task: Task, module: nn.Module, make_batch: Callable[[Any], Any], drawn: Any
     ) -> tuple[Tensor, Number]:
         """That of the whole batch, with a gradient of which the mean over ranks is right."""
         part, counts = self.ranks.share(drawn)
-        loss, number = self.own_loss(task, module, make, part)
+        loss, number = self.own_loss(task, module, make_batch, part)
         number = number * counts
         self.message[0], self.message[1] = loss.detach() * number, number
         self.requested.copy_(torch.tensor(self.requests()))
@@ -330,7 +330,7 @@ class ShardedMeasurement(Measurement):
         self.ranks = Ranks(ranks.rank, ranks.size)
 
     def _add(self, drawn: Any) -> None:
-        part, counts = self.ranks.share(self.make(drawn))
+        part, counts = self.ranks.share(self.make_batch(drawn))
         before = {name: total.clone() for name, total in self.totals.items()}
         self._add_batch(part, nullcontext())
         if not counts:  # all ranks must run the network, also those for which there was no example

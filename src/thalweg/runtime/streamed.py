@@ -30,8 +30,8 @@ class StreamedBends(Bends):
             row.copy_(self._in_order(bend.vector))
         self.set_vectors(bends)
 
-    def set_point(self, controls: Tensor) -> None:
-        self.coefficients = controls.to(self.block)
+    def set_point(self, position: Tensor) -> None:
+        self.coefficients = position.to(self.block)
         for piece in pieces(slice(0, self.probe.layout.size)):
             total = self.coefficients[1:-1] @ self.block[:, piece]
             for end, c in zip(self.ends, (self.coefficients[0], self.coefficients[-1]), strict=True):
@@ -46,4 +46,4 @@ class StreamedBends(Bends):
             )
 
     def _in_order(self, vector: Tensor) -> Tensor:
-        return vector if self.probe.in_order else self.probe.native(vector)
+        return vector if self.probe.in_layout_order else self.probe.from_layout_order(vector)

@@ -15,8 +15,8 @@ from .cuda_graphs import side_stream
 
 @runtime_checkable
 class MadeOnDevice(Protocol):
-    """Batches that are made on the device, such as `DeviceBatches`: `make` turns each of the small tensors from `draws`
-    into a batch, as part of the step; where that is captured, augmentation is captured with it.
+    """Batches that are made on the device, such as `DeviceBatches`: `make_batch` turns each of the small tensors from
+    `draws` into a batch, as part of the step; where that is captured, augmentation is captured with it.
     """
 
     @property
@@ -29,7 +29,7 @@ class MadeOnDevice(Protocol):
     def draws(self) -> Iterator[Any]:
         """What determines each batch of one epoch."""
 
-    def make(self, draw: Any) -> Any:
+    def make_batch(self, draw: Any) -> Any:
         """The batch."""
 
 
@@ -46,15 +46,15 @@ def source(
     item; on a CPU there is nothing to capture.
     """
     if accumulate > 1:
-        passes, make = source(batches, device)
-        return partial(_in_parts, passes, accumulate), make
+        passes, make_batch = source(batches, device)
+        return partial(_in_parts, passes, accumulate), make_batch
     if (
         device.type == "cuda"
         and isinstance(batches, MadeOnDevice)
         and batches.device == device
         and home(batches, "draws") is home(batches, "__iter__")
     ):
-        return lambda: _counted(batches.draws(), len(batches)), batches.make
+        return lambda: _counted(batches.draws(), len(batches)), batches.make_batch
     return lambda: moved(batches, device), lambda batch: batch
 
 

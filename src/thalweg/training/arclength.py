@@ -26,7 +26,7 @@ class ArclengthBends(Bends):
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0, grid: Sequence[float] = MIDDLES):
         super().__init__(probe, curve, seed)
-        self.controls = 1
+        self.position_size = 1
         self.grid = torch.tensor(grid, dtype=torch.float64).to(probe.device)
         self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(
             probe.device
@@ -46,9 +46,9 @@ class ArclengthBends(Bends):
     def draw(self) -> Sequence[float]:
         return [self.uniform()]
 
-    def set_point(self, controls: Tensor) -> None:
+    def set_point(self, position: Tensor) -> None:
         self.measure()
-        pick = torch.searchsorted(self.q.cumsum(0), controls * self.q.sum())
+        pick = torch.searchsorted(self.q.cumsum(0), position * self.q.sum())
         self.set_grid_point(pick.clamp(max=len(self.grid) - 1))
 
     def measure(self) -> None:

@@ -175,7 +175,7 @@ def state_of(step: Step) -> dict[str, Any]:
     """Everything that a step changes: vectors, optimizer state, buffers, and what is added for a curve."""
     return {
         "motion": step.trainable.state(),
-        "vectors": [step.probe.canonical(vector.to(_where(step))) for vector in step.trainable.vectors],
+        "vectors": [step.probe.to_layout_order(vector.to(_where(step))) for vector in step.trainable.vectors],
         "optimizer": [_optimizer_state(step, row) for row in step.trainable.optimized],
         "buffers": dict(step.probe.module.named_buffers()),
         "unreached": sorted(step.probe.unreached),
@@ -186,7 +186,7 @@ def set_state(step: Step, state: Mapping[str, Any]) -> None:
     """Restore what `state_of` returned."""
     step.trainable.set_state(state["motion"])
     for vector, value in zip(step.trainable.vectors, state["vectors"], strict=True):
-        vector.copy_(step.probe.native(value))
+        vector.copy_(step.probe.from_layout_order(value))
     for row, saved in zip(step.trainable.optimized, state["optimizer"], strict=True):
         _set_optimizer_state(step, row, saved)
     known = dict(step.probe.module.named_buffers())
@@ -228,7 +228,7 @@ def _optimizer_state(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
         values = [state.get(key) for _, state in held]
         if all(isinstance(v, Tensor) and v.shape == tensor.shape for v, (tensor, _) in zip(values, held, strict=True)):
             parts = [value.to(_where(step)) for value in values]
-            known[key] = step.probe.canonical(parts[0]) if _is_whole(row) else step.probe.layout.join(parts)
+            known[key] = step.probe.to_layout_order(parts[0]) if _is_whole(row) else step.probe.layout.join(parts)
             continue
         named = {f"{key}{PART}{k}": value for k, value in enumerate(values)}
         known |= {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
@@ -245,7 +245,11 @@ def _set_optimizer_state(step: Step, row: Sequence[Optimized], saved: Mapping[st
         parts: Sequence[Tensor] = [value] * len(places)  # in files of version 0.1, once for all
         if not part and value.shape == (step.probe.layout.size,):
             there = value if step.probe.copied else value.to(row[0][1].device)
-            parts = [step.probe.native(value)] if _is_whole(row) else list(step.probe.layout.split(there).values())
+            parts = (
+                [step.probe.from_layout_order(value)]
+                if _is_whole(row)
+                else list(step.probe.layout.split(there).values())
+            )
         for (_, tensor, _), new in zip(places, parts, strict=True):
             known = step.optimizer.state[tensor]
             if name.endswith(NUMBER):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ..batches import Batches, count
-from ..errors import ThalwegError, during, number, several, whole
+from ..errors import ThalwegError, during, number_list, real_number, whole_number
 from ..evaluation.fingerprint import Facts, bn_fingerprint, measured_fingerprint
 from ..evaluation.judging import Judge
 from ..results import Comparison
@@ -88,9 +88,9 @@ def compare(
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
-    lr = number(lr, "lr")
-    settings = Settings(whole(budget, "budget", least=1), lr, momentum, weight_decay, None, None, clip, 0)
-    multiples, seeds = several(multiples, "multiples", whole), several(seeds, "seeds", whole)
+    lr = real_number(lr, "lr")
+    settings = Settings(whole_number(budget, "budget", least=1), lr, momentum, weight_decay, None, None, clip, 0)
+    multiples, seeds = number_list(multiples, "multiples", whole_number), number_list(seeds, "seeds", whole_number)
     contenders = [_with_paper_settings(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
     call = Call(compute or Compute(), progress)

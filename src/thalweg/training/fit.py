@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..batches import Batches
-from ..errors import ThalwegError, several, whole
+from ..errors import ThalwegError, number_list, whole_number
 from ..runtime.compute import Call, Compute, StoredResult
 from ..store import files
 from ..tasks import Task
@@ -92,7 +92,7 @@ def fit(
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
     call = Call(compute or Compute(), progress)
-    keep, epochs = several(keep, "keep", whole), settings.epochs
+    keep, epochs = number_list(keep, "keep", whole_number), settings.epochs
     if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:
         raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batches, count, not_finite
-from ..errors import Diverged, ThalwegError, number, whole
+from ..errors import Diverged, ThalwegError, real_number, whole_number
 from ..runtime.compute import Call
 from ..tasks import Task, check_task
 from ..weightspace.layout import batch_norms
@@ -67,13 +67,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         checked = {
-            **{name: number(getattr(self, name), name) for name in ("momentum", "weight_decay")},
+            **{name: real_number(getattr(self, name), name) for name in ("momentum", "weight_decay")},
             **{
-                name: number(value, name) for name, value in (("lr", self.lr), ("clip", self.clip)) if value is not None
+                name: real_number(value, name)
+                for name, value in (("lr", self.lr), ("clip", self.clip))
+                if value is not None
             },
-            "seed": whole(self.seed, "seed"),
-            "epochs": whole(self.epochs, "epochs", least=1),
-            "accumulate": whole(self.accumulate, "accumulate", least=1),
+            "seed": whole_number(self.seed, "seed"),
+            "epochs": whole_number(self.epochs, "epochs", least=1),
+            "accumulate": whole_number(self.accumulate, "accumulate", least=1),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -123,7 +125,7 @@ class Settings:
         given: Any = self.schedule or (decay(base, self.epochs, steps) if self.lr is not None else lambda i: base)
         given = replace(given, lr_max=base) if self._scales else given
         schedule = given.plan(steps, self.epochs).rate if hasattr(given, "plan") else given
-        return lambda i: number(schedule(i), f"the learning rate of iteration {i}")
+        return lambda i: real_number(schedule(i), f"the learning rate of iteration {i}")
 
 
 def updates(batches: Batches, accumulate: int) -> int:
@@ -150,24 +152,24 @@ def train(
         else call.user_optimizer(trainable, settings)
     )
     schedule = settings.rate(steps, float(optimizer.param_groups[0]["lr"]))
-    passes, make = call.source(batches, trainable.probe.device, settings.accumulate)
-    step = Step(trainable, task, optimizer, settings.weight_decay, settings.clip, make)
-    with call.running(step, batches, settings, steps * settings.epochs, label, run) as live:
+    passes, make_batch = call.source(batches, trainable.probe.device, settings.accumulate)
+    step = Step(trainable, task, optimizer, settings.weight_decay, settings.clip, make_batch)
+    with call.running(step, batches, settings, steps * settings.epochs, label, run) as loop:
         trainable.probe.module.train()
-        observer.begin(live.step, steps)
-        progress = live.resume(batches, passes, observer, settings.on_epoch)
+        observer.begin(loop.step, steps)
+        progress = loop.resume(batches, passes, observer, settings.on_epoch)
         lr = schedule(progress.done) if progress.done else 0.0
         while progress.epoch <= settings.epochs:
             watch = _Divergence(trainable)
             for batch in progress.rest_of_epoch():
                 lr = schedule(progress.done + 1)
-                loss = live.step(batch, lr)
+                loss = loop.step(batch, lr)
                 progress.count(loss)
                 watch.see(progress.done, loss, lr, batch)
                 observer.after_step(progress.done, lr, loss)
-                live.after_step(loss)
+                loop.after_step(loss)
             watch.end(progress.done, lr)
-            live.after_epoch()
+            loop.after_epoch()
             observer.after_epoch(progress.epoch)
             call.warn_if_stalled(step, batches, progress.epoch, settings.epochs)
             progress.after_epoch(lr)

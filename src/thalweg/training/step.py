@@ -28,7 +28,7 @@ class Step:
         optimizer: Updates the vectors of `trainable`.
         weight_decay: L2 penalty.
         clip: Clip the gradient of the data loss to this norm.
-        make: Maps what the source of the batches yields to a batch.
+        make_batch: Maps what the source of the batches yields to a batch.
     """
 
     allows_empty = False  # whether a batch may be a part of a larger one, in which no example counts
@@ -41,10 +41,10 @@ class Step:
         optimizer: torch.optim.Optimizer,
         weight_decay: float = 0.0,
         clip: float | None = None,
-        make: Callable[[Any], Any] = lambda drawn: drawn,
+        make_batch: Callable[[Any], Any] = lambda drawn: drawn,
     ):
         self.trainable, self.probe, self.task = trainable, trainable.probe, task
-        self.optimizer, self.make = optimizer, make
+        self.optimizer, self.make_batch = optimizer, make_batch
         self.weight_decay, self.clip, self.decays_early = weight_decay, clip, clip is None
         self.mean_loss: Callable[..., tuple[Tensor, Number]] = mean_loss
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
@@ -57,13 +57,13 @@ class Step:
         return loss.detach()
 
     def draw(self) -> Tensor:
-        """The controls, from which the next point is computed: for a curve, its coefficients at t."""
+        """The next position, from which the point is computed: for a curve, its coefficients at t."""
         return torch.tensor(self.trainable.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
 
-    def forward(self, batch: Any, controls: Tensor) -> Tensor:
-        """The mean loss of a batch at the point of the controls: for a curve, at phi(t)."""
-        self.trainable.set_point(controls)
-        loss, self.number = self.mean_loss(self.task, self.probe.module, self.make, batch)
+    def forward(self, batch: Any, position: Tensor) -> Tensor:
+        """The mean loss of a batch at this position: for a curve, at phi(t)."""
+        self.trainable.set_point(position)
+        loss, self.number = self.mean_loss(self.task, self.probe.module, self.make_batch, batch)
         if isinstance(self.number, int) and self.number == 0 and not self.allows_empty:
             raise ThalwegError(
                 "nothing in this batch counts (all labels are -100, or the loss returned no values): leave out such "
@@ -94,9 +94,9 @@ class Step:
             self.optimizer.step()
 
 
-def mean_loss(task: Task, module: nn.Module, make: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, Number]:
+def mean_loss(task: Task, module: nn.Module, make_batch: Callable[[Any], Any], drawn: Any) -> tuple[Tensor, Number]:
     """The mean, and the number of values it is over."""
-    batch = make(drawn)
+    batch = make_batch(drawn)
     values, number = task.losses(*task.predictions(module, batch), batch)
     return mean_of(values, number), number
 
@@ -115,17 +115,17 @@ class Trainable(ABC):
     """What is trained: flat vectors, from which a step computes the point of the network, and to which the chain rule
     propagates its gradient.
 
-    What changes from step to step, such as t, is a few numbers, the controls; all else of a step is the same every
-    time.
+    What changes from step to step is a few numbers, the position, such as the coefficients at t; all else of a step is
+    the same every time.
     """
 
     probe: Probe
     block: Tensor  # (count, size), the vectors that are trained
     gradient: Tensor  # of the same shape
     optimized: list[list[Optimized]]  # what the optimizer moves: each vector as a whole, or parameter by parameter
-    controls = 0  # how many numbers a step needs from the CPU
+    position_size = 0  # how many numbers a step needs from the CPU
     on_device = True  # whether the whole step runs on the probe's device
-    linear = True  # whether the gradient of vector i is that of the probe times control i + 1
+    linear = True  # whether the gradient of vector i is that of the probe times entry i + 1 of the position
     same_t = True  # whether all processes of a run are at the same point
     averaged: Sequence[Tensor] = ()  # further state that processes at different points must share
     t: float | Tensor | None = None
@@ -142,11 +142,11 @@ class Trainable(ABC):
         self.optimized = [[("", *both)] for both in zip(self.vectors, self.gradient, strict=True)]
 
     def draw(self) -> Sequence[float]:
-        """The controls of the next step."""
+        """The position of the next step."""
         return ()
 
     @abstractmethod
-    def set_point(self, controls: Tensor) -> None:
+    def set_point(self, position: Tensor) -> None:
         """Move the probe to where the next gradient is needed."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class Network(Trainable):
         self.probe = probe
         self.set_vectors(probe.point[None])
 
-    def set_point(self, controls: Tensor) -> None:
+    def set_point(self, position: Tensor) -> None:
         self.probe.sync_parameters()
 
     def chain_rule(self, loss: Tensor, weight_decay: float) -> None:
@@ -198,18 +198,17 @@ class Bends(Trainable):
     """
 
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0):
-        self.probe, self.curve, self.controls = probe, curve, len(curve.points)
+        self.probe, self.curve, self.position_size = probe, curve, len(curve.points)
         self.generator = torch.Generator().manual_seed((seed + OTHER_STREAM) % 2**64)
         self.load_points()
 
     def load_points(self) -> None:
         size = self.probe.layout.size
-        aligned = torch.zeros(
-            self.controls, -(-size // 64) * 64, dtype=self.probe.point.dtype, device=self.probe.device
-        )
+        shape = len(self.curve.points), -(-size // 64) * 64
+        aligned = torch.zeros(shape, dtype=self.probe.point.dtype, device=self.probe.device)
         self.points = aligned[:, :size]  # rows that start at multiples of 64 are read faster
         for row, point in zip(self.points, self.curve.points, strict=True):
-            row.copy_(self.probe.native(point.vector))
+            row.copy_(self.probe.from_layout_order(point.vector))
         self.set_vectors(self.points[1:-1])
 
     def uniform(self) -> float:
@@ -248,7 +247,9 @@ class Bends(Trainable):
     def snapshot(self) -> Curve:
         return self.curve.with_bends(
             [
-                (vector if self.probe.in_order else self.probe.canonical(vector)).to(self.curve.start.vector, copy=True)
+                (vector if self.probe.in_layout_order else self.probe.to_layout_order(vector)).to(
+                    self.curve.start.vector, copy=True
+                )
                 for vector in self.vectors
             ]
         )
@@ -257,8 +258,8 @@ class Bends(Trainable):
 class UniformBends(Bends):
     """Equation (2) of the paper: one t per step, drawn from U(0, 1)."""
 
-    def set_point(self, controls: Tensor) -> None:
-        self.write_phi(controls)
+    def set_point(self, position: Tensor) -> None:
+        self.write_phi(position)
 
 
 def pieces(stretch: slice) -> Iterator[slice]:

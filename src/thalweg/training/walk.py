@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches
-from ..errors import Diverged, ThalwegError, whole
+from ..errors import Diverged, ThalwegError, whole_number
 from ..evaluation.ensemble import Ensemble
 from ..evaluation.fingerprint import Facts, measured_fingerprint
 from ..evaluation.measure import Measurement, prove_measuring
@@ -102,8 +102,8 @@ def walk(
         raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
-    steps = updates(batches, whole(accumulate, "accumulate", least=1))
-    plan = method.plan(steps, whole(epochs, "epochs", least=1))
+    steps = updates(batches, whole_number(accumulate, "accumulate", least=1))
+    plan = method.plan(steps, whole_number(epochs, "epochs", least=1))
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch, accumulate)
     call, watch = Call(compute or Compute(), progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
@@ -226,14 +226,14 @@ class WalkObserver(Observer):
 
     def state(self) -> dict[str, Any]:
         return {
-            "origin": self.probe.canonical(self.origin),
+            "origin": self.probe.to_layout_order(self.origin),
             "seen": torch.stack(self.seen) if self.seen else [],
             "watched_at": self.watched_at,
             "watched": self.watched,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self.origin = self.probe.native(state["origin"]).to(self.probe.device)
+        self.origin = self.probe.from_layout_order(state["origin"]).to(self.probe.device)
         self.seen = list(torch.as_tensor(state["seen"]).to(self.probe.device))
         self.watched_at, self.watched = state["watched_at"], state["watched"]
         folder = self.run.folder if self.run is not None else Path()

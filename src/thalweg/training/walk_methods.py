@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, cos, inf, isfinite, pi
 from typing import ClassVar
 
-from ..errors import ThalwegError, number, several, whole
+from ..errors import ThalwegError, number_list, real_number, whole_number
 from .sgd import Schedule
 
 
@@ -25,7 +25,7 @@ class Iterations:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole(self.count, "a number of iterations"))
+        object.__setattr__(self, "count", whole_number(self.count, "a number of iterations"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Method(ABC):
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, Iterations):
-                object.__setattr__(self, name, tuple(several(value, name)) if name == "starts" else number(value, name))
+                object.__setattr__(
+                    self, name, tuple(number_list(value, name)) if name == "starts" else real_number(value, name)
+                )
         if "starts" in names and not (self.starts and all(0 < share < 1 for share in self.starts)):
             raise ThalwegError(f"starts are shares of the budget, above 0 and below 1; got {self.starts}")
 
@@ -130,7 +132,7 @@ class Snapshot(Method):
 
     def __post_init__(self) -> None:
         self._plain("lr_max")
-        object.__setattr__(self, "cycles", whole(self.cycles, "cycles"))
+        object.__setattr__(self, "cycles", whole_number(self.cycles, "cycles"))
         if self.cycles < 1 or not self.lr_max > 0:
             raise ThalwegError(f"Snapshot needs cycles >= 1 and lr_max > 0; got {self.cycles} and {self.lr_max}")
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import whole
+from ..errors import whole_number
 from ..weightspace.layout import Layout
 from ..weightspace.weights import Weights
 from .sgd import rates
@@ -55,12 +55,12 @@ class WalkScheduler(LRScheduler):
         accumulate: int = 1,
         last_epoch: int = -1,
     ):
-        own = -(-whole(steps, "steps", least=1) // whole(accumulate, "accumulate", least=1))
+        own = -(-whole_number(steps, "steps", least=1) // whole_number(accumulate, "accumulate", least=1))
         if getattr(method, "lr_max", 0) is None:  # the optimizer's, as in `fit`
             first = optimizer.param_groups[0]
             method = replace(method, lr_max=float(first.get("initial_lr", first["lr"])))  # type: ignore[type-var]
-        self.plan = method.plan(own, whole(epochs, "epochs", least=1))
-        super().__init__(optimizer, whole(last_epoch, "last_epoch"))
+        self.plan = method.plan(own, whole_number(epochs, "epochs", least=1))
+        super().__init__(optimizer, whole_number(last_epoch, "last_epoch"))
 
     def get_lr(self) -> list[float | Any]:
         return rates(self.plan.rate(self.last_epoch + 1), self.base_lrs)

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._C._functorch import is_batchedtensor
 
 from ..batches import Batches, count
-from ..errors import ThalwegError, whole
+from ..errors import ThalwegError, whole_number
 from ..runtime.rng import seeded
 from ..tasks import Task
 from .axes import Axes
@@ -114,7 +114,7 @@ def align(
         ThalwegError: If the two are not networks of the same kind, or as in `symmetries`.
     """
     count(batches)
-    seed = whole(seed, "seed")
+    seed = whole_number(seed, "seed")
     if by not in ("weights", "activations"):
         raise ThalwegError(f"networks are aligned by 'weights' or by 'activations'; got {by!r}")
     others = [b] if isinstance(b, Weights) else list(b)

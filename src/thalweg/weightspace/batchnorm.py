@@ -95,7 +95,7 @@ class Statistics:
             k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")
         }
         self.state: ModuleState | None = None
-        self.passes, self.make = source(batches, probe.device)
+        self.passes, self.make_batch = source(batches, probe.device)
         self.replay = Replay(self._add_batch, probe.module, probe.device, compute.captures(probe.device), pool)
 
     def __call__(self, whole: Tensor | None = None) -> None:
@@ -130,7 +130,7 @@ class Statistics:
     def _add_batch(self, drawn: Any) -> None:
         self.pending: dict[int, int] = {}
         with self.compute.casting(self.probe.device):
-            self.forward(self.probe.module, self.make(drawn))
+            self.forward(self.probe.module, self.make_batch(drawn))
         if len(self.pending) == len(self.layers):
             sizes = tuple(self.pending[k] for k in range(len(self.layers)))
             if sizes not in self.counts:

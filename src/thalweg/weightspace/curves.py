@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import DURING_NOTE, ThalwegError, note, number, whole
+from ..errors import DURING_NOTE, ThalwegError, note, real_number, whole_number
 from ..store import files
 from .layout import Layout
 from .weights import Weights, at, check_agreement, check_points, combine, inner_products
@@ -50,7 +50,7 @@ class Curve(ABC):
     knots: tuple[float, ...] = (0.0, 1.0)  # the curve is smooth between these
 
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
-        bends = whole(bends, "bends (of which a Segment has none)", least=1)
+        bends = whole_number(bends, "bends (of which a Segment has none)", least=1)
         check_agreement(start, end)
         between = (start.vector.lerp(end.vector, i / (bends + 1)) for i in range(1, bends + 1))
         self.points = (start, *(at(start, vector) for vector in between), end)
@@ -136,7 +136,7 @@ class Curve(ABC):
             points: How many.
             by: "t", or "length" for equal distances along the curve.
         """
-        points = whole(points, "points")
+        points = whole_number(points, "points")
         if points < 2:
             raise ThalwegError(f"a curve needs at least 2 points, its ends; got {points!r}")
         if by not in ("t", "length"):
@@ -369,7 +369,7 @@ class Bezier(Curve):
 
 
 def check_t(t: float) -> float:
-    t = float(number(t, "t"))
+    t = float(real_number(t, "t"))
     if not 0 <= t <= 1:
         raise ThalwegError(f"t must lie between 0 (the start) and 1 (the end); got {t}")
     return t

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..errors import ThalwegError, number
+from ..errors import ThalwegError, real_number
 from .layout import named_parameters
 from .weights import Weights, check_agreement
 
@@ -58,7 +58,7 @@ class OriginPath:
 
     def point(self, s: float) -> Weights:
         """The weights at s; the origin itself, s = 1/2, where nothing is predicted, is refused."""
-        s = number(s, "s")
+        s = real_number(s, "s")
         if not 0 <= s <= 1 or s == 0.5:
             raise ThalwegError(f"the path has points for s from 0 to 1 except the origin, 1/2; got {s!r}")
         end, t = self.start if s < 0.5 else self.end, self.shrink(s)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..errors import ThalwegError, number, whole
+from ..errors import ThalwegError, real_number, whole_number
 from .curves import Curve, Segment
 from .layout import Layout
 from .weights import Weights, at, check_agreement, check_list, check_points, check_weights, combine, inner_products
@@ -137,9 +137,9 @@ class Plane:
             )
         if normalise not in ("filter", "layer", None):
             raise ThalwegError(f"normalise is 'filter', 'layer' or None; got {normalise!r}")
-        if not 0 < (radius := number(radius, "radius")) < float("inf"):
+        if not 0 < (radius := real_number(radius, "radius")) < float("inf"):
             raise ThalwegError(f"a radius is above 0; got {radius}")
-        generator = torch.Generator().manual_seed(whole(seed, "seed") % 2**64)
+        generator = torch.Generator().manual_seed(whole_number(seed, "seed") % 2**64)
         ends = [at(weights, weights.vector + _direction(weights, normalise, generator)) for _ in range(2)]
         if weights.distance(ends[0]) == 0:
             raise ThalwegError(
@@ -181,7 +181,7 @@ class Plane:
 
     def point(self, x: float, y: float) -> Weights:
         """The weights at (x, y); those of the three networks of `Plane(a, b, c)` bit for bit at their corners."""
-        x, y = number(x, "x"), number(y, "y")
+        x, y = real_number(x, "x"), real_number(y, "y")
         third = y / self.height
         second = (x - third * self.shift) / self.width
         return combine(self.basis, [1 - second - third, second, third])

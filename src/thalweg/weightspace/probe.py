@@ -109,19 +109,19 @@ class Probe:
             for piece, (shape, _, stride) in zip(pieces, self._shapes, strict=True)
         ]
 
-    def native(self, vector: Tensor) -> Tensor:
-        """A copy of the vector of a `Weights`, in the order of this probe's memory."""
+    def from_layout_order(self, vector: Tensor) -> Tensor:
+        """A copy of a vector in the order of the layout, as `Weights` have it, in that of this probe's memory."""
         flat = torch.empty_like(vector)
         torch._foreach_copy_(self.slots(flat), list(self.layout.split(vector).values()))
         return flat
 
     @property
-    def in_order(self) -> bool:
-        """Whether that is the order of the vector anyway."""
+    def in_layout_order(self) -> bool:
+        """Whether both orders are the same, as without channels_last."""
         return all(stride == torch.empty(shape, device="meta").stride() for shape, _, stride in self._shapes)
 
-    def canonical(self, flat: Tensor) -> Tensor:
-        """The reverse: a flat vector of this probe in the order of its layout."""
+    def to_layout_order(self, flat: Tensor) -> Tensor:
+        """A copy of a flat vector of this probe, as `Weights` have it."""
         return torch.cat([slot.reshape(-1) for slot in self.slots(flat)])
 
     def load(self, weights: Weights) -> None:
@@ -195,7 +195,7 @@ class Probe:
         parameters = named_parameters(self.module)
         frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module).items()}
-        return Weights(self.layout, self.canonical(self.point), buffers, frozen, made or {})
+        return Weights(self.layout, self.to_layout_order(self.point), buffers, frozen, made or {})
 
     def sync_parameters(self) -> None:
         """Tell the network that `point` was written."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ThalwegError, number, whole
+from ..errors import ThalwegError, real_number, whole_number
 from ..store import files
 from .layout import Layout
 from .weights import Weights, at, check_agreement, check_weights, held_once
@@ -44,7 +44,7 @@ class SWAG:
     """
 
     def __init__(self, members: Sequence[Weights] = (), *, rank: int = 20):
-        self.rank, self.count = whole(rank, "rank", least=0), 0
+        self.rank, self.count = whole_number(rank, "rank", least=0), 0
         if self.rank == 1:
             raise ThalwegError("one network has no deviation from its mean: give a rank of at least 2, or 0 for none")
         self._recent = deque[Tensor](maxlen=self.rank)
@@ -105,7 +105,7 @@ class SWAG:
         Returns:
             Weights on the CPU, without batch-norm statistics: `update_bn` adds them.
         """
-        n, seed, scale = whole(n, "n", least=1), whole(seed, "seed"), number(scale, "scale")
+        n, seed, scale = whole_number(n, "n", least=1), whole_number(seed, "seed"), real_number(scale, "scale")
         if not 0 <= scale < inf:
             raise ThalwegError(f"scale multiplies a covariance, so it must be at least 0 and finite; got {scale}")
         self._need(2)
@@ -152,7 +152,7 @@ class SWAG:
             others = {name.removeprefix("other "): t for name, t in tensors.items() if name.startswith("other ")}
             frozen = {name: held_once(name, others.pop(name), copy=False) for name in layout.frozen}
             found._mean, found._squares, recent = (tensors[name] for name in ("mean", "squares", "recent"))
-            found.count = whole(about["count"], "count", least=1)
+            found.count = whole_number(about["count"], "count", least=1)
             found._like = Weights(layout, found._mean.to(layout.dtype), others, frozen)
             found._recent.extend(recent)
             size, kind = (layout.size,), torch.promote_types(layout.dtype, torch.float32)

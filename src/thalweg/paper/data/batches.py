@@ -96,7 +96,7 @@ class DeviceBatches:
         return whole if self.drop_last or rest == 0 else whole + 1
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return map(self.make, self.draws())
+        return map(self.make_batch, self.draws())
 
     def draws(self) -> Iterator[Tensor]:
         """For each batch of one epoch, what was drawn at random: a row per image with its index, and with augmentation
@@ -111,7 +111,7 @@ class DeviceBatches:
             columns += [draw(2) if self.flip else torch.zeros_like(columns[0])]
         yield from torch.stack(columns, dim=1).split(self.batch_size)[: len(self)]
 
-    def make(self, draw: Tensor) -> tuple[Tensor, Tensor]:
+    def make_batch(self, draw: Tensor) -> tuple[Tensor, Tensor]:
         """The batch for one of the `draws`; only tensors are read, so that it can be captured in a CUDA graph."""
         chosen = draw[:, 0]
         pixels = self.images[chosen] if draw.shape[1] == 1 else self._window(*draw.T)
@@ -173,13 +173,13 @@ class TokenBatches:
         return (self.streams.shape[1] - 1) // self.steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return map(self.make, self.draws())
+        return map(self.make_batch, self.draws())
 
     def draws(self) -> Iterator[Tensor]:
         """For each batch of one epoch, its position in the streams."""
         return iter(torch.arange(len(self), device=self.device) * self.steps)
 
-    def make(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def make_batch(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The batch at this position; only tensors are read, so that it can be captured in a CUDA graph."""
         place = start + self.along
         return self.streams[:, place], (start == 0).float(), self.streams[:, place + 1]
