@@ -5,7 +5,8 @@ $ python benchmarks/ensembles.py --data ~/data --out paper
 Takes the networks, Snapshot runs and FGE walks that `thalweg paper run ensembles --data-set cifar100 --model vgg16` has
 trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. `--seeds 1,2,3` says which;
 one that does not begin to learn, as seed 0, or diverges, as Snapshot at its first restart with seeds 2 and 3, ends the
-command with a sentence: `--methods Independent,FGE` leaves Snapshot out. The same command resumes what was interrupted.
+command with a sentence: `--methods Independent,FGE` leaves Snapshot out. `--more 4,5,6` are seeds of further
+independent networks, to count what is worth more than three of them. The same command resumes what was interrupted.
 Prints one row per ensemble at one, two and three budgets, and one for its average as one network, then the
 same as one line of JSON, and writes `comparison.json` and the figures. With `--scale smoke` and without data it runs
 every line on a CPU in about a minute; its networks learn nothing.
@@ -30,7 +31,7 @@ import thalweg as tw
 from thalweg.evaluation.judging import Judge
 from thalweg.paper.ensemble_entries import members_of
 from thalweg.paper.entries import ENTRIES, open_experiment
-from thalweg.paper.experiment import Experiment, prepare
+from thalweg.paper.experiment import Experiment, Need, prepare
 
 METHODS = {"Independent": "Ind", "Snapshot": "SSE", "FGE": "FGE"}
 SCORES = ("error", "nll", "calibrated_nll")
@@ -50,9 +51,9 @@ def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, se
     return [tw.update_bn(experiment.architecture, weights, experiment.clean).to("cpu") for weights in drawn]
 
 
-def judged(experiment: Experiment, methods: Sequence[str], samples: int) -> tw.Comparison:
-    seeds = experiment.seeds
+def judged(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str], samples: int) -> tw.Comparison:
     runs: dict[str, list[Any]] = {name: members_of(experiment, METHODS[name], len(seeds)) for name in methods}
+    runs["Independent"] = members_of(experiment, METHODS["Independent"], len(experiment.seeds))
     runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in zip(seeds, runs["FGE"], strict=True)]
     judge = Judge(experiment.architecture, experiment.task, experiment.test, None, experiment.clean, None)
     one, multiples = judge.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
@@ -62,7 +63,7 @@ def judged(experiment: Experiment, methods: Sequence[str], samples: int) -> tw.C
             "settings": "from the networks of FGE" if name == "SWAG" else "as in the paper",
             "epochs": experiment.recipe.epochs,
             "members": len(pool[0]),
-            **judge.entry(pool, multiples, one),
+            **judge.entry(pool, range(1, len(pool) + 1), one),
         }
         for name, pool in runs.items()
     }
@@ -96,16 +97,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("thalweg-paper"), help="the folder of `thalweg paper run`")
     parser.add_argument("--scale", choices=("full", "smoke"), default="full")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3])
+    parser.add_argument("--more", type=lambda text: [int(word) for word in text.split(",")], default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[*METHODS], help="FGE among them")
     parser.add_argument("--samples", type=int, default=20, help="networks drawn by SWAG for each seed")
     given = parser.parse_args()
     began, device = time.perf_counter(), "cuda" if torch.cuda.is_available() else "cpu"
     compute = tw.Compute("bf16" if device == "cuda" else "fp32")
-    settings: Any = {"given": given.data, "device": device, "compute": compute, "seeds": given.seeds}
+    settings: Any = {"given": given.data, "device": device, "compute": compute, "seeds": [*given.seeds, *given.more]}
     experiment = open_experiment(given.out, "cifar100", "vgg16", given.scale, **settings)
-    wanted = ENTRIES["ensembles"].wanted(experiment, len(given.seeds))
+    wanted = [(experiment, Need("network", k)) for k in range(len(experiment.seeds))]
+    wanted += ENTRIES["ensembles"].wanted(experiment, len(given.seeds))
     prepare([(own, need) for own, need in wanted if need.kind != "snapshot" or "Snapshot" in given.methods])
-    found, folder = judged(experiment, given.methods, given.samples), experiment.results / "judged"
+    found, folder = judged(experiment, given.seeds, given.methods, given.samples), experiment.results / "judged"
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / "comparison.json")
     for name, draw in {"budget": tw.figures.budget, "equivalents": tw.figures.equivalents}.items():

@@ -281,6 +281,23 @@ def test_equivalents_of_a_comparison_are_interpolated(judged):
     assert alone.equivalent("Snapshot", 1) != alone.equivalent("Snapshot", 1)
 
 
+def test_more_seeds_than_budgets_reach_larger_equivalents():
+    result = run([tw.Independent(), tw.Snapshot(cycles=2, lr_max=0.1)], budget=4, multiples=(1,))
+    three = result.entries["Independent"]["pooled"]["3"]
+    animal, batches = ZOO["conv_bn"], ZOO["conv_bn"].batches()
+    networks = [tw.fit(animal.module(seed), animal.task, batches, epochs=4, lr=0.1, seed=seed) for seed in (1, 2, 3)]
+    alone = tw.Ensemble(animal.module(1), networks).score(animal.task, batches)
+    assert three == pytest.approx(alone, rel=1e-12)
+    assert [*result.independent()] == [1, 2, 3]
+    assert [*result.entries["Snapshot"]["pooled"]] == [], "scored at the budgets alone"
+    nll = {"runs": [{"calibrated_nll": 1.0}], "pooled": {k: {"calibrated_nll": v} for k, v in (("2", 0.8), ("3", 0.7))}}
+    entries = {"Independent": {**result.entries["Independent"], **nll}, "New": {**result.entries["Snapshot"], **nll}}
+    entries["New"] |= {"runs": [{"error": 0, "calibrated_nll": 0.75}]}
+    found = tw.Comparison(4, [1], [1, 2, 3], entries)
+    assert found.equivalent("New", 1) == pytest.approx(2.5)
+    assert max(tw.figures.equivalents(found, ax=Figure().subplots()).lines[0].get_ydata()) == 3
+
+
 def test_averages_are_scored_as_one_network(judged):
     result, _, walked, predicted, labels, _ = judged
     for k, members in ((1, walked[0]), (2, [*walked[0], *walked[1]])):

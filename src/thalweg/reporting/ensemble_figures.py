@@ -192,7 +192,7 @@ def _worth(
             )
             for name in found.entries
             if name not in ("Independent", "Ind")
-        }, max(budgets)
+        }, max(found.independent(), default=1)
     if reference is None:
         raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
     return {

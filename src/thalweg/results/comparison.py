@@ -78,11 +78,15 @@ class Comparison(Saved):
         """How many independent networks have the same calibrated NLL, interpolated; infinity if more than there are, 0
         if less than one, NaN if not known.
         """
+        return equivalent(self.score(method, multiple, "calibrated_nll", averaged)[0], self.independent())
+
+    def independent(self) -> dict[int, float]:
+        """The calibrated NLL of each number of independent networks that were scored, also of more than the budgets
+        have; none if there was no such method.
+        """
         reference = next((name for name in ("Independent", "Ind") if name in self.entries), None)
-        if reference is None:
-            return nan
-        known = {k: self.score(reference, k, "calibrated_nll")[0] for k in sorted(self.multiples)}
-        return equivalent(self.score(method, multiple, "calibrated_nll", averaged)[0], known)
+        counts = [] if reference is None else [1, *sorted(map(int, self.entries[reference]["pooled"]))]
+        return {k: self.score(str(reference), k, "calibrated_nll")[0] for k in counts}
 
     def _entry(self, method: str, averaged: bool) -> dict[str, Any]:
         return self.entries[method]["averaged"] if averaged else self.entries[method]
@@ -146,7 +150,7 @@ class Comparison(Saved):
             f"{k}B {method}{', averaged' * averaged}",
             *(str(networks), _brief(size), str(k * entry["epochs"]), _brief(time)),
             *(score, "+" * (difference > 0) + _with_spread(first, difference, spread), *more),
-            _counted(self.equivalent(method, k, averaged), self.multiples),
+            _counted(self.equivalent(method, k, averaged), [*self.independent()]),
         ]
 
     def titled(self, method: str) -> str:
@@ -174,6 +178,8 @@ def equivalent(nll: float, independent: Mapping[int, float]) -> float:
     Returns:
         Infinity if it is more than there are, 0 if it is less than the first, NaN if something is not known.
     """
+    if not independent:
+        return nan
     counts, values = [*independent], [*independent.values()]
     best = np.minimum.accumulate(values)  # where chance makes more networks worse, fewer are as good
     if not np.isfinite([nll, *best]).all():

@@ -77,7 +77,8 @@ def compare(
             scaled to `lr`.
         budget: Epochs of one run.
         multiples: Multiples of the budget to report; k times the budget pools the first k runs.
-        seeds: One run each.
+        seeds: One run each. With more than the largest multiple, ensembles are also compared with that many independent
+            networks.
         bn_batches: Training data without augmentation. Averages of networks with batch norm, as SWA's, need it.
         held_out: Other data, to fit the temperatures of the calibrated scores; as in `Ensemble.report`.
         lr: Learning rate of the plain run, from which FGE and SWA branch off at their `starts`.
@@ -109,8 +110,9 @@ def compare(
         judge.check()
         jobs = [partial(runner.run, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
         pools = [*zip(*at_once(jobs, next(module.parameters()).device), strict=True)]
-        independent = next((k for k, each in enumerate(contenders) if isinstance(each, Independent)), None)
-        one = [] if independent is None else judge.alone(pools[independent])
+        independent = next((each for each in contenders if isinstance(each, Independent)), None)
+        one = [] if independent is None else judge.alone(pools[contenders.index(independent)])
+        every = range(1, len(seeds) + 1)  # what other ensembles are worth is read off between these
         entries: dict[str, dict[str, Any]] = {}
         for contender, pool in zip(contenders, pools, strict=True):
             name = type(contender).__name__
@@ -119,7 +121,7 @@ def compare(
                 "settings": str(contender),
                 "epochs": runner.cost(contender),
                 "members": len(pool[0]),
-                **judge.entry(pool, multiples, one),
+                **judge.entry(pool, every if contender is independent else multiples, one),
             }
         return Comparison(settings.epochs, multiples, seeds, entries, judge.milliseconds(pools[0][0][0]))
 
