@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite, isnan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,6 @@ from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fing
 from .measure import Points, bad_values, check_alone, measurement_of, prove_measuring
 from .sampling import Sampling, Target, sampling_of
 
-Early = dict[str, tuple[Tensor, Number]]  # data set -> sum of the loss over its first batches, and their size
-Pools = tuple[Tensor, Tensor] | None  # of batch norm, over the first batches and over all of them
 NEW = "start a new run in another folder"
 GATHER_EVERY = 2.0  # seconds that each rank measures before results are gathered
 
@@ -136,7 +134,7 @@ def scan(
         del at, probe, proof  # before there is another
         if last is not None:
             least, fresh = min(data, key=lambda name: len(data[name])), probe_at(module, None, call.compute, layout)
-            _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), *last)
+            _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), last)
         return Scan(values=values, weight_decay=weight_decay, stored=stored, units=dict(task.units), **where, **drawn)
 
     scan = replace(call.resumed(run, "scan", fingerprint, StoredResult.of(SCAN, Scan), measured), **drawn)
@@ -241,10 +239,18 @@ def _rounds(
         each = max(1, int(each * GATHER_EVERY / max(1e-3, *seconds))) if processes.size > 1 else 1
 
 
-class Measurer:
-    """Measures everything at one point after another; keeps the last one, with its losses on the first batches."""
+class LastPoint(NamedTuple):
+    """The point measured last, and what its first batches gave, to be compared when these are measured again."""
 
-    last: tuple[Weights, Early, Pools] | None = None
+    weights: Weights
+    losses: dict[str, tuple[Tensor, Number]]  # data set -> their sum, and over how many examples
+    pools: tuple[Tensor, Tensor] | None  # for batch norm, of the first batches and of all
+
+
+class Measurer:
+    """Measures everything at one point after another."""
+
+    last: LastPoint | None = None
 
     def __init__(
         self,
@@ -273,7 +279,8 @@ class Measurer:
             # waits for a GPU once; of the first batches alone perhaps none counts
             found = {} if first else {name: measure.means() for name, measure in self.measures.items()}
             decay = 0.5 * self.weight_decay * float(square)
-        self.last = (weights, {name: measure.early for name, measure in self.measures.items()}, self.points.pools)
+        losses = {name: measure.early for name, measure in self.measures.items()}
+        self.last = LastPoint(weights, losses, self.points.pools)
         return {name: {"loss": means["data_loss"] + decay, **means} for name, means in found.items()}
 
     def stored(self, curve: Curve) -> dict[str, dict[str, list[float]]]:
@@ -284,15 +291,16 @@ class Measurer:
         return {name: {key: [end[name][key] for end in pair] for key in entry} for name, entry in pair[0].items()}
 
 
-def _look_again(at: Measurer, weights: Weights, early: Early, pools: Pools) -> None:
+def _look_again(at: Measurer, last: LastPoint) -> None:
     """Measure the first batches of the last point again with a new copy of the network; a difference is an error."""
     with during("measuring the last point again"), aside(at.probe.device):
-        at(weights, first=True, whole=pools and pools[1])
-    for by_itself, with_others in zip(*(moments(pool[0]) for pool in (at.points.pools, pools) if pool), strict=False):
+        at(last.weights, first=True, whole=last.pools and last.pools[1])
+    both = (moments(pools[0]) for pools in (at.points.pools, last.pools) if pools)
+    for by_itself, with_others in zip(*both, strict=False):
         what = "the last point measured has other batch-norm statistics after the others than by itself"
         check_alone(at.probe, by_itself, with_others, what)
     for name, measure in at.measures.items():
-        (alone, size), (after, as_many) = measure.early, early[name]
+        (alone, size), (after, as_many) = measure.early, last.losses[name]
         if size == as_many and size:  # otherwise less fits into GPU memory than before
             what = (
                 f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "

@@ -122,7 +122,8 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> Iter
         above, times = 100 * (errors[name] - errors["single"]), losses[name] / ends
         for whose, points, share in _bounds(experiment, name):
             error = [f"the error stays within {points:.2f} points of the worse end"] if points < inf else []
-            loss = [f"the train loss within {share:.2f} times that end's"] if share < inf else []
+            stays = "" if error else "stays "
+            loss = [f"the train loss {stays}within {share:.2f} times that end's"] if share < inf else []
             yield Claim(
                 f"along the {name} {' and '.join(error + loss)} ({whose})",
                 above <= points and times <= share,
