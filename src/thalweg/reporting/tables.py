@@ -8,12 +8,12 @@ from ..results import Scan, grid, shown
 COLUMNS = (("loss", ("min", "int", "mean", "max")), ("error", ("min", "int", "max")))
 
 
-def curves(scans: Mapping[str, Scan], data: tuple[str, ...] = ("train", "test")) -> str:
+def curves(scans: Mapping[str, Scan]) -> str:
     """One row per curve with its length ratio and the summary of each data set, laid out as the paper's table."""
     first, units = next(iter(scans.values())).values, next(iter(scans.values())).units
     columns = [
         (name, quantity, key)
-        for name in data
+        for name in ("train", "test")
         for quantity, keys in COLUMNS
         if name in first and quantity in first[name] and not (name == "test" and quantity == "loss")
         for key in keys

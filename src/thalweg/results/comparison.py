@@ -1,6 +1,5 @@
 """What `compare` returns: ensembles of several methods at equal training budget."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
@@ -132,13 +131,15 @@ class Comparison(Saved):
 
     def _remarks(self) -> list[str]:
         """What could not be done, and why, once for all methods with the same reason."""
-        methods = defaultdict(list)
-        for method, own in self.entries.items():
-            for which, entry in ((method, own), (f"{method}, averaged", own.get("averaged", {}))):
-                for missing in ("not averaged", "not calibrated", "not held out"):
-                    if missing in entry:
-                        methods[f"{missing}: {entry[missing]}"].append(which)
-        return [f"{'; '.join(names)}, {why}" for why, names in methods.items()]
+        found = [
+            (f"{missing}: {entry[missing]}", which)
+            for method, own in self.entries.items()
+            for which, entry in ((method, own), (f"{method}, averaged", own.get("averaged", {})))
+            for missing in ("not averaged", "not calibrated", "not held out")
+            if missing in entry
+        ]
+        reasons = dict.fromkeys(why for why, _ in found)
+        return [f"{'; '.join(which for own, which in found if own == why)}, {why}" for why in reasons]
 
     def _costs(self, method: str, k: int, averaged: bool, first: str, others: Sequence[str]) -> list[str]:
         entry, networks = self.entries[method], self.networks(method, k, averaged)

@@ -146,17 +146,8 @@ def walk(
             pooled.append(call.resumed(Run.of(run, name), "walk", fingerprint, FROM_ONE_START, partial(walked, number)))
         return _joined(pooled)
 
-    def load(folder: Path) -> Walk:
-        return _joined([FROM_ONE_START.load(folder / name) for name in names])
-
-    def save(found: Walk, folder: Path) -> None:
-        """The members as an ensemble, then the traces; the last one marks the walk as finished."""
-        if found.members:
-            Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
-        for number, trace in enumerate(found.traces, start=1):
-            trace.save(folder / f"trace-{number}.json")
-
-    return call.resumed(run, "walk", fingerprint, StoredResult(f"trace-{len(starts)}.json", load, save), all_walked)
+    stored = StoredResult(f"trace-{len(starts)}.json", partial(_load, names), partial(_save, module))
+    return call.resumed(run, "walk", fingerprint, stored, all_walked)
 
 
 def _joined(walks: Sequence[Walk]) -> Walk:
@@ -165,6 +156,18 @@ def _joined(walks: Sequence[Walk]) -> Walk:
         tuple(member for walk in walks for member in walk.members),
         tuple(trace for walk in walks for trace in walk.traces),
     )
+
+
+def _load(names: Sequence[str], folder: Path) -> Walk:
+    return _joined([FROM_ONE_START.load(folder / name) for name in names])
+
+
+def _save(module: nn.Module, found: Walk, folder: Path) -> None:
+    """The members as an ensemble, then the traces; the last one marks the walk as finished."""
+    if found.members:
+        Ensemble(module, found.members).save(files.no_link(folder / MEMBERS))
+    for number, trace in enumerate(found.traces, start=1):
+        trace.save(folder / f"trace-{number}.json")
 
 
 def _load_one(folder: Path) -> Walk:
