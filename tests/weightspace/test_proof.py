@@ -11,7 +11,8 @@ from zoo import ZOO, bits, same_bits
 import thalweg as tw
 from thalweg.evaluation.curve_ensemble import curve_ensemble
 from thalweg.weightspace.probe import Probe
-from thalweg.weightspace.proof import Watch, agree
+from thalweg.weightspace.proof import agree
+from thalweg.weightspace.watch import Watch
 
 BATCHES = ZOO["mlp"].batches()
 TASK = tw.classification()

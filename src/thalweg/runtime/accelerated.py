@@ -16,7 +16,8 @@ from ..training.step import Bends, Step, UniformBends
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
-from ..weightspace.proof import Watch, check_leaves, prove_copy, watched
+from ..weightspace.proof import check_leaves, prove_copy
+from ..weightspace.watch import Watch, watched
 from ..weightspace.weights import LARGE
 from .accumulated import Accumulated, Parts
 from .compute import Compute, Context
