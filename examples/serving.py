@@ -88,6 +88,8 @@ def main() -> None:
     ways = {"torch.export": through_export}
     if find_spec("onnxscript") and find_spec("onnxruntime"):
         ways["ONNX"] = through_onnx
+    else:
+        print("without ONNX, which needs onnx, onnxscript and onnxruntime")
     with torch.no_grad(), TemporaryDirectory() as folder:
         for name, module in {"ensemble": ensemble.as_module(), "average": average.eval()}.items():
             for way, through in ways.items():

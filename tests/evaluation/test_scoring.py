@@ -291,6 +291,14 @@ def test_average_without_a_temperature_is_said():
     assert "the average has no calibrated scores, since no temperature has the lowest NLL: 2 of 8" in report.table()
 
 
+def test_the_average_of_one_member_is_that_member():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    member = tw.update_bn(module, tw.Weights.of(module), [(torch.randn(8, 2), None)])
+    found = tw.Ensemble(module, [member]).average()
+    assert found.has_statistics
+    assert torch.equal(found.vector, member.vector)
+
+
 def test_averaged_with_batch_norm_needs_bn_batches():
     animal = ZOO["conv_bn"]
     points = [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1) for s in range(2)]

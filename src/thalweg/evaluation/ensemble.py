@@ -358,7 +358,7 @@ class Ensemble:
             task: How the network is called on a batch, as in `update_bn`.
             bn_batches: Training data without augmentation, which networks with batch norm need for their statistics.
         """
-        mean = average(self.members)
+        mean = average(self.members) if len(self) > 1 else self.members[0]
         if mean.has_statistics:
             return mean
         if bn_batches is None:

@@ -101,9 +101,7 @@ class Judge:
         return found.scores | disagreement, found.examples, found.why_none
 
     def _average(self, members: Sequence[Weights]) -> Judged:
-        if len(members) > 1:
-            members = [Ensemble(self.module, members).average(self.task, self.bn_batches)]
-        return self._score(members)
+        return self._score([Ensemble(self.module, members).average(self.task, self.bn_batches)])
 
 
 def paired(found: Sequence[Examples], one: Sequence[Examples]) -> dict[str, list[float]]:

@@ -131,7 +131,8 @@ def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
     if values.shape != targets.shape:
         raise ThalwegError(
             "predictions are scored against labels, whole numbers of two classes or more, or against targets of their "
-            f"shape; got {tuple(values.shape)} and {describe(targets)}: convert or reshape one in the task"
+            f"shape; got {tuple(values.shape)} and {describe(targets)}: convert or reshape one in the task, or give it "
+            "probabilities= with a column for each class"
         )
     if not isfinite(found := float((values - targets.double()).square().mean())):
         raise ThalwegError(

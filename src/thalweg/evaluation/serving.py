@@ -82,7 +82,7 @@ def class_softmax(outputs: Any) -> Tensor:
     if logits.ndim < 2 or logits.shape[1] < 2:
         raise ThalwegError(
             "probabilities are of two classes or more, in dimension 1 of the outputs; got outputs "
-            f"{tuple(logits.shape)}: give the task, with probabilities= of its own"
+            f"{tuple(logits.shape)}: give a task whose probabilities= has a column for each class"
         )
     return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
