@@ -150,7 +150,8 @@ def test_probabilities_of_a_task():
     ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.ones(3, 2).double()
     assert torch.allclose(ensemble.probabilities(x, task).probabilities[:, :1], net(x).sigmoid())
     with pytest.raises(
-        tw.ThalwegError, match=r"two classes or more, in dimension 1 of the outputs; got outputs \(3, 1.*a column for each class"
+        tw.ThalwegError,
+        match=r"two classes or more, in dimension 1 of the outputs; got outputs \(3, 1.*a column for each class",
     ):
         ensemble.probabilities(x)
 

@@ -135,8 +135,9 @@ def _barriers(item: ResultFile) -> dict[str, Any]:
             "quantity": quantity,
             "unit": found.units.get(quantity, ""),
             "own": found.own(data, quantity).tolist(),
-            "panels": {
-                title: found.between(data, quantity, aligned).tolist() for title, aligned in found.panels().items()
+            "panels": {  # without what rounding leaves where there is no barrier
+                title: found.between(data, quantity, aligned).round(6).tolist()
+                for title, aligned in found.panels().items()
             },
         }
         for data, quantity in found.quantities()
