@@ -83,6 +83,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) ->
         found = rule(call)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # arguments that a rule is not for
         found = None
+    if isinstance(found, Axes) and tuple(axis.size for axis in found) != shape:
+        found = None
     return unknown(call, APART) if found is None and shape is not None else found
 
 
@@ -139,9 +141,9 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
         (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
         (tensors.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
-         "frobenius_norm prod any all max min median nanmedian kthvalue mode argmax argmin nansum nanmean "
-         "cosine_similarity dist "
-         "pairwise_distance mse_loss l1_loss smooth_l1_loss huber_loss"),
+         "linalg_norm linalg_matrix_norm frobenius_norm quantile nanquantile prod any all max min median nanmedian "
+         "kthvalue mode argmax argmin nansum nanmean cosine_similarity dist pairwise_distance mse_loss l1_loss "
+         "smooth_l1_loss huber_loss"),
         (tensors.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
          "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn"),
         (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
