@@ -7,6 +7,7 @@ import torch
 from align_species import Of, Species, images, sequences, signals, text, tokens, vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import thalweg as tw
 
@@ -14,13 +15,14 @@ TASK = tw.classification()
 
 
 def norms() -> nn.Module:
-    """By hand: unit length, root mean square, mean and variance."""
+    """By hand: unit length, root mean square, mean and variance, a quantile."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
         x = F.normalize(net.one(x), dim=-1)
         x = net.two(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * net.gain)
         variance, mean = torch.var_mean(x, -1, keepdim=True)
-        return net.three((x - mean) / (variance + 1e-5).sqrt())
+        x = (x - mean) / (variance + 1e-5).sqrt() - x.quantile(0.3, dim=-1, keepdim=True)
+        return net.three(x / torch.linalg.norm(x, dim=-1, keepdim=True))
 
     parts = {"one": nn.Linear(6, 10), "gain": nn.Parameter(torch.rand(10))}
     return Of(forward, **parts, two=nn.Linear(10, 8), three=nn.Linear(8, 4))
@@ -338,6 +340,46 @@ def first_states() -> nn.Module:
     return Of(forward, embedding=nn.Embedding(9, 12), **parts, body=body, head=nn.Linear(8, 4))
 
 
+def routed() -> nn.Module:
+    """Queries, keys and values packed inside each of few heads, and experts of which two are chosen for each token, so
+    that they keep their order, but each has its own order inside.
+    """
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        q, k, v = (part.transpose(1, 2) for part in net.packed(x).unflatten(-1, (3, 3, 4)).unbind(-2))
+        x = x + net.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        weights, chosen = net.gate(x).softmax(-1).topk(2, dim=-1)
+        shares = torch.zeros_like(net.gate(x)).scatter(-1, chosen, weights)
+        one, two = torch.einsum("bti,eih->beth", x, net.up).chunk(2, dim=-1)
+        return net.head((x + torch.einsum("beth,eho,bte->bto", F.silu(one) * two, net.down, shares)).mean(1))
+
+    shapes = {"stem": (6, 10), "packed": (10, 36), "output": (12, 10), "gate": (10, 5), "head": (10, 4)}
+    parts = {name: nn.Linear(*shape) for name, shape in shapes.items()}
+    experts = {"up": nn.Parameter(torch.randn(5, 10, 14)), "down": nn.Parameter(torch.randn(5, 7, 10))}
+    return Of(forward, **parts, **experts)
+
+
+def modulated() -> nn.Module:
+    """A convolution whose weights depend on a condition, scale and shift by it, and weights computed from others."""
+
+    def forward(net: Any, x: Tensor, condition: Tensor) -> Tensor:
+        style = F.relu(net.style(condition))
+        weight = net.weight * net.scale(style)[:, None, :, None, None]
+        weight = weight * torch.rsqrt(weight.square().sum((2, 3, 4), keepdim=True) + 1e-8)
+        x = F.conv2d(F.relu(net.stem(x)).flatten(0, 1)[None], weight.flatten(0, 1), groups=len(condition))
+        scale, shift = net.film(style).unflatten(1, (2, 7, 1, 1)).unbind(1)
+        return net.head((net.norm(x.unflatten(1, (len(condition), 7))[0]) * scale + shift).mean((2, 3)))
+
+    parts = {"style": weight_norm(nn.Linear(6, 5)), "scale": nn.Linear(5, 8), "stem": weight_norm(nn.Conv2d(3, 8, 3))}
+    parts |= {"weight": nn.Parameter(torch.randn(7, 8, 3, 3)), "film": nn.Linear(5, 14)}
+    return Of(forward, **parts, norm=nn.InstanceNorm2d(7), head=nn.Linear(7, 4))
+
+
+def conditioned() -> Any:
+    return images()[0], vectors()[0][:3], images()[1]
+
+
 CONTRAST = tw.Task(
     TASK.loss, lambda net, batch: (net.left(batch[0]) @ net.right(batch[0]).T, torch.arange(len(batch[0])))
 )
@@ -370,6 +412,8 @@ LAYERS = {
     "stacked layers, vmap": Species(stacked_layers, vectors, 6, 0.99),
     "Transformer, masked": Species(masked_transformer, text, 12, 0.99, tw.language_modelling()),
     "GRU, first states; grouped positions": Species(first_states, tokens, 3, 0.99),
+    "packed heads, experts by top-k": Species(routed, sequences, 5, 0.99),
+    "modulated convolution, weight norm": Species(modulated, conditioned, 3, 0.99),
     "two towers, called apart": Species(towers, vectors, 3, 0.99, CONTRAST),
     "triplets": Species(lambda: stack(6, 9, 5), vectors, 2, 0.99, TRIPLET),
 }

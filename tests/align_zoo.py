@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.weightspace.terms import sized
 
 
 def basic_block(before: int, after: int, stride: int) -> nn.Module:
@@ -365,7 +366,8 @@ def found(name: str) -> Any:
 def random_permutation(symmetries: Any, seed: int = 0) -> tw.Permutation:
     g = torch.Generator().manual_seed(seed)
     groups = symmetries.groups
-    rows = {name: groups[group.within].size if group.within else 1 for name, group in groups.items()}
+    sizes = dict(pair for terms in symmetries.axes.values() for term in terms for pair in sized(term))
+    rows = {name: sizes[group.within] if group.within else 1 for name, group in groups.items()}
     orders = {n: torch.stack([torch.randperm(groups[n].size, generator=g) for _ in range(k)]) for n, k in rows.items()}
     orders = {name: order if name in symmetries.within else order[0] for name, order in orders.items()}
     return tw.Permutation(orders, symmetries.axes, symmetries.within, symmetries.layout)

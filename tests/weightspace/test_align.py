@@ -57,7 +57,7 @@ def test_a_planted_order_is_recovered_by_weights(name):
 @pytest.mark.parametrize(
     "name",
     ["MLP", "convolutions, flattened", "batch norm", "DenseNet", "ViT", "Llama", "cross attention", "LSTM", "U-Net",
-     "ShuffleNet", "stacked layers, vmap"],
+     "ShuffleNet", "stacked layers, vmap", "packed heads, experts by top-k"],
 )  # fmt: skip
 def test_a_planted_order_is_recovered_by_activations(name):
     species = SPECIES[name]
@@ -190,8 +190,9 @@ def test_a_permutation_is_saved_applied_and_undone(tmp_path):
     assert again.inverse().inverse().apply(weights).digest() == moved.digest()
 
 
-def test_a_permutation_of_interleaved_units_is_saved(tmp_path):
-    weights, permutation = tw.Weights.of(SPECIES["ShuffleNet"].module(1)), random_permutation(found("ShuffleNet"))
+@pytest.mark.parametrize("name", ["ShuffleNet", "packed heads, experts by top-k"])
+def test_a_permutation_of_interleaved_units_or_within_pinned_ones_is_saved(name, tmp_path):
+    weights, permutation = tw.Weights.of(SPECIES[name].module(1)), random_permutation(found(name))
     permutation.save(tmp_path / "order.safetensors")
     moved = tw.Permutation.load(tmp_path / "order.safetensors").apply(weights)
     assert torch.equal(moved.vector, permutation.apply(weights).vector)

@@ -9,6 +9,7 @@ from zoo import bits, same_bits
 
 import thalweg as tw
 from thalweg.weightspace import symmetries as finding
+from thalweg.weightspace.axes import Axes
 from thalweg.weightspace.operations import RULES
 from thalweg.weightspace.permutation import renumber, spread
 from thalweg.weightspace.symmetries import Group, Traced
@@ -86,10 +87,9 @@ def test_an_unknown_operation_pins_what_it_touches():
     assert "pinned: one.weight[0] and 2 more: 'cumsum' is not known to keep units apart" in str(symmetries)
 
 
-def test_arguments_that_a_rule_is_not_for_pin(monkeypatch):
-    def rule(call):
-        raise LookupError
-
+@pytest.mark.parametrize("rule", [lambda call: {}["an argument"], lambda call: Axes(call.tensors[0][1:])])
+def test_arguments_that_a_rule_is_not_for_pin(rule, monkeypatch):
+    """It fails, or returns axes of another shape."""
     monkeypatch.setitem(RULES, "tanh", rule)
     species = SPECIES["MLP"]
     symmetries = tw.symmetries(species.module(1), TASK, species.batch())
@@ -102,6 +102,15 @@ def test_rotary_positions_pin_queries_and_keys():
     assert {(group.size, len(group.axes)) for group in symmetries.groups.values()} == {
         (24, 11), (2, 4), (3, 2), (4, 2), (32, 3)
     }  # fmt: skip
+
+
+def test_units_inside_pinned_ones_have_orders_of_their_own():
+    """Heads that have constants, experts that are chosen by index."""
+    for name in ("ALiBi", "packed heads, experts by top-k"):
+        symmetries = found(name)
+        (outer,) = {outer for outer in symmetries.within.values() if outer not in symmetries.groups}
+        assert outer in ("pinned query.weight[0]", "pinned up[0]")
+        assert f"in each of {outer}" in str(symmetries)
 
 
 def test_the_module_is_left_as_it_was():

@@ -175,6 +175,7 @@ class Matching:
         self.inner = {name: [n for n, outer in self.within.items() if outer == name] for name in self.groups}
         self.all = [*(map(_faint, weights) if activations else weights), *activations]
         self.pairs = {name: [pair for pair in self.all if name in pair[2]] for name in self.groups}
+        self.sizes = {label: size for one, _, labels in self.all for size, label in zip(one.shape, labels, strict=True)}
         self.orders = {name: self.identity(name) for name in self.groups}
         self.plain = {
             name
@@ -186,7 +187,7 @@ class Matching:
     def identity(self, name: str) -> Tensor:
         """The order in which nothing moves."""
         order = torch.arange(self.groups[name].size)
-        return order.repeat(self.groups[self.within[name]].size, 1) if name in self.within else order
+        return order.repeat(self.sizes[self.within[name]], 1) if name in self.within else order
 
     def run(self, seed: int) -> int:
         """Match all groups until nothing moves; the number of passes."""
@@ -203,7 +204,7 @@ class Matching:
                             near
                             for *_, labels in self.pairs[name]
                             for near in labels
-                            if near and (near != name or labels.count(name) > 1)  # those that see what has moved
+                            if near in self.groups and (near != name or labels.count(name) > 1)  # who sees what moved
                         }
             if not stale:
                 return number
@@ -211,7 +212,8 @@ class Matching:
 
     def _first(self) -> None:
         """Start with what is next to inputs and outputs, and use only tensors whose other axes are already matched."""
-        known, waiting = {""}, [name for name in self.groups if name not in self.within]
+        known = {*self.sizes} - {*self.groups}
+        waiting = [name for name in self.groups if self.within.get(name, "") in known]
         while waiting:
             usable = {name: self._usable(name, known) for name in waiting}
             best = max(waiting, key=lambda name: _entries(usable[name]) / max(_entries(self.pairs[name]), 1))
@@ -361,7 +363,7 @@ class Correlations(fx.Interpreter):
         if traced.program is None:
             raise ThalwegError("activations can be matched only where groups are traced: leave groups= out")
         super().__init__(traced.program.graph_module)
-        self.traced, self.found = traced, found
+        self.traced, self.found, self.labels = traced, found, {*found.groups, *found.within.values()}
         self.sums: dict[tuple[str, int], tuple[list[Tensor], list[int], tuple[str, ...]]] = {}
         self.seen: dict[tuple[str, int], Block] = {}
 
@@ -371,8 +373,8 @@ class Correlations(fx.Interpreter):
         used = n.op == "call_function" and any(named(user) in CONTRACTIONS for user in n.users)
         if used and isinstance(axes, Axes) and value.is_floating_point() and not is_batchedtensor(value):
             for k, (view, labels) in enumerate(spread(value, self.traced.terms(axes))):
-                kept = tuple(label if label in self.found.groups else "" for label in labels)
-                self.seen |= {(n.name, k): (view, kept)} if any(kept) else {}
+                kept = tuple(label if label in self.labels else "" for label in labels)
+                self.seen |= {(n.name, k): (view, kept)} if {*kept} & {*self.found.groups} else {}
         return value
 
     def pairs(self, a: Weights, b: Weights, batches: Batches) -> list[Pair]:

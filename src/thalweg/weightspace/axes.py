@@ -91,6 +91,13 @@ def pin(atom: Atom, why: str) -> None:
         atom.pinned = atom.pinned or why
 
 
+def merge_pinned(axis: Atom) -> None:
+    """Take a concatenation of units that keep their order for one set of them."""
+    for atom in factors(axis):
+        if atom.kind == "sum" and all(leaf.pinned for leaf in leaves(atom)):
+            atom.pinned, atom.kind, atom.parts = next(leaves(atom)).pinned, "", ()
+
+
 def refine(atom: Atom, kind: str, parts: Iterable[Atom]) -> tuple[Atom, ...]:
     atom.kind, atom.parts, atom.chooser = kind, tuple(parts), None
     if atom.pinned:
@@ -127,7 +134,10 @@ def choose(atom: Atom, chooser: Atom, index: int) -> Atom:
         first = find(chooser) is by[0]
         rest = atom.parts[index * each : (index + 1) * each] if first else atom.parts[index :: by[-1].size]
         return chosen(rest, product(by[1:] if first else by[:-1]))
-    parts = [choose(part, chooser, index) for part in atom.parts]
+    both = find(chooser).chooser, atom.chooser
+    alike = both[0] and both[1] and find(both[0]) is find(both[1])  # then each part has a chooser of its own
+    own = find(chooser).parts if alike else (chooser,) * len(atom.parts)
+    parts = [choose(part, mine, index) for part, mine in zip(atom.parts, own, strict=True)]
     if all(new is find(old) for new, old in zip(parts, atom.parts, strict=True)):
         return atom
     if atom.kind == "choice":

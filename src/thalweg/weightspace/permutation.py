@@ -83,7 +83,7 @@ class Permutation:
     Attributes:
         orders: The order of each group; a row for each unit of another group, where each of those has its own.
         axes: Where the groups occur, as in `Symmetries`.
-        within: The groups that have such rows, each with the other group.
+        within: The groups that have such rows, each with the other group, or pinned axis.
         layout: The weights that can be renumbered.
     """
 
@@ -164,12 +164,13 @@ class Permutation:
                 raise ValueError(f"'{name}' is not an order")
             if not torch.equal(order.sort(-1)[0], torch.arange(order.shape[-1]).expand(order.shape)):
                 raise ValueError(f"'{name}' does not hold every unit once")
-        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        shapes, outer = dict(zip(self.layout.names, self.layout.shapes, strict=True)), {*self.within.values()}
         for tensor, terms in self.axes.items():
             shape = shapes.get(tensor, [term[1] for term in terms])
             for view, labels in spread(torch.empty(shape, device="meta"), terms):
                 for size, label in zip(view.shape, labels, strict=True):
-                    if label and (label not in self.orders or self.orders[label].shape[-1] != size):
+                    fits = self.orders[label].shape[-1] == size if label in self.orders else label in outer
+                    if label and not fits:
                         raise ValueError(f"'{tensor}' does not fit the order of '{label}'")
 
 

@@ -1,7 +1,7 @@
 """Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..batches import mapped, tensors_in, to_device
 from ..errors import ThalwegError, first_line
 from ..tasks import Task, check_task
-from .axes import INDEXED, Atom, Axes, fresh, leaves, pin, settle
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, computing, recorded, training
 from .layout import Layout, named_parameters, named_statistics, unwrapped
 from .operations import HAND, TAKING, each_its_own, named, trace
@@ -40,7 +40,8 @@ class Group:
         name: The first tensor and axis in which they occur.
         size: How many there are.
         axes: Every tensor and axis in which they occur.
-        within: The group of which each unit has its own numbering of these, as each head has of its channels.
+        within: The group, or pinned axis, of which each unit has its own numbering of these, as each head has of its
+            channels.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Symmetries:
 
     @property
     def within(self) -> dict[str, str]:
-        """The groups that are numbered within each unit of another, with that one."""
+        """The groups that are numbered within each unit of another, or of a pinned axis, with that one."""
         return {name: group.within for name, group in self.groups.items() if group.within}
 
     @property
@@ -138,6 +139,8 @@ class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
 
     trained: Called | None = None  # the same in training mode, if other parts take part there
+    within: Mapping[str, str] = {}  # groups of which each unit of another, or of a pinned axis, may have its own order
+    pinned: Mapping[str, Group] = {}  # those axes
     batch: Any  # what a proof computes with
     few: Any  # what the graph is traced with: two examples of the batch, if they fit
     entries: int  # of all tensors that the network computed last
@@ -323,20 +326,28 @@ class Traced:
         while loose := next((atom for axes in atoms.values() for atom in undecided(axes)), None):
             settle(loose)
         names: dict[int, str] = {}
+        pinned: dict[int, str] = {}
         for tensor, axes in atoms.items():
             for k, axis in enumerate(axes):
-                found = [leaf for leaf in leaves(axis) if not leaf.pinned and leaf.size > 1 and id(leaf) not in names]
-                for number, leaf in enumerate(dict.fromkeys(found), start=1):
-                    names[id(leaf)] = f"{tensor}[{k}]" + (f".{number}" if number > 1 else "")
+                merge_pinned(axis)
                 several = [leaf for leaf in leaves(axis) if leaf.size > 1]
+                for known, still in ((names, ""), (pinned, "pinned ")):
+                    new = [leaf for leaf in several if bool(leaf.pinned) == bool(still) and id(leaf) not in known]
+                    for number, leaf in enumerate(dict.fromkeys(new), start=1):
+                        known[id(leaf)] = f"{still}{tensor}[{k}]" + (f".{number}" if number > 1 else "")
                 if axis.size > 1 and all(leaf.pinned for leaf in several):
                     self.why[f"{tensor}[{k}]"] = several[0].pinned if several else INDEXED
-        self.terms = lambda axes: in_groups(axes, names)
-        return _grouped({name: self.terms(axes) for name, axes in atoms.items()})
+        self.terms = lambda axes: in_groups(axes, names | pinned)
+        self.within = self._within(names.values())
+        labels = names | {leaf: name for leaf, name in pinned.items() if name in self.within.values()}
+        self.terms = lambda axes: in_groups(axes, labels)
+        groups, found = _grouped({name: self.terms(axes) for name, axes in atoms.items()})
+        self.pinned = {name: groups.pop(name) for name in labels.values() if name in pinned.values()}
+        return groups, found
 
-    def within(self) -> dict[str, str]:
-        """Groups that occur only next to another one, in every tensor of the graph: each of its units may have a
-        numbering of its own.
+    def _within(self, groups: Iterable[str]) -> dict[str, str]:
+        """Groups that occur only next to another one, or next to a pinned axis, in every tensor of the graph: each of
+        its units may have a numbering of its own.
         """
         held = tree_leaves([*self.seen.values()], is_leaf=lambda value: isinstance(value, Axes))
         blocks = [
@@ -344,25 +355,29 @@ class Traced:
             for axes in {self.terms(value) for value in held if isinstance(value, Axes)}
             for _, labels in spread(torch.empty([term[1] for term in axes], device="meta"), axes)
         ]
+        order = [*groups]
         found: dict[str, str] = {}
-        for name in self.groups:
+        pinned: dict[str, str] = {}
+        for name in order:
             mine = [labels for labels in blocks if name in labels]
-            near = set(self.groups).intersection(*mine) - {name}
-            outer = [other for other in near if all(labels[other] == 1 for labels in mine)]
-            alone = [other for other in outer if any(other in labels and name not in labels for labels in blocks)]
-            before = [other for other in outer if [*self.groups].index(other) < [*self.groups].index(name)]
+            once = [other for labels in mine[:1] for other in labels if all(each[other] == 1 for each in mine)]
+            outer = {*once} - {name}
+            moving = outer & {*order}
+            alone = [other for other in moving if any(other in labels and name not in labels for labels in blocks)]
+            before = [other for other in moving if order.index(other) < order.index(name)]
             found |= {name: min(alone or before)} if alone or before else {}
-        return {name: outer for name, outer in found.items() if outer not in found}
+            pinned |= {name: min(outer - moving)} if outer - moving else {}
+        found = {name: outer for name, outer in found.items() if outer not in found}
+        return {name: outer for name, outer in pinned.items() if name not in {*found.values()}} | found
 
     def proven(self) -> Symmetries:
         """What passes the proof."""
         trial = Trial(self)
-        hopeful = self.within() if self.seen else {}
         groups: dict[str, Group] = {}
         dropped: dict[str, float] = {}
-        for name, group in sorted(self.groups.items(), key=lambda item: item[0] in hopeful):
-            finer = replace(group, within=hopeful.get(name, ""))
-            if finer.within in groups and trial.error([finer]) <= CLOSE:
+        for name, group in sorted(self.groups.items(), key=lambda item: item[0] in self.within):
+            finer = replace(group, within=self.within.get(name, ""))
+            if finer.within in {**groups, **self.pinned} and trial.error([finer]) <= CLOSE:
                 groups[name] = finer
             elif (error := trial.error([group])) <= CLOSE:
                 groups[name] = group
@@ -378,7 +393,8 @@ class Traced:
         if trial.error(groups.values()) > CLOSE:  # each alone, but not all
             kept: list[Group] = []
             for name, group in groups.items():
-                group = replace(group, within=group.within if group.within in {each.name for each in kept} else "")
+                outer = {each.name for each in kept} | {*self.pinned}
+                group = replace(group, within=group.within if group.within in outer else "")
                 if (error := trial.error([*kept, group])) <= CLOSE:
                     kept.append(group)
                 else:
@@ -387,7 +403,8 @@ class Traced:
         return self._result({name: groups[name] for name in self.groups if name in groups}, dropped)
 
     def _result(self, groups: Mapping[str, Group], dropped: Mapping[str, float]) -> Symmetries:
-        axes = {name: tuple(without(term, dropped) for term in terms) for name, terms in self.axes.items()}
+        gone = {*dropped, *self.pinned} - {group.within for group in groups.values()}
+        axes = {name: tuple(without(term, gone) for term in terms) for name, terms in self.axes.items()}
         for name, error in dropped.items():
             far = f"renumbering '{name}' changed the outputs, by {error:.1g} of their size"
             self.why |= {f"{tensor}[{axis}]": far for tensor, axis in self.groups[name].axes}

@@ -37,7 +37,8 @@ def in_groups(axes: Sequence[Atom], names: Mapping[int, str]) -> tuple[Term, ...
         axis = find(axis)
         if not axis.parts:
             key = (keys[id(axis)],) if id(axis) in keys else ()
-            return ("group", axis.size, names[id(axis)]) if id(axis) in names else ("fixed", axis.size, *key)
+            unit = id(axis) in names and not key
+            return ("group", axis.size, names[id(axis)]) if unit else ("fixed", axis.size, *key)
         if axis.kind == "choice" and _alike(axis):
             return term(axis.parts[0])
         parts, key = factors(axis) if axis.kind == "product" else axis.parts, ()

@@ -51,7 +51,7 @@ class Trial:
         """How far a random renumbering of these groups moves the outputs, relative to the largest."""
         groups = list(groups)
         within = {group.name: group.within for group in groups if group.within}
-        orders = {group.name: _order(group, self.traced.groups) for group in groups}
+        orders = {group.name: _order(group, {**self.traced.groups, **self.traced.pinned}) for group in groups}
         touched = {name for group in groups for name, _ in group.axes}
         with torch.no_grad():
             for name in touched:
