@@ -48,9 +48,9 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_runs_and_is_kept(name, folder):
-    # the networks of smoke runs take four times as long; entries on other data have them
-    own = {"make": partial(small, 100)} if ENTRIES[name].pairs[0][0] == "cifar100" else {}
-    experiment = experiment_of(folder, name, **own)
+    experiment = experiment_of(folder, name)
+    if ENTRIES[name].pairs[0][0] == "cifar100":
+        experiment._network = partial(small, 100)  # that of smoke runs takes four times as long; other data have it
     result = perform(experiment, ENTRIES[name], 1 if name in ("aligned", "width") else 2)
     assert result.rows
     assert result.claims
@@ -104,9 +104,8 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     assert experiment.batches_per_point() == len(experiment.train) + len(experiment.test)
     normal = experiment_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
-    wide = open_experiment(
-        tmp_path, "cifar10", "wrn28_10", "smoke", progress=False, make=partial(tw.models.wrn28_10, classes=10)
-    )
+    wide = open_experiment(tmp_path, "cifar10", "wrn28_10", "smoke", progress=False)
+    wide._network = partial(tw.models.wrn28_10, classes=10)
     assert wide.cost(Need("network", 0)) == (4, 4 * 36_489_290 * 5)
 
 
@@ -298,10 +297,8 @@ def test_imagenet_from_a_folder_of_images(tmp_path):
             for k in range(6):
                 pixels = g.integers(0, 256, (40, 48, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(tmp_path / part / name / f"{k}.png")
-    experiment = open_experiment(
-        tmp_path / "out", "imagenet", "resnet50", "smoke", given=tmp_path, progress=False, make=partial(small, 2)
-    )
-    experiment.size, experiment.workers = 32, 0
+    experiment = open_experiment(tmp_path / "out", "imagenet", "resnet50", "smoke", given=tmp_path, progress=False)
+    experiment.size, experiment.workers, experiment._network = 32, 0, partial(small, 2)
     experiment.recipe = type(experiment.recipe)(**{**vars(experiment.recipe), "batch": 3})
     result = perform(experiment, ENTRIES["imagenet"], 1)
     assert [row["error (%) (paper)"] for row in result.rows] == [23.87, 23.31, 23.33]
@@ -309,9 +306,8 @@ def test_imagenet_from_a_folder_of_images(tmp_path):
 
 
 def test_imagenet_says_what_it_needs(tmp_path):
-    experiment = open_experiment(
-        tmp_path, "imagenet", "resnet50", "full", given=tmp_path, progress=False, make=partial(small, 2)
-    )
+    experiment = open_experiment(tmp_path, "imagenet", "resnet50", "full", given=tmp_path, progress=False)
+    experiment._network = partial(small, 2)
     with pytest.raises(tw.ThalwegError, match=r"not for download.*--data"):
         perform(experiment, ENTRIES["imagenet"], 1)
 
@@ -511,7 +507,7 @@ def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
         nn.init.constant_(network[1].bias, -1e3)
         return network
 
-    experiment.make = dead
+    experiment._network = dead
     with pytest.raises(tw.ThalwegError, match=r"the network of seed (0|102) .* cannot be used: .* not begun to learn"):
         prepare([(experiment, Need("network", 0)), (experiment, Need("network", 1))])
     assert not experiment.finished(Need("network", 1))

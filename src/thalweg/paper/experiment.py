@@ -70,7 +70,6 @@ class Experiment:
         compute: tw.Compute | None = None,
         progress: bool | None = None,
         download: bool = False,
-        make: Callable[[], nn.Module] | None = None,
         seeds: Sequence[int] = (),
     ):
         self.recipe = scale.shrunk(recipe)
@@ -81,7 +80,6 @@ class Experiment:
         self.compute = compute or tw.Compute()
         self.progress = progress
         self.download = download
-        self.make = make
         self.seeds = tuple(seeds)
         self._made: dict[Need, Any] = {}
         self._pairs: dict[tuple[int, ...], Experiment] = {}
@@ -165,7 +163,7 @@ class Experiment:
 
     def model(self, seed: int) -> nn.Module:
         with seeded(seed):
-            return (self.make or self._network)().to(self.device)
+            return self._network().to(self.device)
 
     @cached_property
     def architecture(self) -> nn.Module:
