@@ -85,7 +85,7 @@ def run(
         compute = tw.Compute(precision, False if recurrent and compile is None else compile, graph)
         opened[pair] = entries.open_experiment(out, *pair, scale, changes or (), compute=compute, **common)
     runs = [(entry, opened[pair]) for entry, pair in chosen]
-    typer.echo(f"{len(runs)} runs at {scale} scale on {where}; {running.price(runs, number)}")
+    typer.echo(f"{len(runs)} run{'s' * (len(runs) > 1)} at {scale} scale on {where}; {running.price(runs, number)}")
     if shard is not None:
         return typer.echo(running.train_part(runs, number, shard))
     running.perform_all(runs, number, typer.echo)
