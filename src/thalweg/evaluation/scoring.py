@@ -48,7 +48,7 @@ class Scored:
         if self.known is None:
             raise ThalwegError(
                 "a temperature is fitted to labels, or to probabilities of classes, and there are none: outputs are "
-                f"{describe(self.values)}, targets {describe(self.targets)}"
+                f"{describe(self.values)}, targets {describe(self.targets)}: convert or reshape one in the task"
             )
         return self
 
