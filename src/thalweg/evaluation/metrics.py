@@ -97,7 +97,8 @@ def _versions(*values: Any) -> list[int]:
 
 
 def _mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs.argmax(dim=1) != labels).float()
+    highest, chosen = outputs.max(dim=1)
+    return ((chosen != labels) | highest.isnan()).float()  # a prediction of NaN is wrong, and not the first class
 
 
 def error(probabilities: Tensor, labels: Tensor) -> float:
