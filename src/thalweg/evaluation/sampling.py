@@ -196,9 +196,7 @@ class OverPlane(Sampling):
         self.stride, self.order = self.coarse, list[tuple[int, int]]()
 
     def first_round(self) -> list[Place]:
-        wanted = np.zeros(self.shape, dtype=bool)
-        wanted[np.ix_(*self._lines(self.coarse))] = True
-        return self._added(wanted)
+        return self._added(self._mask(np.ix_(*self._lines(self.coarse))))
 
     def next_round(self, found: Sequence[Measured]) -> list[Place]:
         if self.stride == 1:
@@ -209,8 +207,7 @@ class OverPlane(Sampling):
         for row, column in np.argwhere(self._crowded(found, rows, columns)):
             inside = (slice(rows[row], rows[row + 1] + 1), slice(columns[column], columns[column + 1] + 1))
             wanted[inside] = True
-        finer = np.zeros(self.shape, dtype=bool)
-        finer[np.ix_(*self._lines(self.stride))] = True
+        finer = self._mask(np.ix_(*self._lines(self.stride)))
         return self._added(wanted & finer & ~self._known())
 
     def arranged(self, found: Sequence[Measured]) -> tuple[dict[str, Any], Values]:
@@ -228,9 +225,12 @@ class OverPlane(Sampling):
         return [{"x": float(x[column]), "y": float(y[row])} for row, column in new]
 
     def _known(self) -> np.ndarray:
-        known = np.zeros(self.shape, dtype=bool)
-        known[tuple(np.transpose(self.order))] = True
-        return known
+        return self._mask(tuple(np.transpose(self.order)))
+
+    def _mask(self, places: tuple[np.ndarray, ...]) -> np.ndarray:
+        mask = np.zeros(self.shape, dtype=bool)
+        mask[places] = True
+        return mask
 
     def _grid(self, column: np.ndarray) -> np.ndarray:
         values = np.full(self.shape, np.nan)

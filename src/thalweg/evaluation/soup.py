@@ -270,13 +270,9 @@ def _scored(
     bad = [name for name, means in alone.items() if not isfinite(means[metric]) or isnan(means["loss"])]
     if bad:
         why = bad_values(held_out, bn_batches, len(bad) == len(alone))
-        said = f"the score of {_listed(bad)} on the held-out data is NaN or infinite"
+        said = f"the score of {', '.join(map(repr, bad))} on the held-out data is NaN or infinite"
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")
         warn(f"{said}: left out")
     return [name for name in alone if name not in bad]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
