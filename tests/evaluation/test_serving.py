@@ -105,6 +105,22 @@ def test_members_that_were_written_to_are_served_anew():
         assert torch.isfinite(inside.probabilities(batch[0]).probabilities).all()
 
 
+@pytest.mark.parametrize("temperature", [1.5, 20.0, 200.0])
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
+def test_probabilities_of_very_sure_networks_are_scaled_as_by_predict(size, temperature):
+    """In float32 most of theirs are 0, whose logarithm would be that of the smallest number."""
+    torch.manual_seed(0)
+    module, task, x = nn.Linear(4, 3), tw.classification(), torch.randn(16, 4)
+    members = [tw.Weights.of(nn.Linear(4, 3)) for _ in range(3)]
+    for member in members:
+        member.vector.mul_(size)
+    ensemble = tw.Ensemble(module, members)
+    ensemble.temperature = temperature
+    expected, _ = ensemble.predict(task, [(x, torch.zeros(16).long())])
+    torch.testing.assert_close(ensemble.probabilities(x).probabilities, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ensemble.as_module()(x), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_identical_members_have_no_mutual_information():
     animal = ZOO["mlp"]
     ensemble = tw.Ensemble(animal.module(1), points(animal, 1) * 3)

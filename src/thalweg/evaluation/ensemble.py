@@ -31,13 +31,14 @@ from .ensemble_folder import MANIFEST, load_member, read, save
 from .measure import Points, check_alone, check_finite, check_order, predicted
 from .scoring import Scored, Scores
 from .serving import (
+    SOFTMAX,
     EnsembleModule,
     Prediction,
     called,
     class_probabilities,
     class_softmax,
     network_at,
-    scale,
+    scaled,
     token_probabilities,
 )
 
@@ -153,11 +154,14 @@ class Ensemble:
                 self._served = written, self._steady(self.as_module(task), inputs)
             served = self._served[1]
             served.probabilities = own
-            found = called(served.each, inputs)
+            served.temperature = self.temperature if own in SOFTMAX else None
+            together, found = called(served.both, inputs)
         if not isfinite(float(found.sum())):
             for k, values in enumerate(found):
                 check_finite(values, f"member {k + 1}", self.members[k], [inputs])
-        return Prediction(scale(self._to_scale(found.mean(0)), self.temperature), found)
+        if served.temperature is None:
+            together = scaled(self._to_scale(together), self.temperature)
+        return Prediction(together, found)
 
     def _to_scale(self, probabilities: Tensor) -> Tensor:
         """The same; an error if there is a temperature for what are no probabilities."""
@@ -173,7 +177,7 @@ class Ensemble:
         answers = list[Tensor]()
         for _ in range(2):
             with seeded(0):
-                answers.append(called(module.each, inputs))
+                answers.append(called(module.both, inputs)[1])
         if bool(answers[0].isfinite().all()):
             what = "the ensemble predicts something else for the same inputs again"
             check_alone(self._probe, answers[0], answers[1], what)
@@ -415,7 +419,7 @@ def _disagreement(pairs: list[list[float]], k: int) -> dict[str, float]:
     return {"disagreement": mean} if pairs else {}
 
 
-def _own_probabilities(task: Task | None) -> Callable[[Any], Tensor]:
+def _own_probabilities(task: Task | None) -> Callable[..., Tensor]:
     """What is averaged of the outputs of a member."""
     if task is not None:
         check_task(task)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from ..tasks import outputs_of
 from ..weightspace.layout import unwrapped
 from ..weightspace.probe import drop_caches
 from ..weightspace.weights import Weights
+from .metrics import TINY
+
+Form = Callable[..., Tensor]  # torch.softmax or torch.log_softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +54,26 @@ class EnsembleModule(nn.Module):
         temperature: The one that the average is scaled with, if any.
     """
 
-    def __init__(
-        self, networks: Sequence[nn.Module], probabilities: Callable[[Any], Tensor], temperature: float | None
-    ):
+    def __init__(self, networks: Sequence[nn.Module], probabilities: Callable[..., Tensor], temperature: float | None):
         super().__init__()
         self.networks, self.probabilities, self.temperature = nn.ModuleList(networks), probabilities, temperature
         self.requires_grad_(False).eval()
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        return scale(self.each(*inputs, **named).mean(0), self.temperature)
+        return self.both(*inputs, **named)[0]
 
-    def each(self, *inputs: Any, **named: Any) -> Tensor:
-        """What each member predicts."""
-        return torch.stack([self.probabilities(network(*inputs, **named)) for network in self.networks])
+    def both(self, *inputs: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        """What the members predict together, and each alone; scaled in logarithms, where no probability underflows."""
+        outputs = [network(*inputs, **named) for network in self.networks]
+        if self.temperature is None or self.probabilities not in SOFTMAX:
+            each = torch.stack([self.probabilities(output) for output in outputs])
+            return scaled(each.mean(0), self.temperature), each
+        logs = torch.stack([self.probabilities(output, torch.log_softmax) for output in outputs])
+        mean = logs.logsumexp(0) - log(len(outputs))
+        return (mean.clamp_min(log(TINY)) / self.temperature).softmax(1), logs.exp()
 
 
-def class_probabilities(outputs: Any) -> Tensor:
+def class_probabilities(outputs: Any, form: Form = torch.softmax) -> Tensor:
     """A softmax over dimension 1, unless the classes may be in another one."""
     shape = tuple(outputs_of(outputs).shape)
     if len(shape) == 3:
@@ -73,26 +81,29 @@ def class_probabilities(outputs: Any) -> Tensor:
             f"which dimension of outputs {shape} has the classes must be said: give task=classification() if it is "
             "dimension 1, and task=language_modelling() if it is the last"
         )
-    return class_softmax(outputs)
+    return class_softmax(outputs, form)
 
 
-def class_softmax(outputs: Any) -> Tensor:
-    """A softmax over dimension 1, in float32 at least."""
+def class_softmax(outputs: Any, form: Form = torch.softmax) -> Tensor:
+    """A softmax over dimension 1, or its logarithm, in float32 at least."""
     logits = outputs_of(outputs)
     if logits.ndim < 2 or logits.shape[1] < 2:
         raise ThalwegError(
             "probabilities are of two classes or more, in dimension 1 of the outputs; got outputs "
             f"{tuple(logits.shape)}: give a task whose probabilities= has a column for each class"
         )
-    return logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return form(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def token_probabilities(outputs: Any) -> Tensor:
+def token_probabilities(outputs: Any, form: Form = torch.softmax) -> Tensor:
     """The same for classes in the last dimension."""
-    return class_softmax(outputs_of(outputs).movedim(-1, 1))
+    return class_softmax(outputs_of(outputs).movedim(-1, 1), form)
 
 
-def scale(probabilities: Tensor, temperature: float | None) -> Tensor:
+SOFTMAX = (class_probabilities, class_softmax, token_probabilities)
+
+
+def scaled(probabilities: Tensor, temperature: float | None) -> Tensor:
     """Probabilities at a temperature, if there is one, in their own precision."""
     if temperature is None:
         return probabilities
