@@ -50,10 +50,6 @@ class ImageExperiment(Experiment):
     def test(self) -> Any:
         return super().test if self.random_data else self._read("val")
 
-    @property
-    def data(self) -> dict[str, Any]:
-        return {"train": self.clean, "test": self.test}
-
 
 def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     method, start = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5), tw.Weights.of(experiment.architecture)
