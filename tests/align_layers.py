@@ -226,11 +226,11 @@ def products() -> nn.Module:
 
 
 def graph() -> nn.Module:
-    """Messages along edges, from and to nodes by their numbers."""
+    """Messages along edges, from and to nodes by their numbers, and by a sparse matrix."""
 
-    def forward(net: Any, x: Tensor, edges: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor, edges: Tensor, near: Tensor) -> Tensor:
         start, end = edges
-        x = F.relu(net.one(x))
+        x = F.relu(torch.sparse.mm(near, net.one(x)))
         x = net.two(x + torch.zeros_like(x).index_add(0, end, x.index_select(0, start)))
         at = end[:, None].expand(-1, x.shape[1])
         x = net.three(F.relu(x + torch.zeros_like(x).scatter_add(0, at, x.gather(0, at.roll(1, 0)))))
@@ -244,7 +244,8 @@ def graph() -> nn.Module:
 
 def nodes() -> Any:
     g = torch.Generator().manual_seed(0)
-    return vectors()[0], torch.randint(5, (2, 9), generator=g), vectors()[1]
+    near = torch.rand(5, 5, generator=g).round().to_sparse()
+    return vectors()[0], torch.randint(5, (2, 9), generator=g), near, vectors()[1]
 
 
 def over_time() -> nn.Module:

@@ -126,7 +126,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
          "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform"),
         (layers.linear, "linear"), (layers.bilinear, "bilinear"), (tensors.einsum, "einsum"),
-        (tensors.matmul, "matmul mm bmm addmm baddbmm mv dot vdot addmv"),
+        (tensors.matmul, "matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
         (tensors.tensordot, "tensordot inner outer ger"), (tensors.distances, "cdist"),
         (layers.attention, "scaled_dot_product_attention"),
         (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
@@ -155,7 +155,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.gated, "glu"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.indexed, "index"), (tensors.written, "index_put"),
-        (tensors.gathered, "gather index_select index_add index_copy scatter scatter_add scatter_reduce"),
+        (tensors.gathered, "gather index_select index_add index_copy index_reduce scatter scatter_add scatter_reduce"),
         (tensors.padded, "pad constant_pad_nd"), (tensors.paired, "view_as_real view_as_complex"),
         (tensors.vmapped, "_add_batch_dim _remove_batch_dim"),
         (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),

@@ -413,9 +413,10 @@ class Traced:
 
 
 def _first(batch: Any, count: int) -> Any:
-    """The first examples of a batch; what does not have as many entries as its first tensor is kept."""
+    """The first examples of a batch; what does not have as many entries as its first tensor, or is sparse, is kept."""
     size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
-    return mapped(batch, lambda t: t[:count] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t)
+    several = [id(t) for t in tensors_in(batch) if t.ndim and t.shape[0] == size and t.layout is torch.strided]
+    return mapped(batch, lambda t: t[:count] if id(t) in several else t)
 
 
 def _kept(spec: Any) -> str:
