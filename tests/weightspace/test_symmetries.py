@@ -316,6 +316,8 @@ def test_nothing_is_proven_by_units_that_are_never_active():
     with pytest.raises(tw.ThalwegError, match="do not depend on the order of 'wrong': give a batch on which"):
         tw.symmetries(net, TASK, batch, groups={"wrong": {"0.weight": 0}})
     assert len(tw.symmetries(net, TASK, batch).groups) == 1  # of its graph
+    alone = nn.Sequential(nn.Linear(6, 1), nn.Tanh(), nn.Linear(1, 4))  # which has one order only
+    assert [*tw.symmetries(alone, TASK, batch, groups={"one": {"0.weight": 0, "2.weight": 1}}).groups] == ["one"]
 
 
 def branching():

@@ -385,7 +385,7 @@ class Traced:
                 groups[name], self.axes = group, self._turned(group)
             else:
                 dropped[name] = error
-            if not self.seen and name in groups and not trial.matters(group):
+            if not self.seen and name in groups and group.size > 1 and not trial.matters(group):
                 raise ThalwegError(
                     f"renumbering is proven by outputs that would change otherwise, and for this batch they do not "
                     f"depend on the order of '{name}': give a batch on which its units are active"
