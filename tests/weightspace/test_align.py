@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from align_species import Of
 from align_zoo import SPECIES, found, random_permutation
 from scipy.optimize import linear_sum_assignment
 from torch import nn
@@ -66,6 +67,34 @@ def test_a_planted_order_is_recovered_by_activations(name):
     b = random_permutation(found(name)).apply(a)
     aligned = tw.align(module, a, b, species.task, many(species), by="activations")
     assert torch.equal(aligned.vector, a.vector)
+
+
+def first_states_in_float32():
+    """It makes some tensors, holds one that is no buffer, and writes into one that stays in float32."""
+
+    def forward(net, x):
+        first = torch.zeros(1, len(x), 8)
+        found = net.body(x, (first, torch.zeros_like(first)))[0][:, -1]
+        copied = torch.FloatTensor(len(x), 8)
+        copied[:, :] = found
+        return net.head(found + copied) @ net.table
+
+    net = Of(forward, body=nn.LSTM(6, 8, batch_first=True), head=nn.Linear(8, 4))
+    net.table = torch.rand(4, 3)
+    return net
+
+
+@pytest.mark.parametrize("by", ["weights", "activations"])
+def test_a_network_with_tensors_of_its_own_in_float32_is_aligned(by):
+    """The proof computes in float64."""
+    torch.manual_seed(0)
+    net, batches = first_states_in_float32(), many(SPECIES["einsum attention"])
+    a = tw.Weights.of(net)
+    symmetries = tw.symmetries(net, TASK, batches[0])
+    assert [group.size for group in symmetries.groups.values()] == [8]
+    aligned = tw.align(net, a, random_permutation(symmetries).apply(a), TASK, batches, by=by)
+    assert torch.equal(aligned.vector, a.vector)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_units_that_are_always_the_same_are_matched_by_weights():

@@ -18,6 +18,7 @@ from ..errors import ThalwegError, whole_number
 from ..runtime.rng import seeded
 from ..tasks import Task
 from .axes import Axes
+from .calls import computing
 from .operations import named
 from .permutation import Block, Permutation, renumber, spread
 from .symmetries import Symmetries, Traced
@@ -393,7 +394,8 @@ class Correlations(fx.Interpreter):
 
     def _run(self, state: Sequence[Any], inputs: Sequence[Tensor]) -> dict[tuple[str, int], Block]:
         self.seen = {}
-        self.run(*state, *inputs)
+        with computing():
+            self.run(*state, *inputs)
         return self.seen
 
     def _add(self, one: Mapping[tuple[str, int], Block], two: Mapping[tuple[str, int], Block]) -> None:

@@ -1,11 +1,12 @@
 """How a task calls its network, as a function of tensors that torch can export, in float64."""
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,11 @@ from ..runtime.rng import seeded
 from ..tasks import Task
 from .operations import writes
 
-LOW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+IN_PLACE = re.compile(r"\w*[a-z\d]_$|__set|__i")
 
 
 class Called(nn.Module):
@@ -135,7 +140,8 @@ def training(net: nn.Module) -> Iterator[None]:
 
 
 class _InDouble(TorchFunctionMode):
-    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do.
+    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do, or makes or holds
+    tensors in less, such as the first states of a recurrent layer.
 
     Attributes:
         entries: How many entries the tensors have that were computed.
@@ -143,15 +149,30 @@ class _InDouble(TorchFunctionMode):
 
     entries = 0
 
+    def __enter__(self) -> Self:
+        self.usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self.usual)
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
             function = Tensor.double
-        args, kwargs = tree_map(
-            lambda item: torch.float64 if isinstance(item, torch.dtype) and item in LOW else item, (args, kwargs or {})
-        )
-        found = function(*args, **kwargs)
+        written = args[:1] if IN_PLACE.match(getattr(function, "__name__", "")) else ()
+        args, kwargs = tree_map(_widened, (args[len(written) :], kwargs or {}))
+        found = function(*written, *args, **kwargs)
         self.entries += found.numel() if isinstance(found, Tensor) else 0
         return found
+
+
+def _widened(item: Any) -> Any:
+    """A dtype, or a tensor, in double precision."""
+    if isinstance(item, torch.dtype):
+        return WIDE.get(item, item)
+    return item.to(WIDE[item.dtype]) if isinstance(item, Tensor) and item.dtype in WIDE else item
 
 
 @contextmanager
