@@ -228,15 +228,13 @@ def check_finite(values: Tensor, what: str, weights: Weights, batches: Batches) 
     """Raise if predictions are not finite, naming what is not: the inputs, the weights, or something between them."""
     if bool(values.isfinite().all()):
         return
-    with seeded(0, batches):
-        nan, infinite = not_finite(batches), not_finite(batches, torch.isinf)
     bad = next(
         (name for name, t in weights.tensors().items() if t.is_floating_point() and not bool(t.isfinite().all())), None
     )
-    if nan is None and bad is not None:
-        reason = f"its '{bad}' is not finite, so it has diverged: leave it out"
-    elif (found := nan or infinite) is not None:
+    if found := bad_values(batches, None, all_bad=bad is None):
         reason = f"{found}, so the network is not the cause: clean the data"
+    elif bad is not None:
+        reason = f"its '{bad}' is not finite, so it has diverged: leave it out"
     else:
         reason = (
             "its weights and the data are finite, so something overflows within: leave it out, or use a wider dtype"

@@ -133,13 +133,11 @@ def network_at(module: nn.Module, member: Weights) -> nn.Module:
 
 def called(network: Callable[..., Any], inputs: Any) -> Any:
     """Call a network with a tensor, with several in order, or with several by name."""
-    return network(**inputs) if isinstance(inputs, Mapping) else network(*arguments(inputs))
-
-
-def arguments(inputs: Any) -> Sequence[Any]:
+    if isinstance(inputs, Mapping):
+        return network(**inputs)
     if not isinstance(inputs, Tensor | tuple | list):
         raise ThalwegError(
             "inputs are those of one batch, without targets: a tensor, a tuple of them, or a dict by name; got "
             f"{type(inputs).__name__}: give tensors, one batch at a time"
         )
-    return [inputs] if isinstance(inputs, Tensor) else inputs
+    return network(*([inputs] if isinstance(inputs, Tensor) else inputs))
