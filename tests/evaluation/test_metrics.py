@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import thalweg as tw
 from thalweg.evaluation import metrics
 
 PROBABILITIES = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.05, 0.9, 0.05]]).double()
@@ -36,9 +35,3 @@ def test_a_probability_of_zero_is_not_infinite():
 def test_certainty_is_the_last_bin():
     assert metrics.ece(torch.tensor([[1.0, 0.0]]), torch.tensor([0])) == 0
     assert metrics.ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1
-
-
-@pytest.mark.parametrize("targets", [torch.tensor([0, 0, 1]), torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])])
-def test_a_prediction_of_nan_is_wrong_whatever_the_label(targets):
-    outputs = torch.tensor([[2.0, 1.0], [torch.nan, torch.nan], [0.0, torch.nan]])
-    assert metrics.Metrics(tw.classification())(outputs, targets)["error"].tolist() == [0, 1, 1]
