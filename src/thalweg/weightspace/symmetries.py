@@ -118,7 +118,7 @@ def symmetries(
     Args:
         module: The network; it is not changed.
         task: How the network is called on a batch, and which of its outputs are used.
-        batch: One batch; a few of its examples are used.
+        batch: One batch; the first 32 of its examples are used, or fewer where the network is large.
         groups: Groups by hand, for networks that cannot be traced: name -> tensor -> its axis, or several. An axis
             that is longer than the shortest of its group, such as that of a linear layer after a flattened
             convolution, or of the gates of an LSTM, holds several entries per unit. They are proven in the same way.
