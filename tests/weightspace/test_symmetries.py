@@ -167,6 +167,14 @@ def test_a_factor_inside_a_product_of_weights_can_be_renumbered():
     assert {group.size for group in tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups.values()} == {3, 8}
 
 
+def test_a_scale_for_several_units_is_followed():
+    scale = nn.Parameter(torch.rand(2))
+    net = Of(lambda net, x: net.two(net.one(x) * net.scale.repeat_interleave(4)), one=nn.Linear(6, 8), scale=scale,
+             two=nn.Linear(8, 4))  # fmt: skip
+    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    assert symmetries.within == {"one.weight[0]": "scale[0]"}
+
+
 def test_a_shape_that_depends_on_the_data_is_refused():
     net = Of(lambda net, x: net.two(net.one(x)[x[:, 0] > -9].relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     with pytest.raises(tw.ThalwegError, match=r"the shape of what 'index' returns depends on the values .* by hand"):

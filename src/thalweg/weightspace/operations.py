@@ -110,8 +110,8 @@ def _shape(value: Any, name: str) -> Any:
         return None
     if any(isinstance(size, torch.SymInt) for size in value.shape):
         raise ThalwegError(
-            f"the network cannot be traced, since the shape of what '{name}' returns depends on the values in the "
-            f"batch: {HAND}"
+            f"the network cannot be traced, since the shape of what '{name}' returns depends on the values of "
+            f"tensors, as with a mask: {HAND}"
         )
     return tuple(value.shape)
 

@@ -200,9 +200,9 @@ def repeat(call: Operation) -> Axes:
 
 
 def interleaved(call: Operation) -> Axes | None:
-    if not isinstance(call["repeats"], int) or call["dim"] is None:
-        return None
     x, dim = call.tensors[0], call.dim()
+    if not isinstance(call["repeats"], int) or (call["dim"] is None and len(x) > 1):
+        return None
     return _replaced(x, dim, product([x[dim], Atom(call["repeats"])]))
 
 
