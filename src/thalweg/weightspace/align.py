@@ -126,8 +126,7 @@ def align(
             raise ThalwegError("only finite weights can be matched, and some of a or b are not: train them again")
     with seeded(seed, batches):
         first = next(iter(batches))
-    traced = Traced(module, task, first, groups, whole_batch=by == "activations")
-    traced.layout.check(a.layout, "the network", "a")
+    traced = Traced(module, task, first, groups, whole_batch=by == "activations", weights=a)
     found = traced.proven()
     matched = [_aligned(found, traced, a, other, batches if by == "activations" else None, seed) for other in others]
     return matched[0] if isinstance(b, Weights) else matched

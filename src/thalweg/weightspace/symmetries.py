@@ -152,10 +152,14 @@ class Traced:
         batch: Any,
         groups: Mapping[str, Any] | None = None,
         whole_batch: bool = False,
+        weights: Weights | None = None,
     ):
         check_task(task)
         self.task, self.layout = task, Layout.of(module)
         self.net = unwrapped(Probe(module).module)
+        if weights is not None:
+            self.layout.check(weights.layout, "the network", "a")
+            weights.load_into(self.net)
         for parameter in self.net.parameters():
             parameter.grad = None
         self.net.double().eval()
@@ -286,13 +290,14 @@ class Traced:
         inputs: list[Any] = []
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
-            name = names.get(id(attrgetter(spec.target)(called))) if spec.kind.name in HELD else None
+            held = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
+            name = names.get(id(held))
             if name:
                 if not self.seen:
                     each_its_own(node, atoms[name])
                 inputs.append(atoms[name])
             elif isinstance(node.meta.get("val"), Tensor):
-                inputs.append(fresh(node.meta["val"].shape, _kept(spec)))
+                inputs.append(fresh(node.meta["val"].shape, _kept(spec)) if held is None else _fixed(held, _kept(spec)))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
         for axes in trace(program.graph_module, inputs, self.seen):
@@ -425,6 +430,12 @@ def _kept(spec: Any) -> str:
         return "it is an input"
     own = spec.target.removeprefix("net.")
     return f"'{own}' is not trained and keeps its order" if spec.kind.name in HELD else CONSTANT
+
+
+def _fixed(value: Tensor, why: str) -> Axes:
+    """The axes of what is not trained, pinned where its values differ along them."""
+    rows = [value.movedim(k, 0) for k in range(value.ndim)]
+    return Axes(Atom(len(each), pinned=why if bool((each != each[:1]).any()) else "") for each in rows)
 
 
 def _several(given: Any) -> tuple[Any, ...]:
