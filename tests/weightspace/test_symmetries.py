@@ -149,17 +149,15 @@ def test_what_is_not_trained_is_named():
     assert symmetries.pinned["one.bias[0]"] == "'mask' is not trained and keeps its order"
 
 
-def test_a_buffer_of_equal_values_pins_nothing():
-    """As the bias of keys that is always zero; but in `align`, its values are those of the networks."""
+@pytest.mark.parametrize(
+    ("mask", "persistent", "groups"),
+    [(torch.ones(8), False, 1), (torch.ones(8), True, 0), (torch.arange(8.0), False, 0)],
+)
+def test_a_constant_of_equal_values_pins_nothing(mask, persistent, groups):
+    """As the bias of keys that is always zero; a buffer that is saved may change in training."""
     net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    net.register_buffer("mask", torch.ones(8))
-    batch, weights = SPECIES["MLP"].batch(), []
-    assert len(tw.symmetries(net, TASK, batch).groups) == 1
-    for _ in range(2):
-        other = Of(net.function, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-        other.register_buffer("mask", torch.arange(8.0))
-        weights.append(tw.Weights.of(other))
-    assert not tw.align(net, *weights, TASK, [batch]).symmetries.groups
+    net.register_buffer("mask", mask, persistent=persistent)
+    assert len(tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups) == groups
 
 
 def test_units_that_are_not_used_on_this_batch_keep_their_order():

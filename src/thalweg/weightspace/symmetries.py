@@ -290,14 +290,16 @@ class Traced:
         inputs: list[Any] = []
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
-            held = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
+            held: Any = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
             name = names.get(id(held))
             if name:
                 if not self.seen:
                     each_its_own(node, atoms[name])
                 inputs.append(atoms[name])
             elif isinstance(node.meta.get("val"), Tensor):
-                inputs.append(fresh(node.meta["val"].shape, _kept(spec)) if held is None else _fixed(held, _kept(spec)))
+                why = _kept(spec)
+                constant = held is not None and spec.persistent is False  # other buffers may change in training
+                inputs.append(_fixed(held, why) if constant else fresh(node.meta["val"].shape, why))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
         for axes in trace(program.graph_module, inputs, self.seen):
@@ -433,7 +435,7 @@ def _kept(spec: Any) -> str:
 
 
 def _fixed(value: Tensor, why: str) -> Axes:
-    """The axes of what is not trained, pinned where its values differ along them."""
+    """The axes of a constant, pinned where its values differ along them."""
     rows = [value.movedim(k, 0) for k in range(value.ndim)]
     return Axes(Atom(len(each), pinned=why if bool((each != each[:1]).any()) else "") for each in rows)
 
