@@ -91,13 +91,17 @@ def compact(found: tw.Comparison) -> dict[str, Any]:
     return {"seeds": found.seeds, "milliseconds": found.milliseconds, "columns": columns, "rows": rows}
 
 
+def seeds(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, help="the folder that holds the data sets")
     parser.add_argument("--out", type=Path, default=Path("thalweg-paper"), help="the folder of `thalweg paper run`")
     parser.add_argument("--scale", choices=("full", "smoke"), default="full")
-    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3])
-    parser.add_argument("--more", type=lambda text: [int(word) for word in text.split(",")], default=[])
+    parser.add_argument("--seeds", type=seeds, default=[1, 2, 3])
+    parser.add_argument("--more", type=seeds, default=[], help="seeds of further independent networks")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=[*METHODS], help="FGE among them")
     parser.add_argument("--samples", type=int, default=20, help="networks drawn by SWAG for each seed")
     given = parser.parse_args()
