@@ -17,7 +17,7 @@ test: $(READY) lint  ## everything CI checks
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-ecosystem: $(ECOSYSTEM)/.ready  ## with the real Lightning, transformers, ONNX Runtime, pandas, ...
-	$(ECOSYSTEM)/bin/pytest tests/ecosystem
+	$(ECOSYSTEM)/bin/pytest tests/ecosystem tests/integrations
 
 soak: $(READY)  ## kill every command 1,000 times in all, half of them while it writes, resume, and compare bit for bit
 	OMP_NUM_THREADS=1 $(BIN)/python tests/kills.py 1000

@@ -3,17 +3,18 @@
 $ python benchmarks/ensembles.py --data ~/data --out paper
 
 Takes the networks, Snapshot runs and FGE walks that `thalweg paper run ensembles --data-set cifar100 --model vgg16` has
-trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. `--seeds 1,2,3` says which;
-one that does not begin to learn, as seed 0, or diverges, as Snapshot at its first restart with seeds 2 and 3, ends the
-command with a sentence: `--methods Independent,FGE` leaves Snapshot out. `--more 4,5,6` are seeds of further
-independent networks, to count what is worth more than three of them. The same command resumes what was interrupted.
+trained in `--out`, or trains them first; SWAG is made from the networks of each FGE run. `--seeds 1,2,3` says which. A
+run that does not begin to learn, as with seed 0, or diverges, as Snapshot does at its first restart with seeds 2 and 3,
+ends the command with an error message: `--methods Independent,FGE` leaves Snapshot out. `--more 4,5,6` are seeds of
+further independent networks, needed if an ensemble is worth more than three. The same command resumes an interrupted
+one.
 Prints one row per ensemble at one, two and three budgets, and one for its average as one network, then the
 same as one line of JSON, and writes `comparison.json` and the figures. With `--scale smoke` and without data it runs
 every line on a CPU in about a minute; its networks learn nothing.
 
-To compare with, test errors in percent of VGG-16 on CIFAR-100, of one network and of 100 (Ashukha et al., Pitfalls of
-In-Domain Uncertainty Estimation and Ensembling in Deep Learning, 2020), are in `ANCHORS`. By accuracy, FGE was worth
-about 2.7 independent networks there, and hardly more with more of its networks.
+For comparison, `ANCHORS` has published test errors (in percent) of VGG-16 on CIFAR-100, of one network and of 100
+(Ashukha et al., Pitfalls of In-Domain Uncertainty Estimation and Ensembling in Deep Learning, 2020). By accuracy, FGE
+was worth about 2.7 independent networks there, and hardly more with more of its networks.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import torch
 from matplotlib.figure import Figure
 
 import thalweg as tw
-from thalweg.evaluation.judging import Judge
+from thalweg.evaluation.ensemble_comparison import EnsembleComparison
 from thalweg.paper.ensemble_entries import members_of
 from thalweg.paper.entries import ENTRIES, open_experiment
 from thalweg.paper.experiment import Experiment, Need, prepare
@@ -51,23 +52,25 @@ def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, se
     return [tw.update_bn(experiment.architecture, weights, experiment.clean).to("cpu") for weights in drawn]
 
 
-def judged(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str], samples: int) -> tw.Comparison:
+def scored(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str], samples: int) -> tw.Comparison:
     runs: dict[str, list[Any]] = {name: members_of(experiment, METHODS[name], len(seeds)) for name in methods}
     runs["Independent"] = members_of(experiment, METHODS["Independent"], len(experiment.seeds))
     runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in zip(seeds, runs["FGE"], strict=True)]
-    judge = Judge(experiment.architecture, experiment.task, experiment.test, None, experiment.clean, None)
-    one, multiples = judge.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
+    comparison = EnsembleComparison(
+        experiment.architecture, experiment.task, experiment.test, None, experiment.clean, None
+    )
+    one, multiples = comparison.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
     entries = {
         name: {
             "title": name,
             "settings": "from the networks of FGE" if name == "SWAG" else "as in the paper",
             "epochs": experiment.recipe.epochs,
             "members": len(pool[0]),
-            **judge.entry(pool, range(1, len(pool) + 1), one),
+            **comparison.entry(pool, range(1, len(pool) + 1), one),
         }
         for name, pool in runs.items()
     }
-    each = judge.milliseconds(runs["Independent"][0][0])
+    each = comparison.milliseconds(runs["Independent"][0][0])
     return tw.Comparison(experiment.recipe.epochs, multiples, [*seeds], entries, each)
 
 
@@ -112,7 +115,7 @@ def main() -> None:
     wanted = [(experiment, Need("network", k)) for k in range(len(experiment.seeds))]
     wanted += ENTRIES["ensembles"].wanted(experiment, len(given.seeds))
     prepare([(own, need) for own, need in wanted if need.kind != "snapshot" or "Snapshot" in given.methods])
-    found, folder = judged(experiment, given.seeds, given.methods, given.samples), experiment.results / "judged"
+    found, folder = scored(experiment, given.seeds, given.methods, given.samples), experiment.results / "scored"
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / "comparison.json")
     for name, draw in {"budget": tw.figures.budget, "equivalents": tw.figures.equivalents}.items():

@@ -1,10 +1,10 @@
-"""Every figure on speed and memory on a CUDA GPU in docs/results.md, in one run.
+"""Measure speed and memory on a CUDA GPU as in docs/results.md, in one run.
 
     python benchmarks/gpu.py OUT.json [--networks vgg16 preresnet164 wrn28_10] [--rounds N]
 
 For each network, in the fastest mode (bf16, compiled, captured): plain, curve and walk steps of `thalweg bench`, and a
-plain step written by hand, all taking turns on one batch of 128; whole epochs with augmentation; a scanned point and
-its forward passes; three networks at once, also without the compiler; memory. Ratios are of medians.
+plain step written by hand, all interleaved on one batch of 128; whole epochs with augmentation; a scanned point and its
+forward passes; three interleaved networks, also without the compiler; memory. Ratios are ratios of medians.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from thalweg import bench
 from thalweg.loading import load_inputs
 from thalweg.paper import models
 from thalweg.runtime.compute import Call, Compute
-from thalweg.runtime.cuda_graphs import aside
+from thalweg.runtime.streams import on_side_stream
 from thalweg.training.loop import Observer, Settings, train
 from thalweg.training.step import Network
 from thalweg.weightspace.probe import Probe
@@ -30,7 +30,7 @@ from thalweg.weightspace.weights import Weights
 
 
 def by_hand(make, batch, compiled):
-    """What somebody in a hurry for speed would write for this network alone."""
+    """What you would write by hand to make this one network fast."""
     network = make().cuda().to(memory_format=torch.channels_last).train()
     rate = torch.tensor(bench.RATE, device="cuda")
     optimizer = torch.optim.SGD(
@@ -87,7 +87,7 @@ def figures(name, compute, rounds):
     make = {"vgg16": models.vgg16, "preresnet164": models.preresnet, "wrn28_10": models.wrn28_10}[name]
     timer = bench.Bench(inputs, compute, rounds, 20 if name == "vgg16" else 10)
     timings = {}
-    with aside(timer.device):
+    with on_side_stream(timer.device):
         timings |= timer.training({"plain step by hand": partial(by_hand, make, timer.batch, timer.compute.compile)})
         timings["data pipeline"] = timer.pipeline()
         print(bench.table(timings), flush=True)
@@ -95,11 +95,11 @@ def figures(name, compute, rounds):
         timings["checkpoint"] = timer.checkpoint()
     print(bench.table(timings), flush=True)
     timings["epoch, per step"] = epochs_of(timer, 5 if name == "vgg16" else 4)
-    with aside(timer.device):
+    with on_side_stream(timer.device):
         fast = timer.interleaved()
     timings |= {f"{kind} (fastest mode)": timing for kind, timing in fast.items()}
     plain = bench.Bench(inputs, replace(compute, compile=False), rounds, timer.steps)
-    with aside(timer.device):
+    with on_side_stream(timer.device):
         slow = plain.interleaved()
     timings |= {f"{kind} (not compiled)": timing for kind, timing in slow.items()}
 

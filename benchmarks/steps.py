@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py [--pairs N]
 
-Steps alternate, plain and curve, so that both meet the same machine; a ratio is the median over pairs.
+Plain and curve steps alternate, so that both see the same machine load; a ratio is the median over pairs.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""The main plane of one training and of a walk that leaves it: VGG-16 on CIFAR-100, with the paper's settings.
+"""The main plane of one training run and of a walk that leaves it: VGG-16 on CIFAR-100, with the paper's settings.
 
     python benchmarks/training_plane.py --out FOLDER [--data DATA] [--seeds 1,2,3] [--every 5] [--grid 61]
 
 For each seed, trains the network into FOLDER/seed-1/training, keeping the weights of every few epochs, and walks by FGE
 from the first start of the paper's recipe into FOLDER/seed-1/walk; these, and the scan, are resumed or read from their
 folders if they are there. Writes the plane as FOLDER/seed-1/plane/scan.json and, with train loss and test error, as PNG
-and PDF; prints the figures of all seeds as one line of JSON at the end, where a network that did not begin to learn, as
-that of seed 0, has a sentence instead. `--scale smoke --every 1 --grid 11` tries all of it on a CPU, with a small
-network on random images. Drawing alone, from the same folders, is
+and PDF; prints the numbers of all seeds as one line of JSON at the end, where a network that did not begin to learn,
+like that of seed 0, has a message instead. `--scale smoke --every 1 --grid 11` tries all of it on a CPU, with a small
+network on random images. To draw the plane alone, from the same folders:
 
     thalweg plane FOLDER/seed-1/training FOLDER/seed-1/walk --task benchmarks/averaging.py:vgg16 --grid 61 --adaptive \
         --out plane

@@ -1,9 +1,10 @@
-"""What proving costs: the share of a scan of 61 points that is spent on it, and what it adds to a step of training.
+"""What it costs to check that a network is measured with its own weights: the share of a scan of 61 points that the
+checks take, and what they add to a training step.
 
-Run with `python benchmarks/trust.py`. Of a scan the parts are timed while it runs, in processor time, so that both
-belong to the same load of the machine: the pass that is watched, what watching adds to the first batch of the last
-point, a second look at that point, and what a network keeps in addition to its weights being captured and put back at
-every point. Steps are timed with the watch and without it, interleaved.
+Run with `python benchmarks/trust.py`. The parts of a scan are timed while it runs, in processor time, so that all see
+the same machine load: the pass that is watched, what watching adds to the first batch of the last point, measuring that
+point again, and saving and restoring at every point the state that a network keeps in addition to its weights. Steps
+are timed with the watch and without it, interleaved.
 """
 
 import time
@@ -115,7 +116,7 @@ def convolutions():
 
 
 def cases():
-    """Name, network, data, batches to refresh with, and how many points to measure; the others are multiplied."""
+    """Name, network, data, batches for batch-norm statistics, and points to measure; the rest is extrapolated."""
     demo, images, large = digits(0), batches(8, 64, 3, 16, 16), batches(10, 8, 3, 32, 32)
     dense = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     yield "two layers, 10 batches of 128", dense, {"test": batches(10, 128, 64)}, None, POINTS

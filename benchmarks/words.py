@@ -1,4 +1,4 @@
-"""Steps of the paper's LSTMs on Penn Treebank: one network, two at once, along a curve; and a batch of a scan.
+"""Steps of the paper's LSTMs on Penn Treebank: one network, two interleaved, along a curve; and a batch of a scan.
 
 python benchmarks/words.py DATA [--steps 200] [--networks lstm-medium:fp32 lstm-large:fp32 lstm-large:bf16]
 """

@@ -2,14 +2,15 @@
 
 $ python examples/cifar_curve.py --data ~/data --out cifar-curve
 
-40 epochs for each network and 100 for the curve, with the other settings of the paper's public code, which has 200 and
-600 (`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). A run that was stopped is resumed when
-the same command is given again.
+40 epochs for each network and 100 for the curve; other settings are those of the paper's public code, which trains for
+200 and 600 epochs (`--epochs 200 --curve-epochs 600`, or `thalweg paper run curves`). To resume an interrupted run, run
+the same command again.
 
-To compare with, highest train loss and test error for CIFAR-10 in the paper's table of curves: 2.569 and 90 % on the
-straight line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.
+For comparison, the highest train loss and test error for CIFAR-10 in the paper's table of curves are 2.569 and 90 % on
+the straight line, 0.040 and 7.01 % on its Bezier curve. Its public code gives 0.24 and 7.75 % for the latter.
 
-What 61 points on CIFAR-10 showed, with the networks at 0.397 and 0.400, 8.77 and 8.53 %:
+What 61 points showed on CIFAR-10, where the two networks have train losses of 0.397 and 0.400 and test errors of 8.77
+and 8.53 %:
 
                                  train loss: lowest, mean, highest    test error: lowest, mean, highest
     segment                                   0.391, 1.922, 2.697               8.50, 63.09, 90.00 %

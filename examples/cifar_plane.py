@@ -3,11 +3,11 @@
 $ python examples/cifar_plane.py cifar-curve --data ~/data
 
 Draws train loss and test error in the plane through both networks and the bend of the curve between them, in which the
-whole curve lies, as in the paper's first figure. A scan that was stopped is resumed by the same command.
+whole curve lies, as in the paper's first figure. To resume an interrupted scan, run the same command again.
 
-After cifar_curve.py as it stands, 21 x 21 points show a valley bent like the curve, with train losses down to 0.23, and
-2.7 inside of it, where the straight line is. Outside of it the loss doubles with every unit of distance, of which there
-are 51 between the networks: it is about 2,000 at the bend itself.
+After cifar_curve.py with its default settings, 21 x 21 points show a valley bent like the curve, with train losses down
+to 0.23, and 2.7 on its inner side, where the straight line is. On its outer side the loss doubles with every unit of
+distance, where the networks are 51 units apart: it is about 2,000 at the bend itself.
 
 99 s, 2026-11-15: one NVIDIA H200 shared with another run, bf16, Python 3.12, torch 2.11.0.
 """

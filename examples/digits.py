@@ -1,9 +1,8 @@
-"""Handwritten digits: a network with batch norm, the curve between two of them, its plane, and what its points know
-together.
+"""Handwritten digits: networks with batch norm, the curve between two, its plane, and an ensemble of its points.
 
 $ python examples/digits.py
 
-Three networks with 5,082 weights, 1,297 training images with random crops, 500 test images, measured in 61 points of
+Three networks with 5,082 weights, 1,297 training images with random crops, 500 test images, measured at 61 points of
 each path:
 
                              train loss: lowest, mean, highest    test error: lowest, mean, highest

@@ -3,23 +3,24 @@
 $ python examples/penn_treebank.py --data ~/data     # six layers of 256 on all of the text, for a GPU
 $ python examples/penn_treebank.py --data ~/data --tiny
 
-A network reads the first three quarters of the training text; two copies of it, a and b, then read the last quarter,
-each in an order of its own. A third, c, comes from another network. Between a and b, and between a and c: the straight
-line, and a Bezier curve trained on the whole text. Perplexity on 20,000 test words:
+A network is trained on the first three quarters of the training text; two copies of it, a and b, are then fine-tuned on
+the last quarter, each in an order of its own. A third, c, is fine-tuned from another network. Between a and b, and
+between a and c, we measure the straight line, and a Bezier curve trained on the whole text. Perplexity on 20,000 test
+words:
 
     test perplexity         first        second     line, max    curve, max curve, middle      ensemble       average
     one start               103.5         104.0         104.0         104.0          83.3         101.7         102.7
     two starts              103.5         103.3        2227.8         103.5          83.6          94.6        2227.8
 
-From one start, the networks can be averaged, and gain little from it; from two, a barrier lies between them, which the
-curve goes around, and only their ensemble is much better than each. The greedy soup of all three is that of a and b,
-102.7. Reading the last quarter alone made the networks worse: before, they had 98.5 and 98.1. The points in the middle
-of the curves are the best, and have read the whole text twenty times more, so that this is no fair comparison. The
-learning rate is given to AdamW alone, and `WarmupCosine(warmup=1)` scales it.
+From one start, the networks can be averaged, but gain little from it. From two, there is a barrier between them, which
+the curve goes around, and only their ensemble is much better than each. The greedy soup of all three is that of a and
+b, 102.7. Fine-tuning on the last quarter made the networks worse: before, they had 98.5 and 98.1. The points in the
+middle of the curves are the best, but were trained on the whole text for twenty more epochs, so that this is no fair
+comparison. The learning rate is passed to AdamW alone, and `WarmupCosine(warmup=1)` scales it.
 
 167 s, 2026-11-16: one NVIDIA H200 with other work on it, Python 3.12, torch 2.11.0. With `--tiny`, two layers of 64 on
-100,000 words, of which the 2,000 most frequent are distinguished, 472 s on a CPU core: 123.0 and 123.2 from one start,
-the line at most 123.2; from two the line 260.9, the curve 124.1, the ensemble 121.1.
+100,000 words with a vocabulary of the 2,000 most frequent, 472 s on a CPU core: 123.0 and 123.2 from one start, the
+line at most 123.2; from two starts the line 260.9, the curve 124.1, the ensemble 121.1.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""From a walk to what one deploys: an ensemble, calibrated and exported, and its average as one network, also to ONNX.
+"""From a walk to deployment: an ensemble and its average as one network, calibrated and exported, also to ONNX.
 
 $ python examples/serving.py
 
 FGE for the last fifth of 40 epochs on 512 handwritten digits with random crops, its temperature fitted on 500 others,
-tested on 785 more. The average, which costs one forward pass and not eight, is as good here. Both are exported for any
-number of images, and compared on 16 and on one: programs give what they were exported from to the bit, and ONNX Runtime
-(where onnx, onnxscript and onnxruntime are installed) up to rounding.
+tested on 785 more. The average, which costs one forward pass instead of eight, is as good here. Both are exported for
+any batch size, and compared on 16 images and on one: exported programs give the same bits as the original, and ONNX
+Runtime (if onnx, onnxscript and onnxruntime are installed) the same up to rounding.
 
     ensemble of 8             error 3.57 %   nll 0.121   at temperature 1.074, 0.122
     their average             error 3.18 %   nll 0.121

@@ -2,14 +2,14 @@
 
 $ python examples/spirals.py
 
-Two networks with 1,218 weights, the segment between them, and a Bezier curve with one bend, measured in 61 points each:
+Two networks with 1,218 weights, the segment between them, and a Bezier curve with one bend, measured at 61 points each:
 
                              train loss: lowest, mean, highest    train error: highest
     segment                               0.018, 0.627, 1.204                  37.40 %
     Bezier, 1.15 times as long            0.018, 0.024, 0.029                   0.60 %
 
-13 s, 2026-11-15: one thread of an AMD EPYC, Python 3.11, torch 2.13.0 CPU. `plane.png` shows the
-valley that the curve runs through.
+13 s, 2026-11-15: one thread of an AMD EPYC, Python 3.11, torch 2.13.0 CPU. `plane.png` shows the valley that the curve
+runs through.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""Two networks of timm, with batch norm and stochastic depth: the line and the curve between them, and a walk.
+"""Two networks from timm, with batch norm and stochastic depth: the line and the curve between them, and a walk.
 
     pip install . timm
     python examples/timm_network.py
 
-The digits inside scikit-learn, so nothing is downloaded; `timm.create_model(..., pretrained=True)` would fetch weights,
-and a checkpoint of your own comes in as `tw.Weights.from_state(state_dict, model)`.
+The data are scikit-learn's digits, so nothing is downloaded; `timm.create_model(..., pretrained=True)` would download
+weights, and your own checkpoint is read with `tw.Weights.from_state(state_dict, model)`.
 
 What it showed (torch 2.13.0, timm 1.0.30, one thread of a shared two-core CPU, 25 s of its time, one run, 15 November
 2026): on the straight line the test error rises from 5 % to 85 %, on the curve to 6.2 % at most; the barrier in train
-loss falls from 2.765 to 0.010. Four networks of a walk predict with an nll of 0.155 together and 0.158 the first alone,
-at the same error, 4.8 %.
+loss falls from 2.765 to 0.010. Four networks of a walk have an nll of 0.155 as an ensemble, the first alone 0.158, at
+the same error, 4.8 %.
 """
 
 import timm

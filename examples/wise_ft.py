@@ -3,15 +3,16 @@
 $ python examples/wise_ft.py
 
 A small network on handwritten digits, fine-tuned with 200 images to say whether a digit that lies on its side is odd.
-The straight line between both networks, at 21 values of alpha; the one with the lowest sum of both errors on 400
-held-out images, and the errors on 597 others, of which one is 0.17 %:
+The straight line between both networks is measured at 21 values of alpha, of which the one with the lowest sum of both
+errors on 400 held-out images is chosen. Errors on 597 other images, of which one is 0.17 %:
 
     as it came   alpha = 0      old task  9.55 %, new task 15.41 %
     chosen       alpha = 0.65   old task 12.56 %, new task  8.54 %
     fine-tuned   alpha = 1      old task 18.59 %, new task  6.70 %
 
-The head of the new task exists at one end only. Both ends of a line must have the same parameters, so it is trained on
-the body as it came first, and fine-tuning starts there. The head of the old task is frozen then, and the same in both.
+The head of the new task exists at one end only. Both ends of a line must have the same parameters, so it is first
+trained on the original body, and fine-tuning starts from there. The head of the old task is then frozen, and so is the
+same at both ends.
 
 5 s, 2026-11-16: one thread of 2 CPU cores, Python 3.11, torch 2.13.0 CPU.
 """

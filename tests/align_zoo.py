@@ -4,13 +4,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from align_cases import AlignmentCase, Of, images, pairs, sequences, signals, text, tokens, vectors, volumes
 from align_layers import LAYERS
-from align_species import Of, Species, images, pairs, sequences, signals, text, tokens, vectors, volumes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.weightspace.terms import sized
+from thalweg.alignment.terms import sized
 
 
 def basic_block(before: int, after: int, stride: int) -> nn.Module:
@@ -322,45 +322,45 @@ def volumetric() -> nn.Module:
 
 
 TEXT = tw.language_modelling()
-SPECIES = {
-    "MLP": Species(mlp, vectors, 2, 0.98),
-    "convolutions, flattened": Species(convolutions, images, 3, 0.99),
-    "batch norm": Species(batch_norms, images, 2, 0.99),
-    "residual, projected shortcut": Species(residual, images, 4, 0.99),
-    "residual, padded shortcut": Species(padded_shortcut, images, 4, 0.99),
-    "depthwise, squeeze-excite": Species(inverted_residual, images, 3, 0.98),
-    "ConvNeXt": Species(convnext, images, 2, 0.98),
-    "grouped convolution": Species(grouped, images, 5, 0.99),
-    "channel shuffle": Species(shuffled, images, 4, 0.99),
-    "DenseNet": Species(dense, images, 4, 0.99),
-    "U-Net": Species(unet, images, 4, 0.99),
-    "Conv1d, instance norm": Species(temporal, signals, 2, 0.98),
-    "Conv3d": Species(volumetric, volumes, 2, 0.98),
-    "siamese": Species(siamese, pairs, 2, 0.97),
-    "transformer, post-norm": Species(transformer, tokens, 9, 0.99),
-    "transformer, pre-norm": Species(lambda: transformer(norm_first=True, activation="gelu"), tokens, 9, 0.99),
-    "ViT": Species(vit, images, 5, 0.99),
-    "Llama": Species(llama, text, 5, 0.99, TEXT),
-    "GPT, tied": Species(gpt, text, 5, 0.99, TEXT),
-    "cross attention": Species(cross_attention, sequences, 6, 0.98),
-    "MLP-Mixer": Species(mixer, images, 3, 0.98),
-    "Swin": Species(swin, images, 5, 0.98),
-    "LSTM": Species(lambda: recurrent(nn.LSTM), tokens, 3, 0.99),
-    "LSTM, last state": Species(lambda: recurrent(nn.LSTM, last=True), tokens, 3, 0.99),
-    "LSTM, both ways": Species(lambda: recurrent(nn.LSTM, bidirectional=True), tokens, 5, 0.99),
-    "GRU": Species(lambda: recurrent(nn.GRU), tokens, 3, 0.99),
-    "RNN": Species(lambda: recurrent(nn.RNN, bias=False), tokens, 3, 0.98),
-    "einsum attention": Species(einsum_attention, sequences, 4, 0.99),
-    "GLU, PReLU": Species(gated, vectors, 2, 0.98),
-    "mixture of experts": Species(experts, vectors, 2, 0.98),
-    "cumsum": Species(cumulative, vectors, 1, 0.6),
+ALIGNABLE = {
+    "MLP": AlignmentCase(mlp, vectors, 2, 0.98),
+    "convolutions, flattened": AlignmentCase(convolutions, images, 3, 0.99),
+    "batch norm": AlignmentCase(batch_norms, images, 2, 0.99),
+    "residual, projected shortcut": AlignmentCase(residual, images, 4, 0.99),
+    "residual, padded shortcut": AlignmentCase(padded_shortcut, images, 4, 0.99),
+    "depthwise, squeeze-excite": AlignmentCase(inverted_residual, images, 3, 0.98),
+    "ConvNeXt": AlignmentCase(convnext, images, 2, 0.98),
+    "grouped convolution": AlignmentCase(grouped, images, 5, 0.99),
+    "channel shuffle": AlignmentCase(shuffled, images, 4, 0.99),
+    "DenseNet": AlignmentCase(dense, images, 4, 0.99),
+    "U-Net": AlignmentCase(unet, images, 4, 0.99),
+    "Conv1d, instance norm": AlignmentCase(temporal, signals, 2, 0.98),
+    "Conv3d": AlignmentCase(volumetric, volumes, 2, 0.98),
+    "siamese": AlignmentCase(siamese, pairs, 2, 0.97),
+    "transformer, post-norm": AlignmentCase(transformer, tokens, 9, 0.99),
+    "transformer, pre-norm": AlignmentCase(lambda: transformer(norm_first=True, activation="gelu"), tokens, 9, 0.99),
+    "ViT": AlignmentCase(vit, images, 5, 0.99),
+    "Llama": AlignmentCase(llama, text, 5, 0.99, TEXT),
+    "GPT, tied": AlignmentCase(gpt, text, 5, 0.99, TEXT),
+    "cross attention": AlignmentCase(cross_attention, sequences, 6, 0.98),
+    "MLP-Mixer": AlignmentCase(mixer, images, 3, 0.98),
+    "Swin": AlignmentCase(swin, images, 5, 0.98),
+    "LSTM": AlignmentCase(lambda: recurrent(nn.LSTM), tokens, 3, 0.99),
+    "LSTM, last state": AlignmentCase(lambda: recurrent(nn.LSTM, last=True), tokens, 3, 0.99),
+    "LSTM, both ways": AlignmentCase(lambda: recurrent(nn.LSTM, bidirectional=True), tokens, 5, 0.99),
+    "GRU": AlignmentCase(lambda: recurrent(nn.GRU), tokens, 3, 0.99),
+    "RNN": AlignmentCase(lambda: recurrent(nn.RNN, bias=False), tokens, 3, 0.98),
+    "einsum attention": AlignmentCase(einsum_attention, sequences, 4, 0.99),
+    "GLU, PReLU": AlignmentCase(gated, vectors, 2, 0.98),
+    "mixture of experts": AlignmentCase(experts, vectors, 2, 0.98),
+    "cumsum": AlignmentCase(cumulative, vectors, 1, 0.6),
 } | LAYERS
 
 
 @cache
 def found(name: str) -> Any:
-    species = SPECIES[name]
-    return tw.symmetries(species.module(1), species.task, species.batch())
+    case = ALIGNABLE[name]
+    return tw.symmetries(case.module(1), case.task, case.batch())
 
 
 def random_permutation(symmetries: Any, seed: int = 0) -> tw.Permutation:

@@ -14,53 +14,51 @@ from thalweg.training.step import UniformBends
 NAMES = ["mlp", "transformer_dict", "tied_lstm", "frozen", "two_inputs"]
 
 
-def settings(animal, **more):
-    return {"epochs": -(-50 // len(animal.batches())), "lr": 0.05, "weight_decay": 0.01, "progress": False, **more}
+def settings(case, **more):
+    return {"epochs": -(-50 // len(case.batches())), "lr": 0.05, "weight_decay": 0.01, "progress": False, **more}
 
 
 def together(processes):
     """What must not depend on the number of processes."""
     found = {}
     for name in NAMES:
-        animal = ZOO[name]
-        module, (a, b), batches = animal.module(1), animal.ends(), animal.batches()
+        case = ZOO[name]
+        module, (a, b), batches = case.module(1), case.ends(), case.batches()
         for loss in ("uniform", "arclength"):
-            curve = tw.connect(
-                module, tw.Bezier(a, b, 2), animal.task, batches, loss=loss, same_t=True, **settings(animal)
-            )
+            curve = tw.connect(module, tw.Bezier(a, b, 2), case.task, batches, loss=loss, same_t=True, **settings(case))
             found[f"{name} {loss}"] = torch.stack([bend.vector for bend in curve.bends])
-        found[f"{name} clipped"] = tw.fit(module, animal.task, batches, clip=0.1, **settings(animal)).vector
-        found[f"{name} accumulated"] = tw.fit(module, animal.task, batches, accumulate=2, **settings(animal)).vector
-        scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=7, progress=False)
+        found[f"{name} clipped"] = tw.fit(module, case.task, batches, clip=0.1, **settings(case)).vector
+        found[f"{name} accumulated"] = tw.fit(module, case.task, batches, accumulate=2, **settings(case)).vector
+        scan = tw.scan(module, tw.Segment(a, b), case.task, {"x": batches}, points=7, progress=False)
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
-    animal = ZOO["mlp"]  # elsewhere Adam may make whole steps of gradients that are but rounding
-    own = settings(animal, weight_decay=0.0, optimizer=torch.optim.AdamW, accumulate=2)
-    found["adamw"] = tw.fit(animal.module(1), animal.task, animal.batches(), **own).vector
+    case = ZOO["mlp"]  # elsewhere Adam may make whole steps of gradients that are but rounding
+    own = settings(case, weight_decay=0.0, optimizer=torch.optim.AdamW, accumulate=2)
+    found["adamw"] = tw.fit(case.module(1), case.task, case.batches(), **own).vector
     for accumulate in (1, 2):  # where some parts, or no part, of a batch reach an expert
         own = {"epochs": 4, "lr": 0.01, "optimizer": torch.optim.AdamW, "accumulate": accumulate, "progress": False}
-        found[f"routed {accumulate}"] = tw.fit(Routed(), animal.task, odd_batches(), **own).vector
+        found[f"routed {accumulate}"] = tw.fit(Routed(), case.task, odd_batches(), **own).vector
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
-    members = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, progress=False).members
+    members = tw.walk(case.module(1), case.task, case.batches(), method, epochs=4, progress=False).members
     found["walk"] = torch.stack([member.vector for member in members])
     run = Run(Path(sys.argv[2]) / f"run-{processes.size}")
-    tw.fit(animal.module(1), animal.task, animal.batches(), run=run, **settings(animal))
+    tw.fit(case.module(1), case.task, case.batches(), run=run, **settings(case))
     told = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
     found["losses"] = torch.tensor(told, dtype=torch.float64)
-    line = tw.Segment(*animal.ends())
-    scan = tw.scan(animal.module(1), line, animal.task, {"x": animal.batches()}, points="adaptive", progress=False)
+    line = tw.Segment(*case.ends())
+    scan = tw.scan(case.module(1), line, case.task, {"x": case.batches()}, points="adaptive", progress=False)
     found["adaptive scan"] = torch.tensor([scan.t, scan.values["x"]["loss"]])
     seen = []  # by rank 0 alone, though t is that of all
-    how = {"same_t": True, "on_epoch": seen.append if processes.first else None, **settings(animal)}
-    tw.connect(animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), **how)
+    how = {"same_t": True, "on_epoch": seen.append if processes.first else None, **settings(case)}
+    tw.connect(case.module(1), tw.Bezier(*case.ends()), case.task, case.batches(), **how)
     told = processes.once(lambda: [[entry["loss"], entry["t"]] for entry in seen])
     found["reported"] = torch.tensor(told, dtype=torch.float64)
-    scores = tw.Ensemble(animal.module(1), members).score(animal.task, animal.batches())
+    scores = tw.Ensemble(case.module(1), members).score(case.task, case.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     how = {"run": Path(sys.argv[2]) / f"soup-{processes.size}", "progress": False}
     for k in range(2):  # the second reads the folder
-        soup = tw.soup(animal.module(1), members, animal.task, animal.batches(), metric="loss", **how)
+        soup = tw.soup(case.module(1), members, case.task, case.batches(), metric="loss", **how)
         found[f"soup {k}"] = torch.cat([soup.vector, torch.tensor([soup.score, *soup.tried.values()])])
-    between = tw.barriers(animal.module(1), members, animal.task, animal.batches(), points=4, progress=False)
+    between = tw.barriers(case.module(1), members, case.task, case.batches(), points=4, progress=False)
     found["barriers"] = torch.tensor(between.values["data"]["loss"])
     return found
 
@@ -129,7 +127,7 @@ def odd_batches():
 
 def one_step(processes):
     """A step along a curve with one t for each process, and where each of them stood."""
-    animal, stood = ZOO["mlp"], []
+    case, stood = ZOO["mlp"], []
     before = UniformBends.draw
 
     def noted(self):
@@ -138,25 +136,25 @@ def one_step(processes):
         return numbers
 
     UniformBends.draw = noted
-    batch = animal.batches()[:1]
-    a, b = animal.ends()
+    batch = case.batches()[:1]
+    a, b = case.ends()
     curve = tw.connect(
-        animal.module(1), tw.Bezier(a, b), animal.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0
+        case.module(1), tw.Bezier(a, b), case.task, batch, epochs=1, schedule=lambda i: 0.1, momentum=0.0
     )
     return {"t": torch.tensor(stood, dtype=torch.float64), "bend": curve.bends[0].vector}
 
 
 def disagreements(processes):
     """Messages of runs that the processes started differently."""
-    animal, said = ZOO["mlp"], {}
+    case, said = ZOO["mlp"], {}
     version = tw.__version__
 
     def fit(**more):
         return tw.fit(
-            more.pop("module", animal.module(1)),
-            animal.task,
-            more.pop("batches", animal.batches()),
-            **settings(animal, **more),
+            more.pop("module", case.module(1)),
+            case.task,
+            more.pop("batches", case.batches()),
+            **settings(case, **more),
         )
 
     def other_version():
@@ -166,18 +164,18 @@ def disagreements(processes):
         finally:
             tw.__version__ = version
 
-    x, y = animal.batches()[0]
+    x, y = case.batches()[0]
     normal = ZOO["conv_bn"]
     taken = Path(sys.argv[2]) / "taken"
     if processes.first:
         taken.mkdir()
         (taken / "something").touch()
-    cases = {
+    attempts = {
         "settings": lambda: fit(weight_decay=0.01 * (1 + processes.rank)),
         "data": lambda: fit(batches=[(x + processes.rank, y)]),
-        "start": lambda: fit(module=animal.module(processes.rank)),
+        "start": lambda: fit(module=case.module(processes.rank)),
         "version": other_version,
-        "scan": lambda: tw.scan(animal.module(1), list(animal.ends()), animal.task, {"x": [(x + processes.rank, y)]}),
+        "scan": lambda: tw.scan(case.module(1), list(case.ends()), case.task, {"x": [(x + processes.rank, y)]}),
         "nothing": lambda: processes.once(lambda: 1),
         "first": lambda: processes.once(lambda: 1 / 0),
         "folder": lambda: fit(run=taken),
@@ -185,9 +183,9 @@ def disagreements(processes):
             normal.module(1), normal.task, [tuple(t[:3] for t in normal.batches()[0])] * 2, epochs=1, lr=0.1
         ),
     }
-    for name, case in cases.items():
+    for name, attempt in attempts.items():
         try:
-            case()
+            attempt()
         except (tw.ThalwegError, ZeroDivisionError) as error:
             said[name] = str(error)
     return said
@@ -197,14 +195,14 @@ def on_one_gpu(processes):
     """The same on a CUDA GPU, which all processes use."""
     found = {}
     for name in ("mlp", "conv_bn", "transformer_dict"):
-        animal = ZOO[name]
-        module, ends, batches = animal.module(1).cuda(), [end.to("cuda") for end in animal.ends()], animal.batches()[:2]
+        case = ZOO[name]
+        module, ends, batches = case.module(1).cuda(), [end.to("cuda") for end in case.ends()], case.batches()[:2]
         curve = tw.Bezier(*ends)
         if name != "conv_bn":  # whose statistics are those of a process's part of the batch
-            curve = tw.connect(module, curve, animal.task, batches, same_t=True, **settings(animal))
-            found[f"{name} fit"] = tw.fit(module, animal.task, batches, **settings(animal)).vector.cpu()
+            curve = tw.connect(module, curve, case.task, batches, same_t=True, **settings(case))
+            found[f"{name} fit"] = tw.fit(module, case.task, batches, **settings(case)).vector.cpu()
             found[f"{name} bend"] = curve.bends[0].vector.cpu()
-        scan = tw.scan(module, curve, animal.task, {"x": batches}, points=5, bn_batches=batches, progress=False)
+        scan = tw.scan(module, curve, case.task, {"x": batches}, points=5, bn_batches=batches, progress=False)
         found[f"{name} scan"] = torch.tensor(scan.values["x"]["loss"])
     return found
 

@@ -2,8 +2,9 @@
 
 import inspect
 import pickle
-import random
 import re
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -33,9 +34,85 @@ WRONG = {
     "a set": {1},
     "an empty dict": {},
 }
-SLOW = ("epochs", "budget", "points", "bends", "n")  # a huge one is not wrong, but takes for ever
-EACH = 4  # of the wrong values, tried on each argument
+SLOW = ("epochs", "budget", "points", "bends", "n", "classes")  # a huge one is not wrong, but takes for ever
 OPEN = ("on_epoch", "optimizer", "make", "jobs")  # a class is a function too, whose own error is shown
+NUMBERS = (
+    "accumulate bends budget classes clip cycle cycles epochs last_epoch lr lr_max margin multiple points rank seed"
+)
+RIGHT = {  # which of these values an argument may be, alone or of one function only
+    "None": "aligned ax axes bn_batches budget clip coefficients compile compute data graph grid groups held_out "
+    "lr_max:WarmupCosine margin metric metrics on_epoch optimizer overlay points:scan probabilities quantity run "
+    "schedule score size start task:update_bn tolerance watch",
+    "a number": f"{NUMBERS} steps warmup weight_decay x y",
+    "a fraction": "x y",
+    "a huge number": "clip cycle cycles last_epoch lr:FGE lr:SWA lr_max margin multiple:Comparison.networks warmup "
+    "weight_decay x y",
+    "a string": "run",
+    "True": "compile graph stream",
+    "a set": "keep multiples points:scan seeds",
+    "a dict with integer keys": "keep multiples points:scan seeds",  # its keys
+    "an empty dict": "groups keep members:SWAG metrics overlay units watch",
+    "an empty list": "keep members:SWAG",
+}
+REFUSALS = (tw.ThalwegError, ValueError)  # the second by networks, which know nothing of the package
+TRUTHS = ("progress", "same_t", "maximise", "align", "aligned", "averaged")  # by what `if` makes of them
+UNSEEN = {  # not looked at in these calls: there is no batch normalization, nothing is aligned or called yet
+    "update_bn": ("batches",),
+    "compare": ("bn_batches",),
+    "soup": ("bn_batches",),
+    "scan a curve": ("bn_batches", "overlay"),
+    "scan a plane": ("bn_batches",),
+    "barriers": ("bn_batches", "groups"),
+    "Task": ("loss", "predict", "metrics", "probabilities", "size"),
+    "Collector": ("module", "scheduler"),
+    "FGE": ("cycle",),
+    "SWA": ("cycle",),
+}
+TOLERATED = {  # accepted although they are wrong: take one away with the defect
+    "Comparison.score": {"multiple": ["True", "a fraction"], "name": WRONG},
+    "Comparison.networks": {"multiple": WRONG},
+    "compare": {"seeds": ["bytes"]},
+    "walk": {"start": ["a list of None"], "watch": ["an empty list"]},
+    "scan a plane": {"overlay": ["an empty list"]},
+    "update_bn": {"task": ["an empty dict", "an empty list"]},
+    "figures.growth": {"budget": ["True", "a fraction", "an empty dict", "an empty list"]},
+    "figures.trace": {"quantity": ["an empty dict", "an empty list"]},
+}
+NAMED = {  # how a sentence speaks of an argument if not by its name
+    "module": "the network must be",
+    "run": "cannot be a path",
+    "how": "a soup is 'greedy' or 'uniform'",
+    "by": "aligned by 'weights' or by 'activations'|spaced by 't' or by 'length'",
+    "lr": "learning rate|needs lr > 0",
+    "weight_decay": "the loss became nan",
+    "coefficients": "one coefficient per point",
+    "quantity": r"ha(s|ve) no .* on 'data'",
+    "data": r"ha(s|ve) no '.*' on |the batches|a batch must be",
+    "groups": "a group maps",
+    "points": r"t must|point \d must|a fitted plane needs",
+    "a": "the first point must",
+    "b": "the second must|align needs at least 1 network",
+    "c": "the third must",
+    "start": "a walk starts from",
+    "target": "a scan needs a curve, a plane",
+    "weights": "must be Weights|needs at least",
+    "members": "member 1 must be Weights|what SWAG collects must be",
+    "scan": "a figure needs a Scan",
+    "scans": "a figure needs a Scan",
+    "ax": "this figure needs 1 axes",
+    "found": "this report has none",
+    "score": "name must be",
+} | dict.fromkeys(("batches", "bn_batches", "held_out", "test", "train"), "a batch must be|the batches")
+
+
+def may_be(name, argument, label):
+    """Whether a call takes one of these values, or does not look at it."""
+    if argument in (*TRUTHS, *UNSEEN.get(name, ())) or label in TOLERATED.get(name, {}).get(argument, ()):
+        return True
+    if argument == "compute":
+        return label == "None"
+    listed = [one.partition(":") for one in RIGHT.get(label, "").split()]
+    return any(argument == key and name.startswith(function) for key, _, function in listed)
 
 
 def network(seed=0):
@@ -50,10 +127,11 @@ def made():
     task, module = tw.classification(), network()
     a, b, c = (tw.Weights.of(network(seed)) for seed in (1, 2, 3))
     curve, plane, fge = tw.Bezier(a, b), tw.Plane(a, b, c), tw.FGE(tw.Iterations(2), 0.1, 0.01)
-    walk = tw.walk(module, task, train, fge, epochs=2)
+    walk = tw.walk(module, task, train, fge, epochs=2, watch={"data": train})
     profile = tw.scan(module, curve, task, train, points=3)
     surface = tw.scan(module, plane, task, train, grid=(2, 2))
-    report, optimizer = tw.Ensemble(module, [a, b]).report(task, train), torch.optim.SGD(module.parameters(), lr=0.1)
+    report = replace(tw.Ensemble(module, [a, b]).report(task, train), epochs=[1, 2])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     methods = {"methods": [tw.Independent()], "budget": 1, "multiples": (1,), "seeds": (0,), "lr": 0.1}
     comparison = tw.compare(network, task, train, train, **methods)
     matrix = tw.barriers(module, [a, b], task, train, points=3)
@@ -129,24 +207,25 @@ def calls():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", re.findall(r'\n        "([^"]+)": \(', inspect.getsource(made)))
-def test_every_wrong_argument_is_named_in_a_sentence(name, calls, tmp_path, monkeypatch):
+def test_wrong_arguments_are_refused_by_name(name, calls, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     function, base = calls[name]
-    choose = random.Random(name)
     known = {name: one for name, one in inspect.signature(function).parameters.items() if one.annotation is not Any}
-    for argument, parameter in known.items():
-        for label in choose.sample(sorted(WRONG), EACH):
-            if (label == "a huge number" and argument in SLOW) or (label == "a class" and argument in OPEN):
-                continue
-            several = parameter.kind is parameter.VAR_POSITIONAL
-            try:
-                function(
-                    *([WRONG[label]] if several else []), **{**base, **({} if several else {argument: WRONG[label]})}
-                )
-            except tw.ThalwegError:
-                pass
-            except Exception as error:
-                raise AssertionError(f"{name}({argument}={label}) gave {type(error).__name__}: {error}") from error
+    problems = []
+    for argument, label in product(known, WRONG):
+        if (label == "a huge number" and argument in SLOW) or (label == "a class" and argument in OPEN):
+            continue
+        several = known[argument].kind is inspect.Parameter.VAR_POSITIONAL
+        try:
+            function(*([WRONG[label]] * several), **{**base, **({} if several else {argument: WRONG[label]})})
+        except REFUSALS[name.startswith("models.")] as error:
+            named = rf"\b{argument}{' must' * (len(argument) < 3)}\b|{NAMED.get(argument, '^$')}"  # "a" is a word too
+            problems += [] if re.search(named, str(error)) else [f"{argument}={label} is not named: {error}"]
+        except Exception as error:
+            problems.append(f"{argument}={label} gave {type(error).__name__}: {error}")
+        else:
+            problems += [] if may_be(name, argument, label) else [f"{argument}={label} was accepted"]
+    assert not problems, "\n".join(problems)
     plt.close("all")
 
 
@@ -163,13 +242,13 @@ def test_every_wrong_argument_is_named_in_a_sentence(name, calls, tmp_path, monk
         ("Comparison.titled", {"method": "Mine"}, "there is no method 'Mine'"),
     ],
 )
-def test_what_an_argument_must_be_is_said(name, wrong, said, calls):
+def test_wrong_argument_message(name, wrong, said, calls):
     function, base = calls[name]
     with pytest.raises(tw.ThalwegError, match=said):
         function(**{**base, **wrong})
 
 
-def test_wrong_names_of_arguments_are_errors_of_python(calls):
+def test_unknown_argument_names_are_type_errors(calls):
     function, base = calls["average"]
     with pytest.raises(TypeError, match="unexpected keyword argument 'weighs'"):
         function(**base, weighs=3)
@@ -177,7 +256,7 @@ def test_wrong_names_of_arguments_are_errors_of_python(calls):
         function()
 
 
-def test_errors_of_user_code_stay_what_they_are(calls):
+def test_argument_check_leaves_errors_of_user_code(calls):
     """Also where an argument is of another type than it should be, since that need not be the reason."""
     function, base = calls["fit"]
 
@@ -197,7 +276,7 @@ def test_public_functions_can_be_pickled_and_are_documented():
 
 def test_warnings_are_about_the_line_of_the_caller(calls, tmp_path):
     function, base = calls["scan a plane"]
-    with pytest.warns(UserWarning, match="not all that is drawn lies in this plane") as caught:
+    with pytest.warns(UserWarning, match="not everything drawn lies in this plane") as caught:
         function(**{**base, "overlay": {"far": tw.Weights.of(network(9))}})
     kept = tw.fit(network(), base["task"], base["data"], epochs=1, lr=0.1, keep=[1])
     with pytest.warns(UserWarning, match="without the kept epochs 1") as saved:

@@ -27,7 +27,7 @@ class Movable:
         return Movable(device)
 
 
-def test_tensors_in_any_nest_are_moved():
+def test_batches_of_nested_tensors_are_moved():
     meta, x = torch.device("meta"), torch.ones(2)
     batch = {"pair": Pair(x, [x, "text"]), "record": Record(x, "name"), "own": Movable(), "none": None}
     out = to_device(batch, meta)
@@ -48,7 +48,7 @@ class Prepared:
         self.x = self.x / 255
 
 
-def test_a_dataclass_is_not_made_again():
+def test_batches_of_a_dataclass_are_not_rebuilt():
     batch = Prepared(torch.full((2,), 255.0))
     batch.scale = 3.0
     out = to_device(batch, torch.device("cpu"))
@@ -56,7 +56,7 @@ def test_a_dataclass_is_not_made_again():
     assert out.scale == 3.0
 
 
-def test_a_dict_of_the_users_own_stays_one():
+def test_batches_of_a_custom_dict_stay_one():
     class Record(dict):
         __getattr__ = dict.__getitem__
 
@@ -74,12 +74,12 @@ def test_a_dict_of_the_users_own_stays_one():
         ((i for i in [1]), "must have a length"),
     ],
 )
-def test_what_is_no_set_of_batches(batches, message):
+def test_batches_refuse_what_is_no_list_of_batches(batches, message):
     with pytest.raises(tw.ThalwegError, match=message):
         count(batches)
 
 
-def test_a_length_that_promises_too_much():
+def test_batches_refuse_a_length_that_promises_too_much():
     class Liar:
         def __len__(self):
             return 3

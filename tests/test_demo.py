@@ -48,7 +48,7 @@ def demo(installed, tmp_path_factory):
     return folder, command(installed, "demo", "--out", folder)
 
 
-def test_the_segment_has_a_barrier_and_the_curves_have_none(demo):
+def test_demo_segment_has_a_barrier_and_curves_have_none(demo):
     folder, _ = demo
     summaries = {name: tw.Scan.load(folder / f"{name}.json").summary() for name in ("segment", "bezier", "polychain")}
     single = tw.Scan.load(folder / "segment.json").values["train"]["loss"][[0, -1]].max()
@@ -60,7 +60,7 @@ def test_the_segment_has_a_barrier_and_the_curves_have_none(demo):
         assert summaries[name]["test"]["error"]["max"] < 0.06
 
 
-def test_it_says_what_it_wrote_and_wrote_it(demo):
+def test_demo_says_what_it_wrote_and_wrote_it(demo):
     folder, output = demo
     for name in (
         "profile.png",
@@ -80,7 +80,7 @@ def test_it_says_what_it_wrote_and_wrote_it(demo):
     assert isinstance(curve, tw.Bezier)
 
 
-def test_ensembles_at_one_budget(demo):
+def test_demo_ensembles_at_one_budget(demo):
     folder, output = demo
     result = tw.Comparison.load(folder / "budget.json")
     assert list(result.entries) == ["Independent", "Snapshot", "FGE"]
@@ -88,7 +88,7 @@ def test_ensembles_at_one_budget(demo):
     assert result.table() in output
 
 
-def test_its_page_has_every_part(demo):
+def test_demo_page_has_every_part(demo):
     folder, output = demo
     assert f"The page, to open in a browser: {folder / 'page.html'}" in output
     shown = content(find([folder]))
@@ -117,7 +117,7 @@ def small(monkeypatch):
         monkeypatch.setitem(settings, "epochs", 1)
 
 
-def test_it_runs_again_over_an_earlier_demo(small, tmp_path):
+def test_demo_runs_again_over_an_earlier_demo(small, tmp_path):
     outputs = []
     for _ in range(2):
         result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "out"), "--quiet"])
@@ -127,9 +127,9 @@ def test_it_runs_again_over_an_earlier_demo(small, tmp_path):
     assert outputs[0] == outputs[1]
 
 
-def test_it_does_not_write_over_anything_else(tmp_path):
+def test_demo_does_not_overwrite_foreign_files(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert "nothing is written over" in result.output
+    assert "is never overwritten" in result.output
     assert (tmp_path / "mine.txt").read_text() == "precious"

@@ -23,7 +23,7 @@ def blocks(page, language):
 
 
 @every_page
-def test_code_runs(page, tmp_path, monkeypatch):
+def test_docs_code_runs(page, tmp_path, monkeypatch):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -33,7 +33,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
 
 
 @every_page
-def test_links_lead_somewhere(page):
+def test_docs_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page}: {target}"
 
@@ -73,27 +73,27 @@ CHECKS = {
 
 
 @every_page
-def test_commands_exist(page):
+def test_docs_commands_exist(page):
     for block in blocks(page, "console"):
         for line in re.findall(r"^\$ (.+)", block, re.MULTILINE):
             program, *words = shlex.split(line.split(" && ")[0], comments=True)
             CHECKS[program](words)
 
 
-def test_a_command_that_does_not_exist_is_noticed():
+def test_docs_check_notices_an_unknown_command():
     with pytest.raises(AssertionError, match="--bend"):
         check_thalweg(shlex.split("connect a b --task mine:circle --bend 2"))
     with pytest.raises(AssertionError, match="draws"):
         check_thalweg(["paper", "draws"])
 
 
-def test_every_page_is_in_the_nav():
+def test_docs_pages_are_in_the_nav():
     nav = re.findall(r"^  - .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(nav) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
 @pytest.mark.parametrize("module", [tw, tw.figures, tw.data, tw.models], ids=lambda module: module.__name__)
-def test_the_api_page_has_every_public_name(module):
+def test_docs_api_page_has_every_public_name(module):
     page = (DOCS / "api.md").read_text()
     documented = set(re.findall(rf"^::: {re.escape(module.__name__)}\.(?:\w+\.)?(\w+)$", page, re.MULTILINE))
     if module is not tw:

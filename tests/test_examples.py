@@ -25,7 +25,7 @@ def run(name, monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_it_runs(name, tmp_path, monkeypatch, capsys):
+def test_example_runs(name, tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
     run(name, monkeypatch, *SHORT[name])
@@ -37,7 +37,7 @@ def test_it_runs(name, tmp_path, monkeypatch, capsys):
     assert all(float(number) < 1e-5 for number in apart)
 
 
-def test_the_spirals_have_a_way_around(tmp_path, monkeypatch, capsys):
+def test_spirals_example_finds_a_curve(tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     run("spirals", monkeypatch, "--epochs", "40", "--points", "11", "--grid", "3", "--out", str(tmp_path / "spirals"))
     plt.close("all")
@@ -46,14 +46,14 @@ def test_the_spirals_have_a_way_around(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", NEED_DATA)
-def test_it_says_what_it_takes(name, monkeypatch, capsys):
+def test_example_help_says_what_it_takes(name, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         run(name, monkeypatch, "--help")
     assert "--data" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["spirals", *SHORT, *NEED_DATA])
-def test_the_header_says_how_and_where_it_ran(name):
+def test_example_header_says_how_and_where_it_ran(name):
     header = (EXAMPLES / f"{name}.py").read_text().split('"""')[1]
     assert f"$ python examples/{name}.py" in header
     assert re.search(r"\d+ s, \d{4}-\d\d-\d\d: .*torch \d", header)

@@ -32,19 +32,19 @@ def keep(docs, scale="full", entry="two-bends", seeds=3):
     (folder / "chains.png").touch()
 
 
-def test_it_is_up_to_date():
+def test_gallery_is_up_to_date():
     assert SCRIPT.with_suffix(".md").read_text() == gallery.page(SCRIPT.parent), "run `make gallery`"
     told = (SCRIPT.parent / "results.md").read_text()
     assert told == gallery.with_numbers(told, SCRIPT.parent), "run `make gallery`"
     assert gallery.numbers(SCRIPT.parent) in told
 
 
-def test_it_shows_figures(tmp_path):
+def test_gallery_shows_figures(tmp_path):
     keep(tmp_path)
     assert "(paper/full/cifar10-vgg16/two-bends/chains.png)" in gallery.page(tmp_path)
 
 
-def test_the_results_tell_what_was_found(tmp_path):
+def test_gallery_results_say_what_was_found(tmp_path):
     keep(tmp_path)
     page = gallery.with_numbers(f"Before.\n{gallery.BEGIN}Old.\n{gallery.END}After.\n", tmp_path)
     assert page.startswith("Before.\n")
@@ -57,19 +57,19 @@ def test_the_results_tell_what_was_found(tmp_path):
     assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
 
 
-def test_an_entry_of_our_own_with_listed_seeds(tmp_path):
+def test_gallery_entry_with_listed_seeds(tmp_path):
     keep(tmp_path, entry="aligned", seeds=[2, 3, 5])
     assert "--seeds 2,3,5 " in gallery.numbers(tmp_path)
     assert "(not in the paper)." in gallery.page(tmp_path)
 
 
-def test_it_says_what_is_not_there_yet(tmp_path):
+def test_gallery_names_missing_results(tmp_path):
     keep(tmp_path)
     absent = gallery.page(tmp_path).splitlines()[-1]
     assert all((f"`{name}`" in absent) == (name != "two-bends") for name in ENTRIES)
 
 
-def test_nothing_that_learned_nothing_is_shown(tmp_path):
+def test_gallery_leaves_out_stalled_networks(tmp_path):
     keep(tmp_path, "smoke")
     with pytest.raises(ThalwegError, match="scale smoke"):
         gallery.page(tmp_path)

@@ -25,18 +25,18 @@ NAMES = [name for name in ZOO if name != "dropout"]  # another device draws othe
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_connect_and_scan_agree_with_the_cpu(name):
-    animal, found = ZOO[name], {}
+    case, found = ZOO[name], {}
     for device in ("cpu", "cuda"):
-        module = animal.module(1).to(device)
+        module = case.module(1).to(device)
         before = bits(module)
-        ends = [w.to(device) for w in animal.ends()]
-        trained = tw.fit(module, animal.task, animal.batches(), **SETTINGS)
+        ends = [w.to(device) for w in case.ends()]
+        trained = tw.fit(module, case.task, case.batches(), **SETTINGS)
         curves = [
-            tw.connect(module, tw.Bezier(*ends, bends=2), animal.task, animal.batches(), loss=loss, **SETTINGS)
+            tw.connect(module, tw.Bezier(*ends, bends=2), case.task, case.batches(), loss=loss, **SETTINGS)
             for loss in ("uniform", "arclength")
         ]
-        batches = animal.batches()
-        scan = tw.scan(module, curves[0], animal.task, {"x": batches}, points=4, weight_decay=0.01, bn_batches=batches)
+        batches = case.batches()
+        scan = tw.scan(module, curves[0], case.task, {"x": batches}, points=4, weight_decay=0.01, bn_batches=batches)
         assert same_bits(before, bits(module))
         assert trained.vector.device.type == device
         vectors = [trained.vector, *(bend.vector for curve in curves for bend in curve.bends)]
@@ -48,10 +48,10 @@ def test_fit_connect_and_scan_agree_with_the_cpu(name):
 @pytest.mark.parametrize("by", ["weights", "activations"])
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "transformer_dict"])
 def test_alignment_agrees_with_the_cpu(name, by):
-    animal, found = ZOO[name], {}
+    case, found = ZOO[name], {}
     for device in ("cpu", "cuda"):
-        ends = [w.to(device) for w in animal.ends()]
-        aligned = tw.align(animal.module(1).to(device), *ends, animal.task, animal.batches(), by=by)
+        ends = [w.to(device) for w in case.ends()]
+        aligned = tw.align(case.module(1).to(device), *ends, case.task, case.batches(), by=by)
         assert aligned.vector.device.type == device
         assert aligned.after <= aligned.before
         found[device] = aligned.vector.cpu()
@@ -61,43 +61,43 @@ def test_alignment_agrees_with_the_cpu(name, by):
 @pytest.mark.parametrize("name", ["mlp", "conv_bn"])
 def test_barriers_and_soups_agree_with_the_cpu(name):
     """The networks after the first are on the CPU, as members of a walk are."""
-    animal, found = ZOO[name], {}
+    case, found = ZOO[name], {}
     for device in ("cpu", "cuda"):
-        module, batches = animal.module(1).to(device), animal.batches()
-        first, *others = (tw.Weights.of(animal.module(seed)) for seed in (1, 2, 3))
+        module, batches = case.module(1).to(device), case.batches()
+        first, *others = (tw.Weights.of(case.module(seed)) for seed in (1, 2, 3))
         networks, settings = [first.to(device), *others], {"bn_batches": batches}
-        matrix = tw.barriers(module, networks, animal.task, batches, align=True, points=4, **settings)
+        matrix = tw.barriers(module, networks, case.task, batches, align=True, points=4, **settings)
         with warnings.catch_warnings(action="ignore"):  # of a barrier
-            soup = tw.soup(module, networks, animal.task, batches, how="uniform", **settings)
+            soup = tw.soup(module, networks, case.task, batches, how="uniform", **settings)
         assert soup.vector.device.type == device
         found[device] = [matrix.matrix, matrix.between(aligned=True), np.array(soup.score), soup.vector.cpu().numpy()]
     for one, two in zip(found["cpu"], found["cuda"], strict=True):
         assert np.allclose(one, two, rtol=1e-7, atol=1e-9)
 
 
-def test_recurrent_layers_keep_cudnns_layout():
+def test_recurrent_layers_keep_the_layout_of_cudnn():
     """cuDNN warns when the weights of an LSTM do not lie as it wants them; warnings are errors here."""
-    animal = ZOO["tied_lstm"]
-    assert not Probe(animal.module(1).cuda()).views
+    case = ZOO["tied_lstm"]
+    assert not Probe(case.module(1).cuda()).views
     assert Probe(ZOO["mlp"].module(1).cuda()).views
 
 
 def test_dropout_draws_and_the_callers_cuda_state_stays():
-    animal = ZOO["dropout"]
+    case = ZOO["dropout"]
     state = torch.cuda.get_rng_state()
-    runs = [tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), seed=seed, **SETTINGS) for seed in (1, 1, 2)]
+    runs = [tw.fit(case.module(1).cuda(), case.task, case.batches(), seed=seed, **SETTINGS) for seed in (1, 1, 2)]
     assert torch.equal(runs[0].vector, runs[1].vector)
     assert not torch.equal(runs[0].vector, runs[2].vector)
     assert torch.equal(state, torch.cuda.get_rng_state())
 
 
-def test_divergence_is_found_after_the_epoch():
-    animal = ZOO["mlp"]
+def test_diverged_fit_is_found_after_the_epoch():
+    case = ZOO["mlp"]
     with pytest.raises(tw.Diverged, match="in step"):
-        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=4, schedule=lambda i: float("inf"))
+        tw.fit(case.module(1).cuda(), case.task, case.batches(), epochs=4, schedule=lambda i: float("inf"))
 
 
-def test_batches_live_on_the_gpu():
+def test_gpu_batches_live_on_the_gpu():
     images, labels = torch.randint(256, (64, 3, 8, 8)).to(torch.uint8), torch.randint(10, (64,))
     batches = tw.data.DeviceBatches(images, labels, 16, shuffle=True, crop=2, flip=True, device="cuda")
     x, y = next(iter(batches))
@@ -108,27 +108,27 @@ def test_batches_live_on_the_gpu():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_walks_and_ensembles_agree_with_the_cpu(name):
-    animal, found = ZOO[name], {}
+    case, found = ZOO[name], {}
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
     for device in ("cpu", "cuda"):
-        module = animal.module(1).to(device)
-        trained = tw.fit(module, animal.task, animal.batches(), keep=[2], **SETTINGS)
-        members = tw.walk(module, animal.task, animal.batches(), method, epochs=4, start=trained.kept[2]).members
+        module = case.module(1).to(device)
+        trained = tw.fit(module, case.task, case.batches(), keep=[2], **SETTINGS)
+        members = tw.walk(module, case.task, case.batches(), method, epochs=4, start=trained.kept[2]).members
         assert {member.vector.device.type for member in members} == {"cpu"}
-        outputs, _ = tw.Ensemble(module, members).predict(animal.task, animal.batches())
+        outputs, _ = tw.Ensemble(module, members).predict(case.task, case.batches())
         found[device] = [*(member.vector for member in members), outputs]
     for one, two in zip(found["cpu"], found["cuda"], strict=True):
         assert torch.allclose(one, two, rtol=1e-7, atol=1e-9)
 
 
 def test_curves_under_the_callers_autocast():
-    animal = ZOO["conv_bn"]
-    module, (a, b) = animal.module(1).float().cuda(), (tw.Weights.of(animal.module(s).float().cuda()) for s in (1, 2))
-    batches = [(x.float(), y) for x, y in animal.batches()]
+    case = ZOO["conv_bn"]
+    module, (a, b) = case.module(1).float().cuda(), (tw.Weights.of(case.module(s).float().cuda()) for s in (1, 2))
+    batches = [(x.float(), y) for x, y in case.batches()]
     found = []
     for inside in (False, True):
         with torch.autocast("cuda", torch.bfloat16, enabled=inside):
-            scan = tw.scan(module, tw.Segment(a, b), animal.task, {"x": batches}, points=5, bn_batches=batches)
+            scan = tw.scan(module, tw.Segment(a, b), case.task, {"x": batches}, points=5, bn_batches=batches)
         found.append(scan.values["x"]["loss"])
     assert np.allclose(*found, rtol=0.03)
     assert np.ptp(found[0]) > 0.02
@@ -146,11 +146,11 @@ def test_labels_out_of_range_never_end_the_process():
 
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout", "tied_lstm"])
 @pytest.mark.parametrize("call", ["fit", "connect", "walk"])
-def test_a_run_that_was_stopped_resumes(call, name, tmp_path):
+def test_resume_on_a_gpu(call, name, tmp_path):
     """Kernels on a GPU need not repeat bit for bit, so the results are compared closely."""
-    animal = ZOO[name]
-    module = animal.module(1).cuda()
-    a, b = (weights.to("cuda") for weights in animal.ends())
+    case = ZOO[name]
+    module = case.module(1).cuda()
+    a, b = (weights.to("cuda") for weights in case.ends())
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 
     class Deadly(list):
@@ -166,16 +166,14 @@ def test_a_run_that_was_stopped_resumes(call, name, tmp_path):
     def go(batches, run):
         common = {"epochs": 4, "weight_decay": 0.01, "run": run}
         if call == "fit":
-            return [tw.fit(module, animal.task, batches, lr=0.05, **common).vector]
+            return [tw.fit(module, case.task, batches, lr=0.05, **common).vector]
         if call == "connect":
-            return [
-                w.vector for w in tw.connect(module, tw.Bezier(a, b), animal.task, batches, lr=0.05, **common).bends
-            ]
-        return [member.vector for member in tw.walk(module, animal.task, batches, method, **common).members]
+            return [w.vector for w in tw.connect(module, tw.Bezier(a, b), case.task, batches, lr=0.05, **common).bends]
+        return [member.vector for member in tw.walk(module, case.task, batches, method, **common).members]
 
     with pytest.raises(Stopped):
-        go(Deadly(animal.batches()), tmp_path / "run")
-    for one, two in zip(go(animal.batches(), tmp_path / "run"), go(animal.batches(), None), strict=True):
+        go(Deadly(case.batches()), tmp_path / "run")
+    for one, two in zip(go(case.batches(), tmp_path / "run"), go(case.batches(), None), strict=True):
         assert torch.allclose(one, two, rtol=1e-9, atol=1e-12)
 
 
@@ -246,5 +244,5 @@ def test_two_ranks_on_one_gpu_do_what_one_does(tmp_path):
     alone, *both = (torch.load(tmp_path / f"gpu-{name}.pt") for name in ("1-0", "2-0", "2-1"))
     for each in both:
         for name, values in alone.items():
-            # a recorded step reads its rate in float32
+            # a captured step reads its rate in float32
             assert torch.allclose(each[name], values, rtol=1e-7, atol=1e-8), name

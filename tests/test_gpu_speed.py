@@ -14,7 +14,8 @@ from zoo import ZOO
 import thalweg as tw
 from thalweg.runtime.accelerated import Accelerated
 from thalweg.runtime.compute import Compute, Context
-from thalweg.runtime.cuda_graphs import _Form, aside
+from thalweg.runtime.cuda_graphs import _Graph
+from thalweg.runtime.streams import on_side_stream
 from thalweg.training.arclength import ArclengthBends
 from thalweg.training.sgd import make_optimizer
 from thalweg.training.step import Network, Step, UniformBends
@@ -24,24 +25,24 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 EAGER = Compute(graph=False, compile=False)
 CUDA = torch.device("cuda", 0)
 MODES = {
-    "recorded": Compute(graph=True, compile=False),
+    "captured": Compute(graph=True, compile=False),
     "compiled": Compute(graph=True, compile=True),
     "bf16": Compute("bf16", graph=True, compile=False),
     "bf16 compiled": Compute("bf16", graph=True, compile=True),
 }
-TOLERANCE = {"recorded": 1e-5, "compiled": 1e-3, "bf16": 2e-2, "bf16 compiled": 2e-2}
+TOLERANCE = {"captured": 1e-5, "compiled": 1e-3, "bf16": 2e-2, "bf16 compiled": 2e-2}
 
 
 @pytest.fixture
 def replays(monkeypatch):
-    """One entry for each step that was replayed: results alone would also agree if nothing were ever recorded."""
-    count, inner = [], _Form.replay
+    """One entry for each step that was replayed: results alone would also agree if nothing were ever captured."""
+    count, inner = [], _Graph.replay
 
     def counted(form, batch):
         count.append(form)
         return inner(form, batch)
 
-    monkeypatch.setattr(_Form, "replay", counted)
+    monkeypatch.setattr(_Graph, "replay", counted)
     return count
 
 
@@ -93,7 +94,7 @@ def gradient(kind, name, compute):
     moving.probe.module.train()
     step = accelerated(moving, compute, 5e-4)
     batches = [(x.cuda(), torch.ones_like(y).cuda()) for x, y in patterns(5)]
-    with aside(CUDA):
+    with on_side_stream(CUDA):
         for k, batch in enumerate(batches):
             if k == 4:
                 for state in step.plain.optimizer.state.values():
@@ -101,7 +102,7 @@ def gradient(kind, name, compute):
             step(batch, 0.0)
     assert (step.captured is not None) == compute.graph
     assert not compute.graph or step.captured.replay.active
-    assert not compute.graph or all(form.graph is not None for form in step.captured.replay.forms.values())
+    assert not compute.graph or all(form.graph is not None for form in step.captured.replay.graphs.values())
     assert (step.compiled is not None and step.compiled.function is not None) == compute.compile
     memory = [moving.probe.to_layout_order(step.plain.optimizer.state[v]["momentum_buffer"]) for v in moving.vectors]
     return torch.stack(memory)
@@ -110,7 +111,7 @@ def gradient(kind, name, compute):
 @pytest.mark.parametrize("way", MODES)
 @pytest.mark.parametrize("kind", ["plain", "curve", "arclength"])
 @pytest.mark.parametrize("name", ["vgg16", "preresnet"])
-def test_gradients_are_those_of_an_eager_step(name, kind, way):
+def test_captured_gradients_are_those_of_an_eager_step(name, kind, way):
     """Tensor cores round differently in every kernel, so convolutions do not use them where 1e-5 is required."""
     if kind == "arclength" and "compiled" in way:
         pytest.skip("the same as without")
@@ -131,13 +132,13 @@ def test_gradients_are_those_of_an_eager_step(name, kind, way):
 
 @pytest.mark.parametrize("way", MODES)
 @pytest.mark.parametrize(("name", "strength", "lr"), [("mlp", 0.1, 0.002), ("preresnet", 0.2, 0.01)])
-def test_training_goes_the_same_way(name, strength, lr, way):
+def test_captured_training_is_eager_training(name, strength, lr, way):
     batches, found = patterns(25, strength=strength), []
     for compute in (EAGER, MODES[way]):
         trace, moving = [], Network(Probe(network(name), None, compute))
         moving.probe.module.train()
         step = accelerated(moving, compute, 5e-4)
-        with aside(CUDA):
+        with on_side_stream(CUDA):
             for k in range(200):
                 trace.append(step(tuple(t.cuda() for t in batches[k % 25]), lr))
         found.append(float(torch.stack(trace[150:]).mean()))
@@ -154,13 +155,13 @@ def test_dropout_draws_a_new_mask_in_every_replay(compiled):
     moving.probe.module.train()
     step = accelerated(moving, compute, 0.0)
     batch = torch.randn(32, 64, device="cuda"), torch.randint(10, (32,), device="cuda")
-    with aside(CUDA):
+    with on_side_stream(CUDA):
         losses = [float(step(batch, 0.0)) for _ in range(12)]
     assert step.captured.replay.active
     assert len(set(losses[3:])) == 9
 
 
-def test_nothing_waits_for_the_gpu_in_the_steady_state():
+def test_captured_steps_do_not_wait_for_the_gpu():
     compute = Compute("bf16", graph=True, compile=False)
     train = images(256, 32, shuffle=True, crop=4, flip=True)
     for moving in (
@@ -170,7 +171,7 @@ def test_nothing_waits_for_the_gpu_in_the_steady_state():
     ):
         moving.probe.module.train()
         step = accelerated(moving, compute, 5e-4, train.make_batch)
-        with aside(CUDA):
+        with on_side_stream(CUDA):
             for drawn in train.draws():
                 step(drawn, 0.01)
             torch.cuda.set_sync_debug_mode("error")
@@ -222,7 +223,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("what", REASONS)
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(what):
+def test_capture_failure_falls_back_to_eager_and_says_why(what):
     g = torch.Generator().manual_seed(0)
     batches = [(torch.randn(8, 4, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(6)]
     torch.manual_seed(0)
@@ -236,32 +237,36 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(what):
     assert torch.allclose(found.vector, plain.vector, rtol=1e-5, atol=1e-7)
 
 
-def test_what_cannot_be_compiled_is_not_and_says_why(monkeypatch):
+def test_compile_failure_falls_back_to_eager_and_says_why(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no such compiler\nand more")
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: torch.compile())
-    animal = ZOO["mlp"]
+    case = ZOO["mlp"]
     with pytest.warns(tw.SlowPathWarning, match="not compiled: RuntimeError: no such compiler"):
-        tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=3, lr=0.1, compute=Compute(compile=True))
+        tw.fit(case.module(1).cuda(), case.task, case.batches(), epochs=3, lr=0.1, compute=Compute(compile=True))
 
 
-def test_a_recording_that_breaks_leaves_the_run_whole():
-    """What the watching cannot see: the loss does something forbidden only while it is recorded."""
+def test_failed_capture_leaves_the_run_whole():
+    """What the watching cannot see: the loss does something forbidden only while it is captured."""
 
-    animal = ZOO["dropout"]
+    case = ZOO["dropout"]
 
     def loss(outputs, targets):
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
-        return animal.task.loss(outputs, targets)
+        return case.task.loss(outputs, targets)
 
     with pytest.warns(tw.SlowPathWarning, match="capture failed"):
-        found = tw.fit(animal.module(1).cuda(), tw.Task(loss), animal.batches(), epochs=5, lr=0.1)
-    plain = tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=5, lr=0.1, compute=EAGER)
+        found = tw.fit(case.module(1).cuda(), tw.Task(loss), case.batches(), epochs=5, lr=0.1)
+    plain = tw.fit(case.module(1).cuda(), case.task, case.batches(), epochs=5, lr=0.1, compute=EAGER)
     assert torch.allclose(found.vector, plain.vector, rtol=1e-9)
-    assert float(torch.rand(1, device="cuda")) >= 0
+    state = torch.cuda.get_rng_state()
+    drawn = torch.rand(4, device="cuda")  # the generator is no longer one of a graph
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(4, device="cuda"), drawn)
+    assert len(set(drawn.tolist())) == 4
 
 
 def in_groups(named):
@@ -288,11 +293,11 @@ def test_any_optimizer_gives_the_eager_result(factory, replays):
     }[factory]
     decay = 0.0 if factory in ("adamw", "groups") else 0.01
     # Adam makes whole steps of the noise that is the gradient of a bias before batch norm
-    animal, found = ZOO["conv_bn" if factory.startswith(("sgd", "nesterov")) else "mlp"], []
-    batches = [(x.float(), y) for x, y in animal.batches()]
+    case, found = ZOO["conv_bn" if factory.startswith(("sgd", "nesterov")) else "mlp"], []
+    batches = [(x.float(), y) for x, y in case.batches()]
     for compute in (Compute(), EAGER):
         settings = {"epochs": 6, "lr": 0.01, "weight_decay": decay, "optimizer": make, "compute": compute}
-        found.append(tw.fit(animal.module(1).float().cuda(), animal.task, batches, **settings).vector)
+        found.append(tw.fit(case.module(1).float().cuda(), case.task, batches, **settings).vector)
     assert len(replays) >= 3 * len(batches)
     assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
 
@@ -300,12 +305,12 @@ def test_any_optimizer_gives_the_eager_result(factory, replays):
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("bends", [1, 3])
 def test_curves_with_our_kernels_are_those_of_plain_torch(bends, clip, replays):
-    animal, found = ZOO["conv_bn"], []
-    batches = [(x.float(), y) for x, y in animal.batches()]
-    a, b = (tw.Weights.of(animal.module(seed).float().cuda()) for seed in (1, 2))
+    case, found = ZOO["conv_bn"], []
+    batches = [(x.float(), y) for x, y in case.batches()]
+    a, b = (tw.Weights.of(case.module(seed).float().cuda()) for seed in (1, 2))
     for compute in (Compute(), EAGER):
         settings = {"epochs": 6, "lr": 0.01, "weight_decay": 0.01, "compute": compute, "clip": clip}
-        curve = tw.connect(animal.module(1).float().cuda(), tw.Bezier(a, b, bends), animal.task, batches, **settings)
+        curve = tw.connect(case.module(1).float().cuda(), tw.Bezier(a, b, bends), case.task, batches, **settings)
         found.append(torch.stack([bend.vector for bend in curve.bends]))
     assert len(replays) >= 3 * len(batches)
     assert torch.allclose(*found, rtol=1e-3, atol=1e-5)
@@ -367,10 +372,10 @@ def test_transformers_with_padding_are_captured(replays):
 @pytest.mark.parametrize("optimizer", [None, in_groups])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_captured_steps_accumulate_as_eager_ones(optimizer, clip, replays):
-    animal, found = ZOO["mlp"], []
+    case, found = ZOO["mlp"], []
     for compute in (Compute(), EAGER):
         settings = {"lr": 0.01, "optimizer": optimizer, "clip": clip, "accumulate": 2, "compute": compute}
-        found.append(tw.fit(animal.module(1).cuda(), animal.task, animal.batches(), epochs=8, **settings).vector)
+        found.append(tw.fit(case.module(1).cuda(), case.task, case.batches(), epochs=8, **settings).vector)
     assert len(replays) >= 8  # of two batches, and of the third alone
     assert torch.allclose(*found, rtol=1e-3, atol=1e-4)
 
@@ -386,7 +391,7 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.AdamW, eps=1e-3), partial(torch.optim.SGD, momentum=0.9)])
-def test_captured_steps_leave_alone_what_their_loss_leaves_out(optimizer, accumulate, replays):
+def test_captured_steps_leave_parameters_without_gradient_alone(optimizer, accumulate, replays):
     """As on the CPU, where a test compares with plain torch."""
     torch.manual_seed(0)
     module = Routed()
@@ -401,28 +406,28 @@ def test_captured_steps_leave_alone_what_their_loss_leaves_out(optimizer, accumu
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, in_groups])
 @pytest.mark.parametrize(("bends", "decay_at"), [(1, "bends"), (3, "bends"), (2, "phi")])
 def test_curves_by_adam_with_our_kernel_are_those_of_plain_torch(bends, decay_at, optimizer, replays):
-    animal, found = ZOO["mlp"], []
-    batches = [(x.float(), y) for x, y in animal.batches()]
-    a, b = (tw.Weights.of(animal.module(seed).float().cuda()) for seed in (1, 2))
+    case, found = ZOO["mlp"], []
+    batches = [(x.float(), y) for x, y in case.batches()]
+    a, b = (tw.Weights.of(case.module(seed).float().cuda()) for seed in (1, 2))
     for compute in (Compute(), EAGER):
         settings = {"epochs": 6, "lr": 0.01, "optimizer": optimizer, "decay_at": decay_at, "compute": compute}
-        curve = tw.connect(animal.module(1).float().cuda(), tw.Bezier(a, b, bends), animal.task, batches, **settings)
+        curve = tw.connect(case.module(1).float().cuda(), tw.Bezier(a, b, bends), case.task, batches, **settings)
         found.append(torch.stack([bend.vector for bend in curve.bends]))
     assert len(replays) >= 3 * len(batches)
     assert torch.allclose(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout", "tied_lstm"])
-def test_together_is_one_after_another(name, replays):
-    animal = ZOO[name]
+def test_together_gives_each_run_as_alone(name, replays):
+    case = ZOO[name]
 
     def job(seed):
-        return tw.fit(animal.module(seed).cuda(), animal.task, animal.batches(), epochs=6, lr=0.05, seed=seed).vector
+        return tw.fit(case.module(seed).cuda(), case.task, case.batches(), epochs=6, lr=0.05, seed=seed).vector
 
     state = torch.cuda.get_rng_state()
     both = tw.together(*(lambda seed=seed: job(seed) for seed in (1, 2, 3)))
     assert torch.equal(state, torch.cuda.get_rng_state())
-    assert name == "tied_lstm" or len(replays) >= 9 * len(animal.batches())
+    assert name == "tied_lstm" or len(replays) >= 9 * len(case.batches())
     for seed, vector in zip((1, 2, 3), both, strict=True):
         assert torch.allclose(vector, job(seed), rtol=1e-9, atol=1e-12)
 
@@ -440,17 +445,17 @@ def test_augmentation_is_drawn_anew_in_captured_steps(replays):
     """As close to the eager run as rounding on its way through training allows, and far from one with other crops."""
     train, start = images(200, 32, shuffle=True, crop=4, flip=True), tw.Weights.of(network("preresnet")).vector
     same, other = ({"epochs": 3, "lr": 0.01, "seed": seed} for seed in (0, 1))
-    recorded, eager, different = (
+    captured, eager, different = (
         tw.fit(network("preresnet"), tw.classification(), train, compute=compute, **settings).vector - start
         for compute, settings in ((Compute(), same), (EAGER, same), (EAGER, other))
     )
     assert len(replays) >= len(train)
-    assert (recorded - eager).norm() < 0.05 * eager.norm()
+    assert (captured - eager).norm() < 0.05 * eager.norm()
     assert (different - eager).norm() > 0.3 * eager.norm()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_captured_scan_equals_an_eager_one(precision, replays):
+def test_captured_scan_equals_an_eager_one(precision, replays):
     a, b = (tw.Weights.of(network("preresnet", seed=seed)) for seed in (0, 1))
     clean, test, found = images(300, 64), images(150, 64), []
     for compute in (Compute(precision), EAGER):

@@ -22,32 +22,76 @@ ALLOWED = {
     "runtime": PLAIN | {"weightspace", "training", "evaluation"},
     "results": BASE | {"results", "weightspace"},  # for the type of what a walk collects
     "weightspace": PLAIN | {"weightspace"},
+    "alignment": PLAIN | {"weightspace", "alignment"},
     "training": PLAIN | {"results", "weightspace", "evaluation", "training"},
-    "evaluation": PLAIN | {"results", "weightspace", "evaluation"},
+    "evaluation": PLAIN | {"results", "weightspace", "alignment", "evaluation"},
     "integrations": BASE | {"weightspace", "training", "integrations"},
     "reporting": BASE | {"results", "reporting"},
 }
 CORE = {*ALLOWED, "loading", "bench", "demo"}
-ALLOWED |= {**dict.fromkeys(("loading", "bench", "demo"), CORE), "paper": CORE | {"paper"}}
-ALLOWED |= {"cli": CORE | {"paper", "cli"}, "__main__": {"cli"}}
+PUBLIC = ""  # `import thalweg`
+ALLOWED |= {**dict.fromkeys(("loading", "bench", "demo"), CORE | {PUBLIC}), "paper": CORE | {"paper", PUBLIC}}
+ALLOWED |= {"cli": CORE | {"paper", "cli", PUBLIC}, "__main__": {"cli"}}
 ALLOWED["__init__"] = CORE | {"paper"}  # what is public, imported when it is used
 FILES, STATEMENTS = 17, 2000  # on the way to `connect`, at most
+DYNAMIC = {"arguments.py", "loading.py", "residual.py"}  # public names, the user's task, an optional library
+ACCELERATED = {
+    "accelerated",
+    "accumulated",
+    "captured",
+    "compiled",
+    "cuda_graphs",
+    "distributed",
+    "fused",
+    "interleave",
+}
+ACCELERATED |= {"kernels", "sharded", "shards", "streamed"}
 ACCELERATORS = re.compile(
-    r"cuda.?graph|triton|\brank\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE
+    r"cuda.?graph|triton|\branks?\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE
 )
 
 
-def imported(path: Path):
-    """First part below thalweg of every module a file imports, late imports included."""
-    here = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = here[: len(here) - node.level]
-            parts = [*base, *(node.module or "").split(".")] if node.module else list(base)
-            yield from [parts[0]] if parts else [alias.name for alias in node.names]
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            yield from (name.split(".")[1] for name in names if name and name.startswith("thalweg."))
+def named(path: Path, tree: ast.AST | None = None, late: bool = True):
+    """Every module of ours that a file imports, as parts of its name below thalweg; `()` is the public surface.
+
+    Args:
+        path: The file.
+        tree: Its syntax tree, if it is known.
+        late: Whether to include imports inside functions.
+    """
+    here, nodes = path.relative_to(ROOT).with_suffix("").parts, [tree or ast.parse(path.read_text())]
+    while nodes:
+        for node in ast.iter_child_nodes(nodes.pop()):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                continue
+            if isinstance(node, ast.ImportFrom):
+                above = node.module.split(".") if node.module else []
+                if node.level:
+                    above = ["thalweg", *here[: len(here) - node.level], *above]
+                if above[:1] == ["thalweg"]:
+                    yield from ((*above[1:], alias.name) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from (tuple(a.name.split(".")[1:]) for a in node.names if a.name.split(".")[0] == "thalweg")
+            elif isinstance(node, ast.Call) and "import_module" in ast.dump(node.func):
+                assert path.name in DYNAMIC, f"{path} imports a module by its name at run time"
+            elif late or not isinstance(node, ast.FunctionDef):
+                nodes.append(node)
+            if isinstance(node, ast.Call):
+                nodes.append(node)
+
+
+def imported(path: Path, **how):
+    """First part below thalweg of every module that a file imports; "" is the public surface."""
+    return {parts[0] if parts and parts[0] not in tw.__all__ else "" for parts in named(path, **how)}
+
+
+def files(path: Path, **how):
+    """The files of ours that a file imports."""
+    for parts in named(path, **how):
+        tried = [ROOT.joinpath(*parts[:count]) for count in (len(parts), len(parts) - 1) if count > 0]
+        found = [one for place in tried if (one := place.with_suffix(".py")).is_file()]
+        found += [one for place in tried if (one := place / "__init__.py").is_file()]
+        yield from found[:1]
 
 
 def test_imports_point_one_way():
@@ -58,17 +102,55 @@ def test_imports_point_one_way():
         assert not wrong, f"{path} imports {sorted(wrong)}, which lies above it"
 
 
-def test_the_check_sees_late_and_relative_imports(tmp_path):
-    file = ROOT / "store" / "x.py"
-    tree = "def f():\n    from ..evaluation.scan import Scan\n    import thalweg.cli\n    from . import files\n"
-    found = set()
-    original = Path.read_text
-    try:
-        Path.read_text = lambda self: tree
-        found = set(imported(file))
-    finally:
-        Path.read_text = original
-    assert found == {"evaluation", "cli", "store"}
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def f():\n    from ..evaluation.scan import Scan", "evaluation"),
+        ("def f():\n    import thalweg.cli", "cli"),
+        ("from . import files", "store"),
+        ("from .. import cli", "cli"),
+        ("from thalweg import cli", "cli"),
+        ("from thalweg.runtime.distributed import Ranks", "runtime"),
+        ("import thalweg.runtime.distributed", "runtime"),
+        ("import thalweg", ""),
+        ("import thalweg as tw", ""),
+        ("from thalweg import fit", ""),
+        ("class A:\n    if True:\n        from ..cli import app", "cli"),
+    ],
+)
+def test_import_check_sees_every_form(code, found):
+    assert imported(ROOT / "store" / "x.py", tree=ast.parse(code)) == {found}
+
+
+def test_import_check_sees_imports_by_name():
+    with pytest.raises(AssertionError, match="by its name at run time"):
+        imported(ROOT / "store" / "x.py", tree=ast.parse("x = importlib.import_module('thalweg.cli')"))
+
+
+def test_no_files_import_each_other():
+    """When they are loaded; functions that pick what they need may import from above."""
+    edges = {path: {*files(path, late=False)} - {path} for path in ROOT.rglob("*.py")}
+    while leaves := [path for path, others in edges.items() if not others & edges.keys()]:
+        edges = {path: others for path, others in edges.items() if path not in leaves}
+    assert not edges, f"in a cycle, or above one: {sorted(str(path.relative_to(ROOT)) for path in edges)}"
+
+
+def test_accelerators_are_imported_where_they_are_chosen():
+    """Outside of `runtime`, by what interleaves whole runs and by what times a step."""
+    own = {
+        (str(path.relative_to(ROOT)), parts[1])
+        for path in ROOT.rglob("*.py")
+        if path.relative_to(ROOT).parts[0] not in ("runtime", "cli", "__init__.py")
+        for parts in named(path)
+        if len(parts) > 1 and parts[0] == "runtime" and parts[1] in ACCELERATED
+    }
+    assert own == {
+        ("bench.py", "accelerated"),
+        ("evaluation/measure.py", "sharded"),  # measures a network in shards
+        ("paper/experiment.py", "interleave"),
+        ("training/compare.py", "interleave"),
+        ("training/walk.py", "accelerated"),  # the type of what it observes
+    }
 
 
 def statements(path: Path) -> int:
@@ -79,33 +161,14 @@ def statements(path: Path) -> int:
     return sum(map(counts, ast.walk(ast.parse(path.read_text()))))
 
 
-def modules(path: Path):
-    """The files of ours that a file imports; not those that it names for the type checker, nor, in `runtime`, those
-    that a function imports when it picks an accelerator.
-    """
-    here = path.relative_to(ROOT).with_suffix("").parts
-    runtime, nodes = here[0] == "runtime", [ast.parse(path.read_text())]
-    while nodes:
-        for node in ast.iter_child_nodes(nodes.pop()):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                continue
-            if isinstance(node, ast.ImportFrom) and node.level:
-                base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
-                wanted = [
-                    ROOT.joinpath(*filter(None, base)),
-                    *(ROOT.joinpath(*filter(None, base), a.name) for a in node.names),
-                ]
-                yield from (file for one in wanted if (file := one.with_suffix(".py")).is_file())
-            elif not (runtime and isinstance(node, ast.FunctionDef)):
-                nodes.append(node)
-
-
 def closure(start: Path) -> set[Path]:
     found, waiting = set(), [start]
     while waiting:
         if (path := waiting.pop()) not in found:
             found.add(path)
-            waiting += modules(path)
+            # a function of `runtime` picks an accelerator
+            late = path.relative_to(ROOT).parts[0] != "runtime"
+            waiting += [file for file in files(path, late=late) if file.name != "__init__.py"]
     return found
 
 
@@ -118,44 +181,37 @@ def test_the_way_to_connect_is_short_and_plain():
     assert speaking == {"runtime/compute.py"}
 
 
-def test_a_call_without_accelerators_imports_none():
-    code = """
-import sys, torch, thalweg as tw
-x = torch.ones(4, 2)
-tw.fit(torch.nn.Linear(2, 1), tw.regression(), [(x, x[:, :1])], epochs=1, lr=0.1)
-print(sorted(name for name in sys.modules if name.startswith("thalweg.runtime.")))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    accelerators = {"captured", "compiled", "kernels", "streamed", "interleave", "distributed", "sharded", "shards"}
-    assert not {name for name in accelerators if f"thalweg.runtime.{name}'" in done.stdout}, done.stdout
-    assert "thalweg.runtime.running" in done.stdout
+def output(*command: str) -> list[str]:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")
+
+
+PROCESS = str(Path(__file__).with_name("module_state.py"))
+
+
+def test_calls_on_a_cpu_import_no_accelerator():
+    loaded = {name.rpartition(".")[2] for name in output(PROCESS, "loaded") if name.startswith("thalweg.runtime.")}
+    assert loaded & ACCELERATED == {"accelerated"}  # which chooses them
+    assert "running" in loaded
 
 
 def test_only_the_context_is_module_level_state():
-    """No module-level object is written to after it was made, except the context of a call and a weak cache."""
-    writes = {"append", "pop", "update", "clear", "add", "setdefault", "extend", "remove", "set"}
-    found = set()
-    for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        made = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
-        targets = [
-            target for node in made for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        ]
-        names = {target.id for target in targets if isinstance(target, ast.Name)}
-        for node in ast.walk(tree):
-            assert not isinstance(node, ast.Global), f"{path} has a global statement"
-            owner = None
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in writes:
-                owner = node.func.value
-            elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)) or (
-                isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            ):
-                owner = node.value
-            if isinstance(owner, ast.Name) and owner.id in names:
-                found.add(f"{path.relative_to(ROOT)}: {owner.id}")
-        if "threading.local" in path.read_text() or "ContextVar(" in path.read_text():
-            found.add(f"{path.relative_to(ROOT)}: context")
-    assert found == {"runtime/compute.py: context", "weightspace/weights.py: _held"}
+    """No module, class or function keeps anything from one call to the next; the context of a call is a ContextVar."""
+    assert not [line for line in output(PROCESS, "changed") if line]
+    contexts = [path for path in ROOT.rglob("*.py") if re.search(r"ContextVar\(|threading\.local", path.read_text())]
+    assert [path.name for path in contexts] == ["compute.py"]
+
+
+def test_state_check_sees_what_is_kept():
+    """Globals, entries of a dict, attributes of classes and functions, and what a cache remembers."""
+    hidden = {
+        "sys.modules['thalweg.demo'].OWN = 1": "thalweg.demo: OWN",
+        "sys.modules['thalweg.paper.recipes'].RECIPES['x'] = 1": "thalweg.paper.recipes: RECIPES",
+        "sys.modules['thalweg.training.step'].Step.seen = []": "thalweg.training.step: Step.seen",
+        "sys.modules['thalweg.training.step'].mean_of.calls = 1": "thalweg.training.step: mean_of",
+        "sys.modules['thalweg.alignment.operations']._pointwise('relu')": "thalweg.alignment.operations: _pointwise",
+    }
+    assert {*hidden.values()} <= {*output(PROCESS, "changed", "; ".join(hidden))}
 
 
 def test_no_two_classes_have_one_name():
@@ -171,7 +227,7 @@ def test_no_two_classes_have_one_name():
 
 def test_figures_and_the_page_do_not_load_torch():
     code = (
-        "import sys, thalweg.reporting.figures, thalweg.reporting.page; print({'torch', 'matplotlib'} & "
+        "import sys, thalweg.reporting.figures, thalweg.reporting.page; print({'torch', 'matplotlib', 'safetensors'} & "
         "set(sys.modules))"
     )
     assert (

@@ -46,7 +46,7 @@ def away(monkeypatch):
     monkeypatch.setattr(tasks, "looking_is_free", lambda tensor: False)
 
 
-def test_a_step_does_not_look_at_padding(away):
+def test_padding_is_not_read_in_a_step(away):
     task, module = tw.language_modelling(), reader()
     mean_loss(task, module, lambda batch: batch, batches()[2])  # the first may, at the range of labels
     for batch in batches():
@@ -58,7 +58,7 @@ def test_a_step_does_not_look_at_padding(away):
         torch.testing.assert_close(loss, plain_mean(module, [batch]), rtol=1e-12, atol=0)
 
 
-def test_the_gradient_is_that_of_the_mean_over_tokens(away):
+def test_padding_gradient_is_that_of_the_mean_over_tokens(away):
     task, module, batch = tw.language_modelling(), reader(), batches()[1]
     ours, theirs = mean_loss(task, module, lambda batch: batch, batch)[0], plain_mean(module, [batch])
     parameters = list(module.parameters())
@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_the_mean_over_tokens(away):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-15)
 
 
-def test_accumulated_batches_are_weighted_by_their_tokens(away):
+def test_padding_accumulated_batches_are_weighted_by_tokens(away):
     ours = tw.fit(
         reader(), tw.language_modelling(), batches(), epochs=1, schedule=lambda i: 0.1, momentum=0.0, accumulate=3
     )
@@ -78,7 +78,7 @@ def test_accumulated_batches_are_weighted_by_their_tokens(away):
     torch.testing.assert_close(ours.vector, tw.Weights.of(module).vector, rtol=1e-12, atol=1e-14)
 
 
-def test_a_scan_is_over_tokens(away):
+def test_padding_scan_is_the_mean_over_tokens(away):
     a, b = tw.Weights.of(reader(1)), tw.Weights.of(reader(2))
     scan = tw.scan(reader(), tw.Segment(a, b), tw.language_modelling(), {"x": batches()}, points=3)
     module = reader(2)
@@ -91,7 +91,7 @@ def test_a_scan_is_over_tokens(away):
     )
 
 
-def test_where_looking_is_free_nothing_has_changed():
+def test_language_modelling_on_a_cpu_has_one_loss_per_counted_token():
     """One value per token that counts."""
     task, module, batch = tw.language_modelling(), reader(), batches()[1]
     values, number = task.losses(*task.predictions(module, batch), batch)
@@ -99,7 +99,7 @@ def test_where_looking_is_free_nothing_has_changed():
 
 
 @pytest.mark.parametrize("where", [0, 1, 3])
-def test_a_scan_leaves_out_batches_without_any_label_that_counts(where):
+def test_scan_leaves_out_batches_without_counted_labels(where):
     """Also where they are all that is measured again with a new copy."""
     some = batches()
     some.insert(where, (TOKENS[0], torch.full_like(TOKENS[0], -100)))
@@ -107,13 +107,13 @@ def test_a_scan_leaves_out_batches_without_any_label_that_counts(where):
     assert scan.values["x"]["loss"][0] == pytest.approx(plain_mean(reader(), batches()).item(), rel=1e-12)
 
 
-def test_data_without_any_label_that_counts_are_refused(away):
+def test_scan_refuses_data_without_counted_labels(away):
     batch = TOKENS[0], torch.full_like(TOKENS[0], -100)
     with pytest.raises(tw.ThalwegError, match="nothing in these data counts"):
         tw.scan(reader(), [tw.Weights.of(reader())], tw.language_modelling(), {"x": [batch]})
 
 
-def test_a_size_may_be_a_tensor(away):
+def test_task_size_may_be_a_tensor(away):
     """As the number of tokens of a model that computes its own mean."""
     sized = tw.Task(
         lambda outputs, targets: nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten()),

@@ -60,7 +60,7 @@ def test_regression_averages_over_outputs():
 
 
 @pytest.mark.parametrize("result", [LOGITS, SimpleNamespace(logits=LOGITS), {"logits": LOGITS}, (LOGITS, "state")])
-def test_networks_may_return_more_than_logits(result):
+def test_classification_takes_networks_that_return_more_than_logits(result):
     assert outputs_of(result) is LOGITS
 
 
@@ -69,7 +69,7 @@ def test_dict_batches_go_in_by_name():
     assert tw.classification().predict(lambda input: 2 * input, batch)[0].equal(2 * LOGITS)
 
 
-def test_metrics_of_the_users_own():
+def test_custom_metrics():
     task = tw.Task(tw.classification().loss, metrics={"length": lambda outputs, targets: outputs.norm(dim=1)})
     assert torch.equal(Metrics(task)(LOGITS, LABELS)["length"], LOGITS.norm(dim=1))
 
@@ -83,18 +83,18 @@ def test_metrics_of_the_users_own():
         (lambda outputs, targets: outputs[:0], "nothing in this batch counts \\(all labels are -100"),
     ],
 )
-def test_a_loss_of_the_wrong_shape(loss, message):
+def test_task_refuses_a_loss_of_the_wrong_shape(loss, message):
     with pytest.raises(tw.ThalwegError, match=message):
         tw.fit(nn.Linear(4, 4), tw.Task(loss), [(LOGITS, LABELS)], epochs=1, lr=0.1)
 
 
-def test_a_metric_must_not_average():
+def test_task_refuses_a_metric_that_averages():
     task = tw.Task(tw.classification().loss, metrics={"mine": lambda o, y: o.mean()})
     with pytest.raises(tw.ThalwegError, match="the metric 'mine' must return one value per example"):
         Metrics(task)(LOGITS, LABELS)
 
 
-def test_predict_returns_outputs_and_targets():
+def test_task_predict_must_return_outputs_and_targets():
     task = tw.Task(tw.classification().loss, lambda net, batch: LOGITS)
     with pytest.raises(
         tw.ThalwegError, match=r"predict must return two things, outputs and targets; got torch\.float32 \(6, 4\)"
@@ -103,7 +103,7 @@ def test_predict_returns_outputs_and_targets():
 
 
 @pytest.mark.parametrize("bad", [-1, 4])
-def test_labels_out_of_range(bad):
+def test_classification_refuses_labels_out_of_range(bad):
     labels = LABELS.clone()
     labels[2] = bad
     with pytest.raises(tw.ThalwegError, match=r"labels must lie between 0 and 3, since the network gives 4 logits"):
@@ -118,13 +118,13 @@ def test_labels_out_of_range(bad):
         (("x", LABELS), "outputs must be a tensor, have one as .logits, or start with one; got str"),
     ],
 )
-def test_batches_no_task_understands(batch, message):
+def test_task_refuses_batches_it_does_not_understand(batch, message):
     with pytest.raises(tw.ThalwegError, match=message):
         tw.classification().predict(nn.Identity(), batch)
 
 
 @pytest.mark.parametrize("name", ["loss", "data_loss"])
-def test_metrics_must_not_take_the_names_of_the_loss(name):
+def test_task_refuses_metrics_named_as_the_loss(name):
     with pytest.raises(tw.ThalwegError, match=f"'{name}' is the name of the task's own loss"):
         tw.Task(tw.classification().loss, metrics={name: lambda o, y: o[:, 0]})
 
@@ -148,7 +148,7 @@ def test_integer_one_hot_targets_are_probabilities():
         nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
     ],
 )
-def test_a_loss_of_torch_alone_is_a_whole_task(loss):
+def test_task_of_a_torch_loss_alone(loss):
     """Trained, scanned and ensembled as classification with the same label smoothing, with error and probabilities."""
     torch.manual_seed(0)
     module, batches = nn.Linear(4, 4), [(LOGITS, LABELS), (LOGITS[:3], LABELS[:3])]
@@ -182,7 +182,7 @@ OLD = r"loss takes \(outputs, targets\) now: move the call of the network into p
 @pytest.mark.parametrize(
     "predict", [{}, {"predict": lambda net, batch: (SimpleNamespace(logits=net(batch[0])), batch[1])}]
 )
-def test_a_loss_of_a_network_and_a_batch_is_refused(loss, predict):
+def test_task_refuses_a_loss_of_a_network_and_a_batch(loss, predict):
     module, task, batches = nn.Linear(4, 4), tw.Task(loss, **predict), [(LOGITS, LABELS)]
     for call in (
         lambda: tw.fit(module, task, batches, epochs=1, lr=0.1),
@@ -192,12 +192,12 @@ def test_a_loss_of_a_network_and_a_batch_is_refused(loss, predict):
             call()
 
 
-def test_an_error_of_the_loss_itself_stays_what_it_is():
+def test_task_leaves_an_error_of_the_loss_as_it_is():
     with pytest.raises(KeyError, match="missing"):
         tw.fit(nn.Linear(4, 4), tw.Task(lambda outputs, targets: {}["missing"]), [(LOGITS, LABELS)], epochs=1, lr=0.1)
 
 
-def test_what_a_loss_needs_besides_comes_from_predict():
+def test_predict_may_return_more_targets_for_the_loss():
     """A penalty on weights, in the loss and its gradient; error and ensembles read the first part of the outputs."""
 
     def predict(net, batch):
@@ -240,7 +240,7 @@ def test_outputs_without_a_tensor_are_for_metrics_and_probabilities_of_ones_own(
     assert torch.equal(Metrics(own)({"a": expected}, LABELS)["low"], (expected < 0).float().mean(1))
 
 
-def test_a_compiled_loss_has_no_graph_break():
+def test_compiled_loss_has_no_graph_break():
     task, module = tw.Task(partial(F.cross_entropy, reduction="none")), nn.Linear(4, 4)
     whole = torch.compile(mean_loss, backend="eager", fullgraph=True, dynamic=False)
     found, number = whole(task, module, lambda batch: batch, (LOGITS, LABELS))
@@ -259,7 +259,7 @@ def test_a_compiled_loss_has_no_graph_break():
     ],
     ids=["a column", "fractions", "an array", "a list", "none"],
 )
-def test_labels_of_another_shape_or_kind_are_a_sentence(labels, said):
+def test_classification_refuses_labels_of_another_shape_or_kind(labels, said):
     with pytest.raises(tw.ThalwegError, match=rf"labels are a tensor of whole numbers, .* logits \(\d+, 4\), .*{said}"):
         tw.classification().loss(LOGITS, labels)
 

@@ -11,16 +11,16 @@ class Stop(Exception):
     pass
 
 
-def failing_task(animal, error, after):
+def failing_task(case, error, after):
     calls = []
 
     def predict(net, batch):
         calls.append(1)
         if len(calls) > after:
             raise error
-        return animal.task.predict(net, batch)
+        return case.task.predict(net, batch)
 
-    return tw.Task(animal.task.loss, predict)
+    return tw.Task(case.task.loss, predict)
 
 
 class FailingBatches:
@@ -35,9 +35,9 @@ class FailingBatches:
         raise self.error
 
 
-def calls(animal, module, task, batches):
-    a, b = animal.ends()
-    third = tw.Weights.of(animal.module(3))
+def calls(case, module, task, batches):
+    a, b = case.ends()
+    third = tw.Weights.of(case.module(3))
     common = {"epochs": 2, "lr": 0.1}
     return {
         "fit": lambda: tw.fit(module, task, batches, **common),
@@ -49,11 +49,11 @@ def calls(animal, module, task, batches):
     }
 
 
-def prepared(animal):
+def prepared(case):
     """A module in use: gradients, hooks, and some parts in evaluation mode."""
-    module = animal.module(1)
+    module = case.module(1)
     inner = getattr(module, "_orig_mod", module)
-    animal.losses(module, animal.batches()[0]).mean().backward()
+    case.losses(module, case.batches()[0]).mean().backward()
     inner.register_forward_hook(lambda *_: None)
     next(inner.children()).eval()
     return module
@@ -61,11 +61,11 @@ def prepared(animal):
 
 @pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "bn_batches"])
 @pytest.mark.parametrize("name", ZOO)
-def test_after_a_call(name, call):
-    animal = ZOO[name]
-    module = prepared(animal)
+def test_module_is_untouched_after_every_call(name, call):
+    case = ZOO[name]
+    module = prepared(case)
     before, state = bits(module), torch.get_rng_state()
-    calls(animal, module, animal.task, animal.batches())[call]()
+    calls(case, module, case.task, case.batches())[call]()
     assert same_bits(before, bits(module))
     assert torch.equal(state, torch.get_rng_state())
 
@@ -73,13 +73,13 @@ def test_after_a_call(name, call):
 @pytest.mark.parametrize("error", [Stop("in the middle"), KeyboardInterrupt()], ids=["exception", "ctrl-c"])
 @pytest.mark.parametrize("where", ["predict", "data"])
 @pytest.mark.parametrize("call", ["fit", "connect", "arclength", "scan", "plane", "bn_batches"])
-def test_after_a_failure(call, where, error):
-    animal = ZOO["conv_bn"]
-    module = prepared(animal)
+def test_module_is_untouched_after_a_failure(call, where, error):
+    case = ZOO["conv_bn"]
+    module = prepared(case)
     before, state = bits(module), torch.get_rng_state()
-    task = failing_task(animal, error, after=2) if where == "predict" else animal.task
-    batches = FailingBatches(animal.batches(), error) if where == "data" else animal.batches()
+    task = failing_task(case, error, after=2) if where == "predict" else case.task
+    batches = FailingBatches(case.batches(), error) if where == "data" else case.batches()
     with pytest.raises(type(error)):
-        calls(animal, module, task, batches)[call]()
+        calls(case, module, task, batches)[call]()
     assert same_bits(before, bits(module))
     assert torch.equal(state, torch.get_rng_state())

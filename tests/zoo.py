@@ -14,7 +14,7 @@ SIZES = (6, 6, 3)
 
 
 @dataclass(frozen=True)
-class Animal:
+class Case:
     make: Callable[[], nn.Module]
     batches: Callable[[], list[Any]]
     task: tw.Task
@@ -136,16 +136,16 @@ def dicts() -> list[Any]:
 
 
 ZOO = {
-    "mlp": Animal(mlp, vectors, tw.classification()),
-    "conv_bn": Animal(conv_bn, images, tw.classification()),
-    "channels_last": Animal(channels_last, images, tw.classification()),
-    "transformer_dict": Animal(Transformer, dicts, tw.classification()),
-    "tied_lstm": Animal(Tied, tokens, tw.language_modelling(padding=False)),
-    "frozen": Animal(frozen, vectors, tw.classification()),
-    "two_inputs": Animal(TwoInputs, pairs, tw.regression()),
-    "dropout": Animal(dropout, vectors, tw.classification()),
-    "weight_norm": Animal(normed, vectors, tw.classification()),
-    "compiled": Animal(compiled, vectors, tw.classification()),
+    "mlp": Case(mlp, vectors, tw.classification()),
+    "conv_bn": Case(conv_bn, images, tw.classification()),
+    "channels_last": Case(channels_last, images, tw.classification()),
+    "transformer_dict": Case(Transformer, dicts, tw.classification()),
+    "tied_lstm": Case(Tied, tokens, tw.language_modelling(padding=False)),
+    "frozen": Case(frozen, vectors, tw.classification()),
+    "two_inputs": Case(TwoInputs, pairs, tw.regression()),
+    "dropout": Case(dropout, vectors, tw.classification()),
+    "weight_norm": Case(normed, vectors, tw.classification()),
+    "compiled": Case(compiled, vectors, tw.classification()),
 }
 
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from .arguments import checked
 
 if TYPE_CHECKING:
+    from .alignment.align import align
+    from .alignment.permutation import Permutation
+    from .alignment.symmetries import symmetries
     from .errors import Diverged, Stalled, ThalwegError
     from .evaluation.barriers import barriers
     from .evaluation.curve_ensemble import curve_ensemble
@@ -35,18 +38,18 @@ if TYPE_CHECKING:
     from .training.walk import walk
     from .training.walk_methods import FGE, SWA, Iterations, Snapshot, WarmupCosine
     from .training.walk_scheduler import Collector, WalkScheduler
-    from .weightspace.align import align
     from .weightspace.batchnorm import update_bn
     from .weightspace.curves import Bezier, Curve, PolyChain, Segment
-    from .weightspace.permutation import Permutation
     from .weightspace.planes import Plane
     from .weightspace.swag import SWAG
-    from .weightspace.symmetries import symmetries
     from .weightspace.weights import Weights, average
 
 __version__ = "0.2.0"
 
 _HOMES = {
+    "alignment.align": ("align",),
+    "alignment.permutation": ("Permutation",),
+    "alignment.symmetries": ("symmetries",),
     "errors": ("Diverged", "Stalled", "ThalwegError"),
     "evaluation.barriers": ("barriers",),
     "evaluation.curve_ensemble": ("curve_ensemble",),
@@ -69,13 +72,10 @@ _HOMES = {
     "training.walk_methods": ("FGE", "SWA", "Iterations", "Snapshot", "WarmupCosine"),
     "training.walk_scheduler": ("Collector", "WalkScheduler"),
     "training.walk": ("walk",),
-    "weightspace.align": ("align",),
     "weightspace.batchnorm": ("update_bn",),
     "weightspace.curves": ("Bezier", "Curve", "PolyChain", "Segment"),
-    "weightspace.permutation": ("Permutation",),
     "weightspace.planes": ("Plane",),
     "weightspace.swag": ("SWAG",),
-    "weightspace.symmetries": ("symmetries",),
     "weightspace.weights": ("Weights", "average"),
 }
 _MODULES = {"data": "paper.data", "figures": "reporting.figures", "models": "paper.models", "page": "reporting.page"}

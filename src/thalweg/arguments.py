@@ -1,4 +1,4 @@
-"""Arguments that cannot be used: if a public call fails, the one that does not fit its annotation is named."""
+"""Errors that name the wrong argument: if a public call fails, arguments are compared with their annotations."""
 
 import re
 import sys
@@ -14,14 +14,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from .errors import ThalwegError
 
-PLAIN = (str, int, float, type, NoneType)  # which are shown as they are
+PLAIN = (str, int, float, type, NoneType)  # types whose values are shown in a message
 METHODS = ("__init__", "__call__")
-LATE = ("thalweg.", "matplotlib.")  # where names are looked up that a module imports for the type checker alone
+LATE = ("thalweg.", "matplotlib.")  # where to look up names that are imported only under TYPE_CHECKING
 
 
 @cache
 def checked(home: str, *names: str) -> ModuleType:
-    """A module whose functions and classes name the argument to blame if a call of them fails.
+    """Import a module, and let its functions and classes name the wrong argument if a call fails.
 
     Args:
         home: The module.
@@ -72,13 +72,13 @@ def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _problems(function: Callable[..., Any], args: Any, kwargs: Any, error: Exception) -> Iterator[str]:
-    """Of another type, not to be found, or empty, the worst first; none if the error is that of user code."""
+    """Arguments of the wrong type, then unknown keys and empty collections; none if user code raised the error."""
     from .error_notes import is_users
 
     known = signature(function)
     try:
         given = known.bind(*args, **kwargs).arguments
-    except TypeError:  # another number of arguments, or other names
+    except TypeError:  # the number or the names of arguments are wrong
         return
     if any(is_users(frame.filename) for frame in extract_tb(error.__traceback__)):
         return
@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
 
 
 def _hint(function: Callable[..., Any], name: str) -> Any:
-    """The annotation of an argument; Any if it is not understood."""
+    """The annotation of an argument; Any if it cannot be evaluated."""
     hint = function.__annotations__.get(name, Any)
     late = ChainMap(*(vars(module) for home, module in [*sys.modules.items()] if home.startswith(LATE)))
     try:
@@ -109,7 +109,7 @@ def _hint(function: Callable[..., Any], name: str) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, numbers of numpy and torch included.
+    """Whether a value matches an annotation; NumPy and torch scalars count as numbers.
 
     >>> fits({"a": [1, 2.5]}, Mapping[str, list[float]]), fits({1: []}, dict[str, Any]), fits(None, int | str)
     (True, False, False)

@@ -22,7 +22,7 @@ from .loading import Inputs
 from .results import grid
 from .runtime.accelerated import Accelerated
 from .runtime.compute import LONG, Call, Context, present
-from .runtime.cuda_graphs import Replay, aside
+from .runtime.streams import on_side_stream
 from .runtime.transfer import source
 from .store.packing import packed
 from .store.runs import Run, versions
@@ -92,7 +92,7 @@ class Bench:
 
     def run(self, number: int = 0) -> dict[str, Timing]:
         """Everything; with `number` networks interleaved, if given."""
-        with aside(self.device):
+        with on_side_stream(self.device):
             return {
                 **self.training(),
                 "data pipeline": self.pipeline(),
@@ -143,7 +143,7 @@ class Bench:
     def pipeline(self) -> Timing:
         """One pass over the training data, per batch."""
         passes, make_batch = source(self.inputs.train, self.device)
-        replay = Replay(make_batch, nn.Identity(), self.device, self.compute.captures(self.device))
+        replay = self.compute.repeated(make_batch, nn.Identity(), self.device)
         works = {"pass": lambda: [replay(drawn) for drawn in passes()]}
         return self.alternate(works, 5, per=count(self.inputs.train), images=self.size)["pass"]
 
@@ -174,12 +174,12 @@ class Bench:
         return self.alternate(works, per=steps * number, images=self.size)
 
     def _take_steps(self, step: Callable[[], object], times: int) -> None:
-        slot = present.get().slot
-        with aside(self.device, present.get().stream):
+        job = present.get().job
+        with on_side_stream(self.device, present.get().stream):
             for _ in range(times):
                 step()
-                if slot is not None:
-                    slot.pass_on()
+                if job is not None:
+                    job.switch()
 
     def checkpoint(self) -> Timing:
         """Saving everything that plain training needs to be resumed."""
@@ -231,18 +231,17 @@ def _forwards(at: Measurer, task: tw.Task, compute: tw.Compute) -> Callable[[], 
     measured.
     """
     module, device = at.probe.module, at.probe.device
-    captures = compute.captures(device)
-    pool = torch.cuda.graph_pool_handle() if captures else None
+    pool = torch.cuda.graph_pool_handle() if compute.captures(device) else None
 
     def work(make_batch: Callable[[Any], Any], drawn: Any) -> None:
         with compute.casting(device):
             task.predictions(module, make_batch(drawn))
 
     statistics, parts = at.points.statistics, []
-    refreshed = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
-    for learning, batches in [*refreshed, *((False, measure.used) for measure in at.measures.values())]:
+    with_statistics = [] if statistics is None or not statistics.layers else [(True, statistics.batches)]
+    for learning, batches in [*with_statistics, *((False, measure.used) for measure in at.measures.values())]:
         passes, make_batch = source(batches, device)
-        parts.append((learning, passes, Replay(partial(work, make_batch), module, device, captures, pool)))
+        parts.append((learning, passes, compute.repeated(partial(work, make_batch), module, device, pool)))
 
     @torch.no_grad()
     def forwards() -> None:

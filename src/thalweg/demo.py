@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -14,9 +14,17 @@ from .reporting import page, tables
 from .runtime.rng import seeded
 
 WEIGHT_DECAY = 1e-3
-FIT: dict[str, Any] = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
 BUDGET = 40  # epochs
-CONNECT: dict[str, Any] = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+
+
+class DemoTraining(TypedDict):
+    epochs: int
+    lr: float
+    weight_decay: float
+
+
+FIT: DemoTraining = {"epochs": 40, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
+CONNECT: DemoTraining = {"epochs": 100, "lr": 0.05, "weight_decay": WEIGHT_DECAY}
 
 
 def digits(seed: int) -> dict[str, Any]:
@@ -37,16 +45,22 @@ def digits(seed: int) -> dict[str, Any]:
 
 def run(folder: Path, progress: bool | None = None, say: Callable[[str], object] = print) -> dict[str, tw.Scan]:
     """Run the whole demo into `folder`; `say` gets the messages for the user."""
-    made, own = Inputs(**digits(0)), dict[str, Any](progress=progress)
-    measuring: Any = {"task": made.task, "weight_decay": WEIGHT_DECAY, "bn_batches": made.bn_batches, **own}
-    scan = partial(tw.scan, made.model, **measuring)
+    made = Inputs(**digits(0))
+    scan = partial(
+        tw.scan,
+        made.model,
+        task=made.task,
+        weight_decay=WEIGHT_DECAY,
+        bn_batches=made.bn_batches,
+        progress=progress,
+    )
     say(f"Training three networks on the digits ({FIT['epochs']} epochs each) ...")
-    a, b, c = (tw.fit(_network(seed), made.task, made.train, seed=seed, **FIT, **own) for seed in range(3))
+    a, b, c = (tw.fit(_network(seed), made.task, made.train, seed=seed, progress=progress, **FIT) for seed in range(3))
     say(
         f"Connecting the first two by a Bezier curve and by a chain with one bend ({CONNECT['epochs']} epochs each) ..."
     )
     curves = {
-        name: tw.connect(made.model, fresh, made.task, made.train, **CONNECT, **own)
+        name: tw.connect(made.model, fresh, made.task, made.train, progress=progress, **CONNECT)
         for name, fresh in {"Bezier": tw.Bezier(a, b), "PolyChain": tw.PolyChain(a, b)}.items()
     }
     say("Measuring 61 points along each ...")
@@ -62,15 +76,25 @@ def run(folder: Path, progress: bool | None = None, say: Callable[[str], object]
         name: scan(target=tw.Plane(a, b, third), data={"train": made.data["train"]}, overlay=drawn)
         for name, (third, drawn) in thirds.items()
     }
-    report = tw.Ensemble(made.model, [a, b, c]).report(made.task, made.data["test"], bn_batches=made.bn_batches, **own)
+    report = tw.Ensemble(made.model, [a, b, c]).report(
+        made.task, made.data["test"], bn_batches=made.bn_batches, progress=progress
+    )
     say(f"The three networks as an ensemble, on the test set:\n{report.table()}\n")
     say(f"Comparing ensembles at a budget of {BUDGET} epochs, three runs each ...")
-    ways: Any = [tw.Independent(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)]
     compared = tw.compare(
-        _network, train=made.train, test=made.data["test"], methods=ways, budget=BUDGET, lr=0.05, **measuring
+        _network,
+        made.task,
+        made.train,
+        made.data["test"],
+        [tw.Independent(), tw.Snapshot(cycles=4, lr_max=0.05), tw.FGE(cycle=2, lr_max=0.05, lr_min=0.0025)],
+        budget=BUDGET,
+        bn_batches=made.bn_batches,
+        lr=0.05,
+        weight_decay=WEIGHT_DECAY,
+        progress=progress,
     )
     say("\n" + compared.table() + "\n")
-    found: dict[str, Any] = {
+    found: dict[str, tw.Weights | tw.Curve | tw.Scan | tw.Report | tw.Comparison] = {
         **{f"network-{seed}.safetensors": network for seed, network in enumerate((a, b, c))},
         **{f"{name.lower()}.safetensors": curve for name, curve in curves.items()},
         **{f"{name.lower()}.json": profile for name, profile in profiles.items()},

@@ -20,7 +20,7 @@ class Diverged(ThalwegError):
 
     Attributes:
         step: The iteration at which it happened.
-        t: Where on the curve, or None.
+        t: The position on the curve; None if a network was trained.
         lr: The learning rate of that iteration.
         last_good: The weights, or the curve, from before that epoch.
         members: The networks a walk had collected until then.
@@ -28,13 +28,16 @@ class Diverged(ThalwegError):
 
     def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
         super().__init__(message)
-        self.step, self.t, self.lr, self.last_good = step, t, lr, last_good
-        self.members: list[Any] = []  # what a walk had collected until then
+        self.step = step
+        self.t = t
+        self.lr = lr
+        self.last_good = last_good
+        self.members: list[Any] = []  # set by `walk`
 
 
 class Stalled(UserWarning):
-    """Issued once by `fit` and `walk` when, after a tenth of the training, a network still answers the same for every
-    input; `warnings.simplefilter("error", Stalled)` ends the training there.
+    """Issued once by `fit` and `walk` when, after a tenth of the training, a network still predicts the same for every
+    input; `warnings.simplefilter("error", Stalled)` stops the training there.
     """
 
 

@@ -22,7 +22,7 @@ from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
 from .weightspace.weights import Weights
 
-CURVE_LAYER = "coeff_layer."  # the part of a curve of the paper's public code that no network has
+CURVE_LAYER = "coeff_layer."  # a prefix that only curves of the paper's public code have
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
             )
     count(made["train"], f"the training batches of {spec}")
     if not made["data"]:
-        raise ThalwegError(f"{spec} must return data, a dict of batches by name, with something in it; it is empty")
+        raise ThalwegError(f"{spec} must return data, a dict of one or more batches by name; it is empty")
     for name, batches in made["data"].items():
         count(batches, f"the batches of '{name}' in {spec}")
     _move(made["model"], device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -128,10 +128,10 @@ def _kind(path: Path) -> str | None:
 def _move(model: nn.Module, device: str) -> None:
     try:
         if torch.device(device).type == "meta":
-            raise RuntimeError("there is nothing to compute with")
+            raise RuntimeError("tensors on it have no values")
         model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ThalwegError(f"the network cannot go to device '{device}': {str(error).splitlines()[0]}") from None
+        raise ThalwegError(f"the network cannot be moved to device '{device}': {str(error).splitlines()[0]}") from None
 
 
 def _find(spec: str) -> Any:
@@ -142,13 +142,15 @@ def _find(spec: str) -> Any:
     path = Path(place).expanduser().resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
         raise ThalwegError(f"the task {spec} cannot be found: there is no file {path}")
-    folders = [str(path.parent), ""] if path else [""]  # they stay there, for what the factory itself imports
+    folders = [str(path.parent), ""] if path else [""]  # they stay on the path, for what the factory itself imports
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:
         where = (
-            f"looked in {Path.cwd()}, and among what is installed; " if isinstance(error, ModuleNotFoundError) else ""
+            f"looked in {Path.cwd()} and among the installed packages; "
+            if isinstance(error, ModuleNotFoundError)
+            else ""
         )
         raise ThalwegError(f"the task {spec} cannot be imported: {where}{in_a_sentence(error)}") from error
     if not hasattr(found, name):
@@ -160,7 +162,7 @@ def _from_file(path: Path) -> Any:
     """Import a file under its own name, so that pickles and data loading processes find it again."""
     name = path.stem
     if name in sys.modules and Path(getattr(sys.modules[name], "__file__", None) or "").resolve() != path:
-        name = f"{name} in {path.parent}"  # where another module has its name
+        name = f"{name} in {path.parent}"  # since another module has that name
     if name not in sys.modules:
         found = importlib.util.spec_from_file_location(name, path)
         assert found is not None

@@ -27,16 +27,22 @@ from torch import Tensor, nn
 from .errors import ThalwegError
 from .generators import generator_state, is_generator, set_generator
 
-# how deep, how many, of each container, in one list or array
-LEVELS, OBJECTS, ITEMS, LONGEST = 12, 5_000, 100, 1_000_000
+LEVELS = 12  # attributes within attributes, at most
+OBJECTS = 5_000  # inspected in all, at most
+ITEMS = 100  # inspected of each container, at most
+LONGEST = 1_000_000  # entries of a list or array that still counts as a value
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
 GUARDED = sys.stdlib_module_names | {"numpy"}
-# of the standard library, but made to hold what others store in them
+# of the standard library, but made for users to store their own objects in
 OPEN = (SimpleNamespace, Namespace, UserDict, UserList)
 DICTS = (dict, OrderedDict, defaultdict, Counter)
 TRAVERSED = (list, tuple, dict, partial, MethodType, BuiltinMethodType, FunctionType)
-GLOBAL: set[int] = {id(torch.default_generator), id(random.random.__self__), id(np.random.rand.__self__)}  # type: ignore[attr-defined]
+GLOBAL: set[int] = {
+    id(torch.default_generator),
+    id(random.random.__self__),  # type: ignore[attr-defined]
+    id(np.random.rand.__self__),  # type: ignore[attr-defined]
+}
 
 
 class Place(NamedTuple):
@@ -47,7 +53,7 @@ class Place(NamedTuple):
     value: Any
 
     def put(self, value: Any) -> None:
-        """Store a copy there; into the same list, array or tensor where its shape allows, since it may be shared."""
+        """Store a copy of `value`, in place if the shape allows, since a list, array or tensor may be shared."""
         match value, self.value:
             case GeneratorState(state), now:
                 set_generator(now, state)
@@ -66,7 +72,7 @@ class Place(NamedTuple):
                 _assign(self.owner, self.key, copied(value))
 
     def remove(self) -> None:
-        """Remove what was not there before; variables in closures stay."""
+        """Delete the attribute or entry; variables in closures are left alone."""
         if isinstance(self.owner, dict):
             self.owner.pop(self.key, None)
         elif isinstance(self.key, str) and not isinstance(self.owner, CellType):
@@ -74,7 +80,7 @@ class Place(NamedTuple):
 
 
 class Absent:
-    """Stands for a value that was not there."""
+    """Marks a value that did not exist."""
 
 
 ABSENT = Absent()
@@ -87,8 +93,8 @@ class GeneratorState(NamedTuple):
 
 
 class Found(NamedTuple):
-    """By path: values and generators, the objects that own them, and what cannot be inspected or not be restored
-    completely.
+    """By path: values and generators, the objects that own them, and objects that cannot be inspected or not be fully
+    restored.
     """
 
     places: dict[str, Place]
@@ -118,7 +124,7 @@ def traverse(sources: Mapping[str, Any], whole: bool = False) -> Found:
             found.places.update({} if place.owner is None else {path: place})
         elif _identity(value) in seen or isinstance(value, ModuleType | type):
             continue
-        elif isinstance(value, Tensor):  # weights are not hidden
+        elif isinstance(value, Tensor):  # parameters are not hidden state
             found.closed.update({} if isinstance(value, nn.Parameter) else {path: value})
         elif not isinstance(value, TRAVERSED) and is_generator(value):
             found.places[path] = place
@@ -126,7 +132,7 @@ def traverse(sources: Mapping[str, Any], whole: bool = False) -> Found:
             if level < LEVELS:
                 found.owners[path] = value  # also keeps its id from being reused
                 waiting.extend((f"{path}/{key}", inner, level + 1) for key, inner in _inside(value))
-            if isinstance(value, list | tuple):  # items can be restored, but not added, nor put into a tuple
+            if isinstance(value, list | tuple):  # items can be restored, but not added, and not in a tuple
                 found.closed[path] = value
         else:
             found.closed[path] = value
@@ -140,7 +146,7 @@ def values(found: Found) -> dict[str, Any]:
 
 
 def put_back(before: Mapping[str, Any], found: Found) -> None:
-    """Restore everything that is named; the rest is left alone."""
+    """Restore every value in `before`; all others are left alone."""
     for name, value in before.items():
         place = found.places.get(name)
         if value is ABSENT:
@@ -154,8 +160,8 @@ def _belongs(name: str, value: Any, place: Place | None, owners: Mapping[str, An
     """Where a value belongs; an attribute that is set on first use may be missing, but its owner must exist."""
     if isinstance(value, GeneratorState) and (place is None or not is_generator(place.value)):
         raise ThalwegError(
-            f"there was a random generator '{dotted(name)}' when this run was saved, and there is none now: make data, "
-            "network and loss as they were made then, with all generators from the beginning"
+            f"this run was saved with a random generator '{dotted(name)}', which does not exist now: create the data, "
+            "network and loss as they were created then, with all their generators"
         )
     owner, _, key = name.rpartition("/")
     return place or Place(owners.get(owner), key, None)
@@ -173,7 +179,7 @@ def modules_in(*sources: Any) -> dict[str, nn.Module]:
 
 
 def changed(*snapshots: Mapping[str, Any]) -> set[str]:
-    """The names of what differs between several snapshots."""
+    """The names of the values that differ between snapshots."""
     first, *others = snapshots
     names = {name for snapshot in snapshots for name in snapshot}
     return {
@@ -253,8 +259,8 @@ def _is_data(value: Any, level: int = 0) -> bool:
 
 
 def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
-    """What an object holds, one level down; by the methods of the builtin types, since those of a subclass may count
-    calls.
+    """The items and attributes of an object; read by the methods of the built-in types, since those of a subclass may
+    count calls.
     """
     match value:
         case list():
@@ -280,7 +286,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
 
 
 def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
-    """Attributes of an instance, and what its classes hold and their methods use."""
+    """The attributes of an instance and of its classes, and what their methods use."""
     own = list(getattr(value, "__dict__", {}).items())
     yield from ((key, Place(value, key, item)) for key, item in own if key not in OPAQUE)
     for kind in filter(_is_own, type(value).__mro__):
@@ -320,12 +326,12 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:
 
 
 def _is_traversed(kind: Any) -> bool:
-    """Most objects of the standard library and of numpy guard their own state."""
+    """Whether to look inside; most objects of the standard library and of NumPy guard their own state."""
     return kind in OPEN or _package(kind) not in GUARDED
 
 
 def _is_own(thing: Any) -> bool:
-    """Neither of torch nor of this library, whose classes and functions keep no counters."""
+    """Whether it is user code; classes and functions of torch and of this library keep no counters."""
     return _is_traversed(thing) and _package(thing) not in ("torch", "thalweg")
 
 
@@ -345,9 +351,9 @@ def _assign(owner: Any, key: Any, value: Any) -> None:
     if isinstance(owner, dict) or (isinstance(owner, list) and isinstance(key, int)):
         owner[key] = value
     elif not isinstance(owner, type) and key in getattr(owner, "__dict__", {}):
-        vars(owner)[key] = value  # whatever its class does when an attribute is set
+        vars(owner)[key] = value  # bypassing the class's own __setattr__
     else:
-        # the second also where it is frozen
+        # object.__setattr__ also works on a frozen dataclass
         put = setattr if isinstance(owner, type | nn.Module) else object.__setattr__
-        with suppress(AttributeError, TypeError):  # a tuple, or another kind of object than had it
+        with suppress(AttributeError, TypeError):  # a tuple, or an object of another type than before
             put(owner, key, value)

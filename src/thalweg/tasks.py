@@ -242,7 +242,7 @@ def language_modelling(padding: bool = True) -> Task:
     Batches are as in `classification`; tokens labelled -100 are ignored. Perplexity is exp of `data_loss`.
 
     Args:
-        padding: Whether there may be such tokens. With False they are not counted anew in every batch on a GPU.
+        padding: Whether there may be such tokens. With False they are not counted in every batch on a GPU.
     """
 
     def predict(net: Net, batch: Any) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ def small(seed):
 """
 
 
-def test_every_part_is_timed_and_kept(tmp_path, monkeypatch):
+def test_bench_command_times_every_part_and_keeps_it(tmp_path, monkeypatch):
     (tmp_path / "mine_to_time.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -42,7 +42,7 @@ def test_every_part_is_timed_and_kept(tmp_path, monkeypatch):
     assert "curve step / plain step" in result.output
 
 
-def test_medians_quartiles_and_rates():
+def test_bench_medians_quartiles_and_rates():
     timing = Timing([1.0, 2.0, 3.0, 4.0, 100.0], images=6)
     assert timing.median == 3.0
     assert timing.to_dict()["images_per_second"] == 2.0

@@ -51,6 +51,9 @@ def by_hand(seed):
     hidden = {"0.weight": 0, "0.bias": 0, **dict.fromkeys(["1.weight", "1.bias", "1.running_mean", "1.running_var"], 0)}
     return {**branching(seed), "groups": {"hidden": {**hidden, "3.weight": 1}}}
 
+def wrong_groups(seed):
+    return {**branching(seed), "groups": {"hidden": {"0.weight": 0, "0.bias": 0}}}
+
 def no_refresh(seed):
     return {key: value for key, value in circle(seed).items() if key != "bn_batches"}
 
@@ -165,20 +168,20 @@ def everything(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
 
-def test_fit_and_connect_write_what_python_reads(here):
+def test_fit_and_connect_commands_write_what_python_reads(here):
     curve = tw.Curve.load("curve/curve.safetensors")
     assert isinstance(curve, tw.Bezier)
     assert torch.equal(curve.start.vector, tw.Weights.load("a/weights.safetensors").vector)
     assert tw.store.files.load_json(here / "a" / "run.json", "run")["settings"]["epochs"] == 20
 
 
-def test_streaming_finds_the_same_curve(here):
+def test_connect_command_with_stream_finds_the_same_curve(here):
     ok("connect", "a", "b", "--task", "mine:circle", "--out", "streamed", "--epochs", "20", "--lr", "0.1", "--stream")
     usual, streamed = (tw.Curve.load(f"{name}/curve.safetensors").bends[0].vector for name in ("curve", "streamed"))
     assert torch.allclose(usual, streamed, rtol=1e-3, atol=1e-4)
 
 
-def test_several_networks_are_those_of_single_runs(here):
+def test_fit_command_with_runs_trains_the_networks_of_single_runs(here):
     output = ok("fit", "--task", "mine:circle", "--out", "both", "--runs", "2", "--epochs", "20", "--lr", "0.1")
     assert "next: thalweg connect both/seed-0 both/seed-1 --task mine:circle" in output
     for number, name in enumerate(("a", "b")):
@@ -186,7 +189,7 @@ def test_several_networks_are_those_of_single_runs(here):
         assert torch.equal(alone, found)
 
 
-def test_scan_prints_the_summary_and_says_what_is_next(here):
+def test_scan_command_prints_the_summary_and_says_what_is_next(here):
     output = ok("scan", "curve", "--task", "mine:circle", "--out", "scan", "--points", "5", "--weight-decay", "0.01")
     assert "Bezier, length ratio" in output
     assert "Segment, length ratio 1.00" in output
@@ -207,7 +210,7 @@ def test_scan_prints_the_summary_and_says_what_is_next(here):
     assert scan.weight_decay == 0.01
 
 
-def test_scan_without_the_line_and_the_line_later(here):
+def test_scan_command_without_the_line_and_the_line_later(here):
     scan = ("scan", "curve", "--task", "mine:circle", "--out", "lineless", "--points", "3")
     assert "Segment" not in ok(*scan, "--no-line")
     assert not (here / "lineless" / "line").exists()
@@ -215,7 +218,7 @@ def test_scan_without_the_line_and_the_line_later(here):
     assert tw.Scan.load("lineless/line/scan.json").length_ratio == 1.0
 
 
-def test_scan_killed_in_the_line_resumes_both(here):
+def test_scan_command_killed_in_the_line_resumes_both(here):
     scan = ("scan", "curve", "--task", "mine:circle", "--points", "5", "--out")
     ok(*scan, "undisturbed")
     ok(*scan, "killed")
@@ -229,7 +232,7 @@ def test_scan_killed_in_the_line_resumes_both(here):
         assert (here / "killed" / name).read_bytes() == (here / "undisturbed" / name).read_bytes()
 
 
-def test_curve_and_line_are_one_group_on_the_page(here):
+def test_scan_command_curve_and_line_are_one_group_on_the_page(here):
     ok("scan", "curve", "--task", "mine:circle", "--out", "pair/scan", "--points", "3")
     ok("plane", "curve", "--task", "mine:circle", "--out", "pair/plane", "--grid", "3")
     for number, folders in enumerate((["pair"], ["pair/scan"], ["pair/scan", "pair/plane"])):
@@ -241,7 +244,7 @@ def test_curve_and_line_are_one_group_on_the_page(here):
         assert shown["notes"] == []
 
 
-def test_align_writes_the_same_function_and_its_order(here):
+def test_align_command_writes_the_same_function_and_its_order(here):
     output = ok("align", "a", "b", "--task", "mine:circle", "--out", "aligned")
     assert "0.weight[0]     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
     assert re.search(r"distance [\d.]+ before, [\d.]+ after; groups: 1, passes: \d+, ", output)
@@ -256,7 +259,7 @@ def test_align_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
-def test_a_task_gives_groups_by_hand(here):
+def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
     assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
     output = ok("align", "a", "b", "--task", "mine:by_hand", "--out", "hand")
@@ -271,7 +274,7 @@ def test_a_task_gives_groups_by_hand(here):
     )
 
 
-def test_connect_with_points_also_scans_and_resumes_as_one(here, monkeypatch):
+def test_connect_command_with_points_scans_and_resumes(here, monkeypatch):
     made, make = [], tw.loading.load_inputs
     monkeypatch.setattr(tw.loading, "load_inputs", lambda *given: made.append(given) or make(*given))
     command = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "whole")
@@ -291,7 +294,7 @@ def test_connect_with_points_also_scans_and_resumes_as_one(here, monkeypatch):
     assert tw.Scan.load("whole/scan").values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
 
 
-def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
+def test_scan_command_of_an_aligned_curve_has_both_lines(here):
     output = ok("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "shorter")
     assert "aligned: distance" in output
     curve, before = tw.Curve.load("shorter"), tw.Weights.load("b")
@@ -314,7 +317,35 @@ def test_an_aligned_curve_is_scanned_next_to_both_lines(here):
         assert scans[0].values["train"]["loss"].tolist() == tw.Scan.load("three").values["train"]["loss"].tolist()
 
 
-def test_curves_of_one_kind_are_compared_by_the_names_of_their_folders(here):
+def test_scan_command_of_the_file_of_an_aligned_curve_has_both_lines(here):
+    ok("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "1", "--out", "filed")
+    output = ok("scan", "filed/curve.safetensors", "--task", "mine:circle", "--points", "3", "--out", "filed-scan")
+    assert all(f"{name}, length ratio" in output for name in ("Segment", "aligned Segment", "aligned Bezier"))
+    assert tw.Scan.load("filed-scan/unaligned").name == "Segment"
+    ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", "unfiled")
+    curves = ("unfiled/curve.safetensors", "filed/curve.safetensors")
+    ok("scan", *curves, "--task", "mine:circle", "--points", "3", "--out", "both-filed")
+    assert [tw.Scan.load(f"both-filed{name}").name for name in ("", "/other")] == ["aligned Bezier", "Bezier"]
+
+
+@pytest.mark.parametrize("align", [(), ("--align",)])
+def test_connect_command_with_points_needs_statistics_before_training(here, align):
+    command = ("connect", "a", "b", *align, "--task", "mine:no_refresh", "--epochs", "1", "--out", "unmeasured")
+    refused = invoke(*command, "--points", "3")
+    assert refused.exit_code == 2
+    assert "needs statistics at each point that --points measures" in refused.output
+    assert not (here / "unmeasured").exists()
+
+
+@pytest.mark.parametrize("command", ["connect", "align"])
+def test_commands_name_groups_that_failed_the_proof(here, command):
+    given = ("a", "b", "--task", "mine:wrong_groups", "--out", f"failed-{command}")
+    output = ok(command, *given, *(("--align", "--epochs", "1", "--points", "3") if command == "connect" else ()))
+    assert "dropped, since renumbering them changed the outputs: hidden (by " in output
+    assert "aligned Bezier" not in output
+
+
+def test_scan_command_names_curves_of_one_kind_by_folder(here):
     for name in ("one", "two"):
         ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", name)
     ok("scan", "one", "two", "--task", "mine:circle", "--points", "3", "--out", "one-and-two")
@@ -323,13 +354,13 @@ def test_curves_of_one_kind_are_compared_by_the_names_of_their_folders(here):
     ]  # fmt: skip
 
 
-def test_scan_of_two_networks_is_the_segment(here):
+def test_scan_command_of_two_networks_is_the_segment(here):
     assert "Segment, length ratio 1.00" in ok(
         "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
     )
 
 
-def test_scan_at_adaptive_points(here):
+def test_scan_command_with_adaptive_points(here):
     ok("scan", "a", "b", "--task", "mine:circle", "--out", "adaptive", "--points", "adaptive")
     scan = tw.Scan.load("adaptive")
     assert scan.knots == [0, 1]
@@ -338,7 +369,7 @@ def test_scan_at_adaptive_points(here):
     assert "--points is a whole number, or adaptive; got many" in with_words.output
 
 
-def test_planes_of_a_curve_and_of_three_networks(here):
+def test_plane_command_of_a_curve_and_of_three_networks(here):
     ok("plane", "curve", "--task", "mine:circle", "--out", "plane", "--grid", "4")
     scan = tw.Scan.load("plane/scan.json")
     assert scan.values["train"]["error"].shape == (4, 4)
@@ -347,7 +378,7 @@ def test_planes_of_a_curve_and_of_three_networks(here):
     assert (here / "plane3" / "surface.pdf").exists()
 
 
-def test_a_plane_picks_its_directions_by_what_it_is_given(here):
+def test_plane_command_picks_its_directions_by_what_it_is_given(here):
     task = ("--task", "mine:circle", "--grid", "3")
     ok("fit", "--task", "mine:circle", "--epochs", "3", "--keep", "1", "--keep", "2", "--out", "planes/trained")
     cycle = ("--cycle", "2", "--epochs", "4")
@@ -376,7 +407,7 @@ def mine():
     return nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)
 
 
-def test_checkpoints_of_the_users_own(here):
+def test_commands_take_checkpoints_of_the_user(here):
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     torch.save(module.state_dict(), "own.pt")
     assert "Segment" in ok(
@@ -384,7 +415,7 @@ def test_checkpoints_of_the_users_own(here):
     )
 
 
-def test_several_bends_the_chain_and_the_other_loss(here):
+def test_connect_command_with_bends_polychain_and_arclength(here):
     flags = ("--curve", "polychain", "--bends", "2", "--loss", "arclength", "--epochs", "2", "--clip", "1")
     ok("connect", "a", "b", "--task", "mine:circle", "--out", "chain", *flags)
     chain = tw.Curve.load("chain/curve.safetensors")
@@ -434,7 +465,7 @@ BAD = {
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),
-        "and among what is installed; ModuleNotFoundError: No module named 'nowhere'",
+        "and among the installed packages; ModuleNotFoundError: No module named 'nowhere'",
     ),
     "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
     "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
@@ -461,7 +492,7 @@ BAD = {
     ),
     "a folder that is there": (
         ("fit", "--out", "a", "--task", "mine:circle"),
-        "a is already there, and nothing is",
+        "a already exists and is never",
     ),
     "no epochs": (
         (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
@@ -494,7 +525,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_and_code_2(case, here, bad_files):
+def test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files):
     args, message = BAD[case]
     before = everything(here)
     result = invoke(*args)
@@ -545,7 +576,7 @@ def task(seed):
         ("spawn", "with a space and-dashes.py", "."),
     ],
 )
-def test_a_task_file_anywhere_with_siblings_and_workers(context, name, above, tmp_path):
+def test_task_file_anywhere_with_siblings_and_workers(context, name, above, tmp_path):
     """In a process of its own, as a user would, by its relative and by its absolute path."""
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -573,7 +604,7 @@ def test_task_files_of_one_name_are_distinguished(tmp_path):
     assert sys.modules["json"] is json
 
 
-def test_divergence_keeps_the_last_good_weights(here):
+def test_fit_command_that_diverges_keeps_the_last_good_weights(here):
     result = invoke("fit", "--task", "mine:explodes", "--out", "exploded")
     assert result.exit_code == 1
     assert "the loss became nan in step 1" in result.output
@@ -583,7 +614,7 @@ def test_divergence_keeps_the_last_good_weights(here):
 
 
 @pytest.mark.parametrize("command", ["fit", "walk"])
-def test_a_network_that_does_not_learn_is_a_warning_or_stops(here, command):
+def test_fit_command_warns_of_a_stalled_network_or_stops(here, command):
     common = (command, "--task", "mine:dead", "--epochs", "340")  # of three steps
     with pytest.warns(tw.Stalled, match="has not begun to learn: after 34 of 340 epochs"):
         assert invoke(*common, "--out", f"{command}-to-the-end").exit_code == 0
@@ -592,7 +623,7 @@ def test_a_network_that_does_not_learn_is_a_warning_or_stops(here, command):
     assert "thalweg: stopped: the network has not begun to learn: after 34 of 340 epochs" in result.output
 
 
-def test_ctrl_c_is_one_sentence_and_code_130(here):
+def test_ctrl_c_in_a_command_is_one_sentence_and_code_130(here):
     command = [sys.executable, "-m", "thalweg", "fit", "--task", "mine:slow", "--out", "stopped", "--epochs", "10000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (here / "stopped" / "log.jsonl").exists():  # an epoch has been trained
@@ -613,7 +644,7 @@ def test_ctrl_c_is_one_sentence_and_code_130(here):
     "command",
     ["demo", "fit", "align", "connect", "scan", "plane", "barriers", "soup", "walk", "ensemble", "compare", "page"],
 )
-def test_every_option_is_explained(command):
+def test_command_options_are_explained(command):
     import typer.main
 
     group = typer.main.get_command(app)
@@ -622,7 +653,7 @@ def test_every_option_is_explained(command):
         assert getattr(parameter, "help", None), f"{command} {parameter.name} has no help"
 
 
-def test_help_answers_at_once():
+def test_command_help_answers_at_once():
     """Best of five, in CPU time, which other work on the machine does not change much; the bar is half a second."""
     times = []
     for _ in range(5):
@@ -639,8 +670,8 @@ def circle():
 
 def test_ensemble_command_keeps_a_temperature(here):
     output = ok("ensemble", "a", "b", "--task", "mine:circle", "--held-out", "train", "--out", "calibrated")
-    heat = tw.Ensemble.load("calibrated/members", circle()).temperature
-    assert f"temperature of the ensemble: {heat:.3f}, fitted on the very data that are scored" in output
+    temperature = tw.Ensemble.load("calibrated/members", circle()).temperature
+    assert f"temperature of the ensemble: {temperature:.3f}, fitted on the very data that are scored" in output
     assert {"averaged", "forward"} <= {line.split()[0] for line in output.splitlines() if line.strip()}
     assert (here / "calibrated" / "reliability.png").is_file()
     output = ok("ensemble", "a", "b", "--task", "mine:halves", "--held-out", "validation", "--out", "on-test")
@@ -650,7 +681,7 @@ def test_ensemble_command_keeps_a_temperature(here):
     assert "the task's data are train; got 'x'" in refused.output
 
 
-def test_walk_ensemble_and_compare(here):
+def test_walk_ensemble_and_compare_commands(here):
     flags = ("--task", "mine:circle", "--epochs", "6", "--lr-max", "0.1", "--lr-min", "0.01")
     output = ok("walk", *flags, "--cycle", "2", "--start", "a", "--start", "b", "--out", "walk")
     assert "collected 6 networks" in output
@@ -672,7 +703,7 @@ def test_walk_ensemble_and_compare(here):
     assert not (here / "fge-alone" / "equivalents.pdf").exists(), "nothing is known of independent networks"
 
 
-def test_barriers_and_soup(here):
+def test_barriers_and_soup_commands(here):
     flags = ("--task", "mine:circle", "--epochs", "4", "--lr-max", "0.01", "--lr-min", "0.001")
     ok("walk", *flags, "--cycle", "2", "--start", "a", "--out", "near")
     output = ok("barriers", "a", "b", "near", "--align", "--task", "mine:circle", "--points", "4", "--out", "between")
@@ -699,7 +730,7 @@ def test_barriers_and_soup(here):
     assert (shown["summary"], [run["label"] for run in shown["runs"]]) == ([], ["between", "mixed"])
 
 
-def test_kept_epochs_start_a_walk_with_their_momentum(here):
+def test_walk_command_from_a_kept_epoch_has_its_momentum(here):
     common = ("--task", "mine:circle", "--lr", "0.1")
     ok("fit", *common, "--epochs", "4", "--keep", "2", "--keep", "3", "--out", "keeping")
     kept = here / "keeping" / "kept-2.safetensors"
@@ -751,7 +782,7 @@ BAD_ENSEMBLES = {
     ),
     "a soup by an unknown metric": (
         ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
-        "what the task measures, loss, data_loss, error; got 'x'",
+        "that the task measures, loss, data_loss, error; got 'x'",
     ),
     "unknown methods": (("compare", "--task", "mine:circle", "--out", "new", "--methods", "best"), "methods are ind"),
     "a budget too small": (
@@ -762,9 +793,9 @@ BAD_ENSEMBLES = {
 
 
 @pytest.mark.parametrize("case", BAD_ENSEMBLES)
-def test_bad_ensembles_are_one_sentence_too(case, here, bad_files, monkeypatch):
+def test_ensemble_command_refuses_bad_input_by_one_sentence(case, here, bad_files, monkeypatch):
     monkeypatch.setitem(BAD, case, BAD_ENSEMBLES[case])
-    test_bad_input_is_one_sentence_and_code_2(case, here, bad_files)
+    test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files)
 
 
 def content(path):
@@ -795,7 +826,7 @@ def terminated(words, elsewhere):
 
 @pytest.mark.filterwarnings("ignore:averaging cannot work across a barrier")
 @pytest.mark.parametrize("kind", ["fit", "connect", "walk", "scan", "barriers", "soup", "compare"])
-def test_a_command_that_was_terminated_resumes(kind, here, monkeypatch):
+def test_resume_terminated_command(kind, here, monkeypatch):
     """SIGTERM in the middle, then --resume; what comes out is what an undisturbed run writes, bit for bit."""
     flags = {
         "fit": ("fit", "--epochs", "30"),
@@ -829,7 +860,7 @@ def test_a_command_that_was_terminated_resumes(kind, here, monkeypatch):
     assert message in changed.output
 
 
-def test_a_page_of_what_commands_wrote(here):
+def test_page_command_of_what_commands_wrote(here):
     ok("scan", "curve", "--task", "mine:circle", "--out", "shown/scan", "--points", "3")
     ok("plane", "curve", "--task", "mine:circle", "--out", "shown/plane", "--grid", "3")
     output = ok("ensemble", "a", "b", "--task", "mine:circle", "--out", "shown/both")
@@ -843,13 +874,13 @@ def test_a_page_of_what_commands_wrote(here):
     assert shown["notes"] == []
     refused = invoke("page", "shown", "-o", "shown.html")
     assert (refused.exit_code, text) == (2, (here / "shown.html").read_text())
-    assert "shown.html is already there: choose another name, or ask to replace it (--replace" in refused.output
+    assert "shown.html already exists: choose another name, or ask to replace it (--replace" in refused.output
     (here / "shown" / "scan" / "scan.json").unlink()
     ok("page", "shown", "-o", "shown.html", "--replace")
     assert "scan has no scan.json" in (here / "shown.html").read_text()
 
 
-def test_page_writes_nothing_when_there_is_nothing_to_show(here):
+def test_page_command_writes_nothing_when_there_is_nothing_to_show(here):
     ok("scan", "curve", "--task", "mine:circle", "--out", "lost", "--points", "3", "--no-line")
     (here / "lost" / "scan.json").unlink()
     for folders, said in ((("a", "curve"), "make some with `thalweg scan`"), (("lost",), "lost has no scan.json")):
@@ -879,7 +910,7 @@ def test_errors_of_the_users_own_code_are_reported_with_what_it_was_given(here, 
     assert "Traceback" not in result.output
 
 
-def test_what_to_type_next_names_a_folder_that_is_free(tmp_path, monkeypatch, capsys):
+def test_next_line_names_a_free_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for expected in ("scan", "scan-2", "scan-3"):
         options.done(tmp_path, options.following(scan, {"task": "mine:task"}, "curve", out="scan"))
@@ -918,9 +949,10 @@ def test_every_next_line_runs_as_a_shell_reads_it(tmp_path, monkeypatch):
     assert said[6:11] == ["scan", "connect", "scan", "plane", "page"]
     assert said[11:] == ["walk", "ensemble", "page", "compare", "page"]
     for command, line in zip(said, ran, strict=True):
-        assert ("--task './my task.py:circle'" in line and "--device cpu" in line) or command == "page"
-        assert "--weight-decay 0.0001" in line or command in ("page", "ensemble")
-        assert "--precision bf16" in line or command in ("page", "ensemble")
+        for option in ("--task './my task.py:circle'", "--device cpu"):
+            assert (option in line) == (command != "page"), line
+        for option in ("--weight-decay 0.0001", "--precision bf16"):
+            assert (option in line) == (command not in ("page", "ensemble")), line
     assert all("--clip 5.0" in line for line in ran[:3])
     assert "--seed 4" in ran[1]
 
@@ -938,7 +970,7 @@ def test_next_lines_begin_as_the_program_was_started(monkeypatch, tmp_path):
         assert options.program() == expected
 
 
-def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
+def test_commands_list_the_top_files_of_a_folder(tmp_path, capsys):
     for number in range(40):
         (tmp_path / f"member-{number}").mkdir()
         (tmp_path / f"member-{number}" / "weights").touch()
@@ -950,7 +982,7 @@ def test_of_many_files_those_on_top_are_listed(tmp_path, capsys):
     )
 
 
-def test_a_reader_who_leaves_is_no_error(here):
+def test_closed_output_pipe_is_no_error(here):
     """As `thalweg ... | head` does."""
     command = [sys.executable, "-m", "thalweg", "scan", "curve", "--task", "mine:circle", "--out", "piped", "--quiet"]
     read, write = os.pipe()

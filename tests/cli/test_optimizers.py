@@ -106,7 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fit_trains_as_the_call_in_python(case, run, tmp_path):
+def test_fit_command_with_optimizer_trains_as_in_python(case, run, tmp_path):
     (task, *words), settings = CASES[case]
     done = run("fit", "--task", f"own_optimizer:{task}", "--out", "run", *words)
     assert done.exit_code == 0, done.output
@@ -115,7 +115,7 @@ def test_fit_trains_as_the_call_in_python(case, run, tmp_path):
     assert torch.equal(tw.Weights.load(tmp_path / "run").vector, expected.vector)
 
 
-def test_connect_and_walk_take_them_and_what_follows_keeps_them(run):
+def test_connect_and_walk_commands_keep_the_optimizer_options(run):
     words = ["--optimizer", "adamw", "--weight-decay", "0.2", "--accumulate", "2"]
     done = run("fit", "--task", "own_optimizer:plain", "--out", "ends", "--runs", "2", *words)
     assert "--optimizer adamw --weight-decay 0.2 --accumulate 2" in done.output
@@ -127,7 +127,7 @@ def test_connect_and_walk_take_them_and_what_follows_keeps_them(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["plain", "--warmup", "1"], "--warmup 1 without --schedule cosine"),
         (["scheduled", "--lr", "0.1"], "lr= would be ignored"),
@@ -135,7 +135,7 @@ def test_connect_and_walk_take_them_and_what_follows_keeps_them(run):
         (["odd", "--lr", "0.1"], "optimizer must be a function"),
     ],
 )
-def test_what_does_not_go_together_is_named(words, told, run):
+def test_optimizer_options_that_contradict_are_refused(words, message, run):
     done = run("fit", "--task", f"own_optimizer:{words[0]}", "--out", "run", *words[1:])
-    assert done.exit_code != 0
-    assert told in " ".join(f"{done.output} {done.exception}".split())
+    assert done.exit_code == 2
+    assert message in " ".join(f"{done.output} {done.exception}".split())

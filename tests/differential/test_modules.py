@@ -38,5 +38,5 @@ def test_ensemble_of_every_kind(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_refresh_of_every_kind(name: str) -> None:
+def test_update_bn_of_every_kind(name: str) -> None:
     agrees(KINDS[name], "bn_batches")

@@ -105,7 +105,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_planted_order_is_recovered_by_weights(name):
+def test_align_recovers_a_planted_order_by_weights(name):
     make, batch, groups = MODELS[name]
     torch.manual_seed(0)
     module = make()

@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
         ("billion", ["--weights", "bfloat16"], ["by hand", "connect", "LoRA connect"]),
     ],
 )
-def test_it_runs(name, words, found, tmp_path):
+def test_benchmark_runs(name, words, found, tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), str(out), "--tiny", *words]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -35,7 +35,7 @@ def test_it_runs(name, words, found, tmp_path):
         ("training_plane", ["--every", "1", "--grid", "5"], {"seed 4": {"points": 25}, "seed 2": {"points": 25}}),
     ],
 )
-def test_a_list_of_seeds(name, words, found, tmp_path):
+def test_benchmark_takes_a_list_of_seeds(name, words, found, tmp_path):
     """Twice, the second time from what the first has trained; its last line is JSON."""
     script, out = str(BENCHMARKS / f"{name}.py"), str(tmp_path / "out")
     command = [sys.executable, script, "--out", out, "--scale", "smoke", "--seeds", "4,2", *words]

@@ -13,14 +13,14 @@ import_timm()
 
 
 @pytest.mark.parametrize("name", ["lora", "timm_network"])
-def test_example(name, capsys):
+def test_example_runs(name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](epochs=2)
     printed = capsys.readouterr().out
     assert printed.count("barrier") == 2
     assert "disagreement" in printed
 
 
-def test_serving_exports_to_onnx(monkeypatch, capsys):
+def test_serving_example_exports_to_onnx(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["serving.py", "--budget", "10"])
     runpy.run_path(str(EXAMPLES / "serving.py"), run_name="__main__")
     apart = re.findall(r"(\w+) through ONNX: outputs differ by at most (\S+)$", capsys.readouterr().out, re.MULTILINE)

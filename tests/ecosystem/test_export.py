@@ -58,7 +58,7 @@ def check(module, batches, folder):
 
 
 @pytest.mark.parametrize("how", ["average", "soup"])
-def test_averaged_network(kind, how, tmp_path):
+def test_averaged_network_exports_to_onnx(kind, how, tmp_path):
     make, task, batches, members = kind
     if how == "soup":
         mean = tw.soup(make(1), members, task, batches, how="uniform", bn_batches=batches)
@@ -69,7 +69,7 @@ def test_averaged_network(kind, how, tmp_path):
     check(network.eval(), batches, tmp_path)
 
 
-def test_calibrated_ensemble(kind, tmp_path):
+def test_calibrated_ensemble_exports_to_onnx(kind, tmp_path):
     make, _, batches, members = kind
     ensemble = tw.Ensemble(make(1), members)
     ensemble.temperature = 1.7

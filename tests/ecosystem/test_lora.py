@@ -3,7 +3,7 @@
 import peft
 import pytest
 import torch
-from menagerie import KINDS, bert
+from library_models import KINDS, bert
 from typer.testing import CliRunner
 
 import thalweg as tw
@@ -25,7 +25,7 @@ def size(tensors):
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def test_only_the_adapter_moves():
+def test_lora_only_the_adapter_moves():
     module = LORA.module(1)
     weights = tw.Weights.of(module)
     assert all("lora_" in name or "modules_to_save" in name for name in weights.layout.names)
@@ -35,7 +35,7 @@ def test_only_the_adapter_moves():
     assert all(trained.frozen[name] is weights.frozen[name] for name in weights.layout.frozen)
 
 
-def test_another_base_is_refused_by_the_name_of_its_tensor():
+def test_lora_refuses_another_base_by_the_name_of_its_tensor():
     one, two = LORA.module(1), LORA.module(2)
     with torch.no_grad():
         two.base_model.model.bert.encoder.layer[1].attention.self.query.base_layer.weight[0, 0] += 1
@@ -45,7 +45,7 @@ def test_another_base_is_refused_by_the_name_of_its_tensor():
         tw.Segment(tw.Weights.of(one), tw.Weights.of(two))
 
 
-def test_the_base_is_held_and_stored_once(tmp_path):
+def test_lora_base_is_held_and_stored_once(tmp_path):
     a, b = (tw.Weights.of(wide(seed)) for seed in (1, 2))
     base, adapter = size(a.frozen.values()), a.vector.nbytes
     assert base > 50 * adapter
@@ -60,7 +60,7 @@ def test_the_base_is_held_and_stored_once(tmp_path):
     )
 
 
-def test_a_trained_adapter_goes_back_into_peft(tmp_path):
+def test_lora_trained_adapter_goes_back_into_peft(tmp_path):
     """What peft itself saves and loads of the model at a point of the curve."""
     module, batches = LORA.module(1), LORA.batches()
     weights = tw.fit(module, LORA.task(module), batches, **{**LORA.settings(), "epochs": 2})
@@ -73,7 +73,7 @@ def test_a_trained_adapter_goes_back_into_peft(tmp_path):
 
 
 TASK = """
-from menagerie import KINDS
+from library_models import KINDS
 
 def adapter(seed):
     kind = KINDS["peft, LoRA"]
@@ -82,7 +82,7 @@ def adapter(seed):
 """
 
 
-def test_on_the_command_line(tmp_path, monkeypatch):
+def test_lora_on_the_command_line(tmp_path, monkeypatch):
     (tmp_path / "adapted.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
 

@@ -4,7 +4,7 @@ was.
 
 import pytest
 import torch
-from menagerie import KINDS
+from library_models import KINDS
 from zoo import bits, same_bits
 
 import thalweg as tw
@@ -14,7 +14,7 @@ LOW = 0.3  # the share of the line's barrier that a curve may have; over three p
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_verb(name, tmp_path):
+def test_library_models_in_every_call(name, tmp_path):
     kind = KINDS[name]
     module, batches = kind.module(0), kind.batches()
     module.register_forward_hook(lambda *_: None)
@@ -69,7 +69,7 @@ def test_stochastic_depth_is_on_in_training_and_off_in_scans():
     assert scans[0].values["train"]["loss"].tolist() == scans[1].values["train"]["loss"].tolist()
 
 
-def test_tied_weights_stay_tied():
+def test_tied_weights_of_library_models_stay_tied():
     kind = KINDS["transformers, causal, tied"]
     weights, module = tw.Weights.of(kind.module(1)), kind.module(2)
     assert weights.layout.aliases == (("lm_head.weight", "transformer.wte.weight"),)

@@ -28,7 +28,7 @@ def scans():
 
 
 @pytest.mark.parametrize("kind", ["curve", "plane", "points"])
-def test_frame(kind):
+def test_scan_to_frame_in_pandas(kind):
     pandas, scan = pytest.importorskip("pandas"), scans()[kind]
     frame = scan.to_frame()
     assert isinstance(frame, pandas.DataFrame)
@@ -52,7 +52,7 @@ def of_docs(word):
     return example, names, [entry["loss"] for entry in losses]
 
 
-def test_tensorboard(tmp_path, monkeypatch):
+def test_docs_tensorboard_example(tmp_path, monkeypatch):
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.chdir(tmp_path)
     example, names, losses = of_docs("SummaryWriter")
@@ -63,7 +63,7 @@ def test_tensorboard(tmp_path, monkeypatch):
     assert [event.value for event in events] == pytest.approx(losses, rel=1e-6)
 
 
-def test_wandb(tmp_path, monkeypatch):
+def test_docs_wandb_example(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")

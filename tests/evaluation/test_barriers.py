@@ -33,8 +33,8 @@ def networks(count=3):
 
 def plain_barriers(points, places):
     """What anybody would write: losses and errors on every line, their excess over the line between its ends."""
-    animal, net = ZOO["mlp"], ZOO["mlp"].module(9)
-    batches = animal.batches()
+    case, net = ZOO["mlp"], ZOO["mlp"].module(9)
+    batches = case.batches()
     found = np.zeros((2, len(points), len(points)))
     for i, a in enumerate(points):
         for j, b in enumerate(points):
@@ -61,8 +61,8 @@ def test_barriers_of_a_concave_loss_are_its_closed_form():
 
 
 def test_barriers_are_the_plain_loop():
-    animal, points = ZOO["mlp"], networks()
-    found = tw.barriers(animal.module(9), points, animal.task, {"train": animal.batches()}, points=7)
+    case, points = ZOO["mlp"], networks()
+    found = tw.barriers(case.module(9), points, case.task, {"train": case.batches()}, points=7)
     losses, errors = plain_barriers(points, 7)
     assert losses.max() > 1e-3
     assert np.allclose(found.matrix, losses, atol=1e-12)
@@ -71,13 +71,13 @@ def test_barriers_are_the_plain_loop():
 
 
 def test_barriers_agree_with_a_scan_of_each_segment():
-    animal = ZOO["conv_bn"]
-    points = [tw.Weights.of(animal.module(seed)) for seed in range(3)]
-    settings = {"weight_decay": 0.01, "bn_batches": animal.batches(), "points": 5}
-    data = {"train": animal.batches(), "test": animal.batches()[:1]}
-    found = tw.barriers(animal.module(9), points, animal.task, data, **settings)
+    case = ZOO["conv_bn"]
+    points = [tw.Weights.of(case.module(seed)) for seed in range(3)]
+    settings = {"weight_decay": 0.01, "bn_batches": case.batches(), "points": 5}
+    data = {"train": case.batches(), "test": case.batches()[:1]}
+    found = tw.barriers(case.module(9), points, case.task, data, **settings)
     for i, j in ((0, 1), (0, 2), (2, 1)):
-        scan = tw.scan(animal.module(9), tw.Segment(points[i], points[j]), animal.task, data, **settings)
+        scan = tw.scan(case.module(9), tw.Segment(points[i], points[j]), case.task, data, **settings)
         for name, entry in scan.summary().items():
             for quantity, numbers in entry.items():
                 rounding = 0 if i < j else 1e-12  # from the other end, t is 1 - t
@@ -99,7 +99,7 @@ class Counted:
         return predict_targets(net, batch)
 
 
-def test_each_network_is_measured_once():
+def test_barriers_measure_each_network_once():
     points, counted = networks(4), Counted()
     task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
     tw.barriers(ZOO["mlp"].module(9), points, task, ZOO["mlp"].batches()[:1], points=4)
@@ -119,7 +119,7 @@ def shuffled(weights):
     return tw.Weights.of(module)
 
 
-def test_alignment_removes_the_barrier_of_a_renumbered_network():
+def test_barriers_with_align_vanish_for_a_renumbered_network():
     module = ZOO["mlp"].module(0)
     with torch.no_grad():
         module[2].weight.mul_(9)  # sure of its answers, which are the labels
@@ -134,7 +134,7 @@ def test_alignment_removes_the_barrier_of_a_renumbered_network():
     assert "train loss, aligned" in found.table()
 
 
-def test_nothing_to_renumber_is_said():
+def test_barriers_with_align_say_where_no_unit_can_be_renumbered():
     module = nn.Linear(1, 1, bias=False).double()
     found = tw.barriers(module, [line(0.0), line(1.0)], concave(), [(X, X)], align=True, points=3)
     assert found.alignment == "no units of this network can be renumbered, so nothing has changed"
@@ -153,7 +153,7 @@ class Branching(nn.Module):
         return self.second(hidden.relu() if bool(x.sum() > 0) else hidden.tanh())
 
 
-def test_a_network_that_cannot_be_aligned_is_refused_before_anything_is_measured():
+def test_barriers_refuse_a_network_that_cannot_be_aligned_before_measuring():
     module, counted = Branching().double(), Counted()
     task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
     points = [tw.Weights.of(Branching().double()) for _ in range(2)]
@@ -161,49 +161,18 @@ def test_a_network_that_cannot_be_aligned_is_refused_before_anything_is_measured
         tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
     asked = len(counted.calls)
     tw.barriers(module, points, task, ZOO["mlp"].batches(), points=3)
-    assert asked < 5 < len(counted.calls) - asked
+    assert asked < 10 < len(counted.calls) - asked  # those of tracing alone
     groups = {"hidden": {"first.weight": 0, "first.bias": 0, "second.weight": 1}}
     found = tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True, groups=groups, points=3)
     assert found.alignment == "95.5 % of the parameters lie in tensors whose units can be renumbered"
 
 
-def test_files_bring_back_the_barriers(tmp_path):
-    points = dict(zip("abc", networks(), strict=True))
-    data = {"train": ZOO["mlp"].batches(), "test": ZOO["mlp"].batches()[:1]}
-    found = tw.barriers(ZOO["mlp"].module(9), points, ZOO["mlp"].task, data, align=True, points=4)
-    found.save(tmp_path / "barriers.json")
-    loaded = tw.Barriers.load(tmp_path)
-    assert loaded.to_dict() == found.to_dict()
-    assert loaded.table() == found.table()
-    head, *rows = found.to_csv().splitlines()
-    assert head == "first,second,aligned,train_loss,train_error,test_loss,test_error"
-    assert [row.split(",")[:3] for row in rows[:4]] == [
-        ["a", "b", "0"],
-        ["a", "c", "0"],
-        ["b", "c", "0"],
-        ["a", "b", "1"],
-    ]
-    assert float(rows[1].split(",")[3]) == found.matrix[0, 2]
-
-
-@pytest.mark.parametrize("change", ["networks", "t", "values", "aligned"])
-def test_a_file_with_other_shapes_is_refused(change, tmp_path):
-    found = tw.barriers(ZOO["mlp"].module(9), networks(), ZOO["mlp"].task, ZOO["mlp"].batches(), points=3)
-    entry = found.to_dict()
-    if change in ("networks", "t"):
-        entry[change] = entry[change][:-1]
-    else:
-        entry[change] = {"data": {"loss": [[[0.0] * 3] * 3] * 2}}
-    with pytest.raises(ValueError, match=r"its values are not one per point|holds no line"):
-        tw.Barriers.checked(entry)
-
-
-def test_a_resumed_matrix_measures_only_what_is_left(tmp_path):
-    animal, points = ZOO["mlp"], networks()
+def test_resume_barriers_measures_only_what_is_left(tmp_path):
+    case, points = ZOO["mlp"], networks()
 
     def measure(counted, run):
         task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
-        return tw.barriers(animal.module(9), points, task, animal.batches(), points=5, run=run)
+        return tw.barriers(case.module(9), points, task, case.batches(), points=5, run=run)
 
     whole = Counted()
     expected = measure(whole, tmp_path / "whole")
@@ -217,10 +186,10 @@ def test_a_resumed_matrix_measures_only_what_is_left(tmp_path):
     assert measure(again, tmp_path / "run").to_dict() == expected.to_dict()
     assert len(again.calls) < 10  # only what the folder is compared by
     with pytest.raises(tw.ThalwegError, match="points was 5 and is 4"):
-        tw.barriers(animal.module(9), points, animal.task, animal.batches(), points=4, run=tmp_path / "run")
+        tw.barriers(case.module(9), points, case.task, case.batches(), points=4, run=tmp_path / "run")
 
 
-def test_the_callers_module_is_left_alone():
+def test_barriers_leave_the_callers_module_alone():
     module = ZOO["conv_bn"].module(9)
     before, batches = bits(module), ZOO["conv_bn"].batches()
     points = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in range(2)]
@@ -228,7 +197,7 @@ def test_the_callers_module_is_left_alone():
     assert same_bits(before, bits(module))
 
 
-def test_an_infinite_loss_is_a_gap_and_not_a_warning():
+def test_barriers_of_an_infinite_loss_are_nan_without_a_warning():
     task = tw.Task(lambda outputs, targets: torch.where(outputs > 1, torch.inf, outputs).flatten(), metrics={})
     module = nn.Linear(1, 1, bias=False).double()
     found = tw.barriers(module, [line(0.0), line(0.5), line(3.0)], task, [(X, X)], points=3)
@@ -252,7 +221,7 @@ BAD = {
     "NaN": ({"weights": {"a": networks(1)[0], "b": nan(networks(1)[0])}}, "some of 'b' are NaN or infinite: leave it"),
     "one name twice": (
         {"weights": dict(zip((1, "1"), networks(2), strict=True))},
-        "a name of its own for each network",
+        "a different name for each network",
     ),
     "too few points": ({"points": 2}, "points must be a whole number, at least 3; got 2"),
     "no labels": (
@@ -265,17 +234,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_a_sentence(case):
+def test_barriers_refuse_bad_input(case):
     change, message = BAD[case]
     given = {"weights": networks(2), "task": ZOO["mlp"].task, "data": ZOO["mlp"].batches(), **change}
     with pytest.raises(tw.ThalwegError) as error:
         tw.barriers(ZOO["mlp"].module(9), **given)
     assert message in str(error.value)
-
-
-def test_what_was_not_measured_is_named():
-    found = tw.barriers(ZOO["mlp"].module(9), networks(2), ZOO["mlp"].task, ZOO["mlp"].batches(), points=3)
-    with pytest.raises(tw.ThalwegError, match=r"measure them with barriers\(..., align=True\)"):
-        found.between(aligned=True)
-    with pytest.raises(tw.ThalwegError, match=r"no 'nll' on 'data'; they have {'data': "):
-        found.between(quantity="nll")

@@ -20,13 +20,13 @@ def drawn(temperature, count=40_000, seed=0):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 4.0])
-def test_a_known_temperature_is_recovered(temperature):
+def test_fitted_temperature_recovers_a_known_one(temperature):
     assert fit_temperature(*drawn(temperature)) == pytest.approx(temperature, rel=0.03)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.01, 100))
-def test_it_never_raises_nll_on_the_data_it_was_fitted_on(seed, size):
+def test_fitted_temperature_never_raises_nll_on_its_data(seed, size):
     g = torch.Generator().manual_seed(seed)
     logits, labels = size * torch.randn(20, 4, generator=g).double(), torch.randint(4, (20,), generator=g)
     fitted = fit_temperature(logits, labels)
@@ -34,17 +34,17 @@ def test_it_never_raises_nll_on_the_data_it_was_fitted_on(seed, size):
     assert after <= before + 1e-9
 
 
-def test_temperatures_in_proportion():
+def test_fit_scale_of_temperatures_in_proportion():
     (cold, labels), relative = drawn(1.0), [1.0, 2.0]
     assert fit_scale([cold, 2 * cold], labels, relative) == pytest.approx(1.0, rel=0.03)
 
 
-def test_logits_that_are_not_finite():
+def test_fitted_temperature_of_logits_that_are_not_finite():
     with pytest.raises(tw.ThalwegError, match="finite logits"):
         fit_temperature(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))
 
 
-def test_of_very_many_probabilities_a_part_is_fitted(monkeypatch):
+def test_fitted_temperature_uses_a_part_of_very_many_probabilities(monkeypatch):
     logits, labels = drawn(2.0)
     whole = calibration.lowest_nll(logits.softmax(1), labels).value
     assert whole == pytest.approx(fit_temperature(logits, labels), rel=1e-6)
@@ -55,7 +55,7 @@ def test_of_very_many_probabilities_a_part_is_fitted(monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 270.0, 860.0])
-def test_no_temperature_where_all_are_right_however_sure(scale):
+def test_no_temperature_where_all_predictions_are_right(scale):
     """Where probabilities are 1 to the last bit, the slope of the NLL vanishes at many temperatures."""
     for seed in range(30):
         g = torch.Generator().manual_seed(seed)

@@ -14,43 +14,41 @@ from thalweg.evaluation.curve_ensemble import CROSS_FITTED, HELD_OUT
 
 @pytest.fixture(scope="module")
 def setting():
-    animal = ZOO["conv_bn"]
+    case = ZOO["conv_bn"]
     g = torch.Generator().manual_seed(3)
     test = [(torch.randn(40, 2, 5, 5, generator=g).double(), torch.randint(3, (40,), generator=g)) for _ in range(2)]
-    curve = tw.PolyChain(*animal.ends())
-    return animal, curve, test
+    curve = tw.PolyChain(*case.ends())
+    return case, curve, test
 
 
-def logits_at(animal, curve, t, batches):
-    net = animal.module(9)
-    tw.update_bn(net, curve.point(t), animal.batches()).load_into(net)
+def logits_at(case, curve, t, batches):
+    net = case.module(9)
+    tw.update_bn(net, curve.point(t), case.batches()).load_into(net)
     with torch.no_grad():
         return torch.cat([net.eval()(x) for x, _ in batches])
 
 
-def test_it_is_the_naive_ensemble(setting):
-    animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=4)
+def test_curve_ensemble_is_the_naive_ensemble(setting):
+    case, curve, test = setting
+    result = tw.curve_ensemble(case.module(1), curve, case.task, test, bn_batches=case.batches(), points=4)
     labels = torch.cat([y for _, y in test])
-    alone = [logits_at(animal, curve, t, test).softmax(1) for t in result.t]
+    alone = [logits_at(case, curve, t, test).softmax(1) for t in result.t]
     assert result.t == [0, 1 / 3, 2 / 3, 1]
     assert result.scores["none"]["nll"] == pytest.approx(metrics.nll(sum(alone) / 4, labels), rel=1e-10)
     assert result.error == [metrics.error(p, labels) for p in alone]
     assert result.pair_error == [metrics.error((alone[0] + p) / 2, labels) for p in alone]
-    scan = tw.scan(
-        animal.module(1), curve, animal.task, {"train": animal.batches()}, points=4, bn_batches=animal.batches()
-    )
+    scan = tw.scan(case.module(1), curve, case.task, {"train": case.batches()}, points=4, bn_batches=case.batches())
     assert result.train_loss == pytest.approx(scan.values["train"]["data_loss"].tolist(), rel=1e-12)
-    members = [tw.update_bn(animal.module(1), curve.point(t), animal.batches()) for t in result.t]
-    ensemble = tw.Ensemble(animal.module(1), members).score(animal.task, test)
+    members = [tw.update_bn(case.module(1), curve.point(t), case.batches()) for t in result.t]
+    ensemble = tw.Ensemble(case.module(1), members).score(case.task, test)
     assert result.scores["none"]["error"] == ensemble["error"]
 
 
-def test_temperatures_are_cross_fitted_and_labelled_so(setting):
-    animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=3)
+def test_curve_ensemble_temperatures_are_cross_fitted_and_labelled_so(setting):
+    case, curve, test = setting
+    result = tw.curve_ensemble(case.module(1), curve, case.task, test, bn_batches=case.batches(), points=3)
     assert result.fitted_on == CROSS_FITTED
-    logits, labels = logits_at(animal, curve, 0.5, test), torch.cat([y for _, y in test])
+    logits, labels = logits_at(case, curve, 0.5, test), torch.cat([y for _, y in test])
     halves = [fit_temperature(logits[k::2], labels[k::2]) for k in (0, 1)]
     assert result.temperatures["per point"][1] == pytest.approx(sum(halves) / 2, rel=1e-9)
     scaled = torch.empty_like(logits)
@@ -64,11 +62,11 @@ def test_temperatures_are_cross_fitted_and_labelled_so(setting):
         assert torch.allclose(ratio, ratio[0].expand(3), rtol=1e-5)
 
 
-def test_temperatures_follow_the_regularised_train_loss_or_that_of_the_data_alone(setting):
-    animal, curve, test = setting
-    common = {"points": 3, "bn_batches": animal.batches(), "weight_decay": 0.1}
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, **common)
-    scan = tw.scan(animal.module(1), curve, animal.task, {"train": animal.batches()}, **common)
+def test_curve_ensemble_temperatures_follow_the_train_loss_with_or_without_decay(setting):
+    case, curve, test = setting
+    common = {"points": 3, "bn_batches": case.batches(), "weight_decay": 0.1}
+    result = tw.curve_ensemble(case.module(1), curve, case.task, test, **common)
+    scan = tw.scan(case.module(1), curve, case.task, {"train": case.batches()}, **common)
     for name, losses, quantity in (
         ("train loss", result.train_loss, "loss"),
         ("train data loss", result.train_data_loss, "data_loss"),
@@ -80,24 +78,24 @@ def test_temperatures_follow_the_regularised_train_loss_or_that_of_the_data_alon
     assert result.train_loss[0] > 1.1 * result.train_data_loss[0]
 
 
-def test_held_out_data_are_used_where_there_are_some(setting):
-    animal, curve, test = setting
+def test_curve_ensemble_uses_held_out_data(setting):
+    case, curve, test = setting
     result = tw.curve_ensemble(
-        animal.module(1), curve, animal.task, test[:1], bn_batches=animal.batches(), points=3, held_out=test[1:]
+        case.module(1), curve, case.task, test[:1], bn_batches=case.batches(), points=3, held_out=test[1:]
     )
     assert result.fitted_on == HELD_OUT
-    expected = fit_temperature(logits_at(animal, curve, 1.0, test[1:]), test[1][1])
+    expected = fit_temperature(logits_at(case, curve, 1.0, test[1:]), test[1][1])
     assert result.temperatures["per point"][-1] == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_file_brings_it_back(setting, tmp_path):
-    animal, curve, test = setting
-    result = tw.curve_ensemble(animal.module(1), curve, animal.task, test, bn_batches=animal.batches(), points=2)
+def test_curve_ensemble_save_and_load(setting, tmp_path):
+    case, curve, test = setting
+    result = tw.curve_ensemble(case.module(1), curve, case.task, test, bn_batches=case.batches(), points=2)
     result.save(tmp_path / "c.json")
     assert tw.CurveEnsemble.load(tmp_path / "c.json").to_dict() == result.to_dict()
 
 
-def test_only_labels_have_temperatures(setting):
+def test_curve_ensemble_refuses_a_task_without_probabilities(setting):
     other = ZOO["two_inputs"]
     with pytest.raises(tw.ThalwegError, match="probabilities= of its own"):
         tw.curve_ensemble(
@@ -105,8 +103,8 @@ def test_only_labels_have_temperatures(setting):
         )
 
 
-def test_what_would_be_wrong_without_a_word_is_refused(setting):
-    animal, curve, test = setting
+def test_curve_ensemble_refuses_bad_input(setting):
+    case, curve, test = setting
 
     class Unruly:  # turned by one batch in each pass, which no seed reaches
         def __init__(self, batches):
@@ -119,11 +117,11 @@ def test_what_would_be_wrong_without_a_word_is_refused(setting):
             first = next(self.first) % len(self.batches)
             return iter(self.batches[first:] + self.batches[:first])
 
-    settings = {"bn_batches": animal.batches(), "points": 6}
+    settings = {"bn_batches": case.batches(), "points": 6}
     with pytest.raises(tw.ThalwegError, match="the held-out batches come in another order in each pass"):
-        tw.curve_ensemble(animal.module(1), curve, animal.task, test, held_out=Unruly(test * 4), **settings)
+        tw.curve_ensemble(case.module(1), curve, case.task, test, held_out=Unruly(test * 4), **settings)
     with pytest.raises(tw.ThalwegError, match="the test batches come in another order in each pass"):
-        tw.curve_ensemble(animal.module(1), curve, animal.task, Unruly(test), **settings)
-    own = tw.Task(animal.task.loss, animal.task.predict, probabilities=torch.sigmoid)
+        tw.curve_ensemble(case.module(1), curve, case.task, Unruly(test), **settings)
+    own = tw.Task(case.task.loss, case.task.predict, probabilities=torch.sigmoid)
     with pytest.raises(tw.ThalwegError, match="probabilities= of its own"):
-        tw.curve_ensemble(animal.module(1), curve, own, test, **settings)
+        tw.curve_ensemble(case.module(1), curve, own, test, **settings)

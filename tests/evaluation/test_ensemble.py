@@ -15,68 +15,64 @@ from thalweg.evaluation.measure import predicted
 LABELLED = [name for name in ZOO if name != "two_inputs"]
 
 
-def members_of(animal, count=4):
-    return [tw.fit(animal.module(seed), animal.task, animal.batches(), epochs=2, lr=0.1) for seed in range(count)]
+def members_of(case, count=4):
+    return [tw.fit(case.module(seed), case.task, case.batches(), epochs=2, lr=0.1) for seed in range(count)]
 
 
-def naive(animal, members, average_logits=False):
+def naive(case, members, average_logits=False):
     """Load, predict, average; float64 throughout."""
     total = 0
     for weights in members:
-        net = animal.module(9)
+        net = case.module(9)
         weights.load_into(net)
         getattr(net, "_orig_mod", net).eval()
         with torch.no_grad():
-            logits = torch.cat([animal.task.predict(net, batch)[0] for batch in animal.batches()])
+            logits = torch.cat([case.task.predict(net, batch)[0] for batch in case.batches()])
         total = total + (logits if average_logits else logits.softmax(1))
     return (total / len(members)).softmax(1) if average_logits else total / len(members)
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_probabilities_are_the_naive_loops(name):
-    animal = ZOO[name]
-    members, module = members_of(animal), animal.module(7)
+def test_ensemble_probabilities_are_the_naive_loops(name):
+    case = ZOO[name]
+    members, module = members_of(case), case.module(7)
     before = bits(module)
-    ours, targets = tw.Ensemble(module, members).predict(animal.task, animal.batches())
+    ours, targets = tw.Ensemble(module, members).predict(case.task, case.batches())
     assert same_bits(before, bits(module))
-    assert torch.allclose(ours, naive(animal, members), rtol=1e-12)
-    assert not torch.allclose(ours, naive(animal, members, average_logits=True), rtol=1e-6)
-    expected = torch.cat(
-        [animal.task.predict(lambda *a, **k: animal.module(1)(*a, **k), b)[1] for b in animal.batches()]
-    )
+    assert torch.allclose(ours, naive(case, members), rtol=1e-12)
+    assert not torch.allclose(ours, naive(case, members, average_logits=True), rtol=1e-6)
+    expected = torch.cat([case.task.predict(lambda *a, **k: case.module(1)(*a, **k), b)[1] for b in case.batches()])
     assert torch.equal(targets, expected)
 
 
-def test_an_ensemble_of_one_is_the_network():
-    animal = ZOO["conv_bn"]
-    [member] = members_of(animal, 1)
-    ours, _ = tw.Ensemble(animal.module(7), [member]).predict(animal.task, animal.batches())
-    assert torch.equal(ours, naive(animal, [member]))
-    scan = tw.scan(animal.module(7), [member], animal.task, {"x": animal.batches()})
-    score = tw.Ensemble(animal.module(7), [member]).score(animal.task, animal.batches())
+def test_ensemble_of_one_is_the_network():
+    case = ZOO["conv_bn"]
+    [member] = members_of(case, 1)
+    ours, _ = tw.Ensemble(case.module(7), [member]).predict(case.task, case.batches())
+    assert torch.equal(ours, naive(case, [member]))
+    scan = tw.scan(case.module(7), [member], case.task, {"x": case.batches()})
+    score = tw.Ensemble(case.module(7), [member]).score(case.task, case.batches())
     assert score["error"] == scan.values["x"]["error"][0]
     assert score["nll"] == pytest.approx(scan.values["x"]["data_loss"][0], rel=1e-12)
     assert score["disagreement"] == 0
 
 
-def test_the_order_of_members_does_not_matter():
-    animal = ZOO["conv_bn"]
-    members = members_of(animal)
-    scores = [
-        tw.Ensemble(animal.module(7), order).score(animal.task, animal.batches()) for order in (members, members[::-1])
-    ]
+def test_ensemble_does_not_depend_on_the_order_of_members():
+    case = ZOO["conv_bn"]
+    members = members_of(case)
+    scores = [tw.Ensemble(case.module(7), order).score(case.task, case.batches()) for order in (members, members[::-1])]
     assert scores[0] == pytest.approx(scores[1], rel=1e-12)
 
 
-def test_the_report_is_what_the_parts_say():
-    animal = ZOO["conv_bn"]
-    members = members_of(animal)
-    report = tw.Ensemble(animal.module(7), members).report(animal.task, animal.batches())
-    labels = torch.cat([y for _, y in animal.batches()])
-    alone = [naive(animal, [member]) for member in members]
+def test_ensemble_report_is_what_the_parts_say():
+    case = ZOO["conv_bn"]
+    members = members_of(case)
+    report = tw.Ensemble(case.module(7), members).report(case.task, case.batches())
+    labels = torch.cat([y for _, y in case.batches()])
+    alone = [naive(case, [member]) for member in members]
     for k in range(1, 5):
-        assert report.growth[k - 1]["error"] == metrics.error(naive(animal, members[:k]), labels)
-        assert report.growth[k - 1]["brier"] == pytest.approx(metrics.brier(naive(animal, members[:k]), labels))
+        assert report.growth[k - 1]["error"] == metrics.error(naive(case, members[:k]), labels)
+        assert report.growth[k - 1]["brier"] == pytest.approx(metrics.brier(naive(case, members[:k]), labels))
         assert report.members[k - 1]["nll"] == pytest.approx(metrics.nll(alone[k - 1], labels))
     chosen = [p.argmax(1) for p in alone]
     pairs = [(chosen[i] != chosen[j]).double().mean().item() for i in range(4) for j in range(i)]
@@ -86,69 +82,62 @@ def test_the_report_is_what_the_parts_say():
     assert [line.split()[0] for line in report.table().splitlines()[2:6]] == ["1", "2", "3", "4"]
 
 
-def test_a_report_survives_its_file(tmp_path):
-    animal = ZOO["mlp"]
-    report = tw.Ensemble(animal.module(7), members_of(animal)).report(animal.task, animal.batches())
-    report.save(tmp_path / "report.json")
-    assert type(report).load(tmp_path / "report.json").to_dict() == report.to_dict()
-
-
-def test_regression_averages_outputs():
-    animal = ZOO["two_inputs"]
-    members = members_of(animal)
-    ensemble = tw.Ensemble(animal.module(7), members)
-    outputs, targets = ensemble.predict(animal.task, animal.batches())
-    assert ensemble.score(animal.task, animal.batches())["squared_error"] == pytest.approx(
+def test_ensemble_of_regression_averages_outputs():
+    case = ZOO["two_inputs"]
+    members = members_of(case)
+    ensemble = tw.Ensemble(case.module(7), members)
+    outputs, targets = ensemble.predict(case.task, case.batches())
+    assert ensemble.score(case.task, case.batches())["squared_error"] == pytest.approx(
         float((outputs - targets).square().mean())
     )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_targets_of_regression_that_are_not_finite_are_the_reason(value):
+def test_ensemble_names_regression_targets_that_are_not_finite(value):
     module = nn.Linear(2, 1)
     batches = [(torch.ones(3, 2), torch.tensor([[1.0], [value], [2.0]]))]
     with pytest.raises(tw.ThalwegError, match="against finite targets, and these hold NaN or infinity: clean the data"):
         tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
 
 
-def test_members_are_added_and_pooled():
-    animal = ZOO["mlp"]
-    members = members_of(animal)
-    ensemble = tw.Ensemble(animal.module(7), members[:2])
+def test_ensemble_members_are_added_and_pooled():
+    case = ZOO["mlp"]
+    members = members_of(case)
+    ensemble = tw.Ensemble(case.module(7), members[:2])
     ensemble.add(members[2])
     assert len(ensemble) == 3
-    whole = tw.Ensemble(animal.module(7), members[:3])
-    assert ensemble.score(animal.task, animal.batches()) == whole.score(animal.task, animal.batches())
+    whole = tw.Ensemble(case.module(7), members[:3])
+    assert ensemble.score(case.task, case.batches()) == whole.score(case.task, case.batches())
 
 
 @pytest.fixture
 def saved(tmp_path):
-    animal = ZOO["conv_bn"]
-    ensemble = tw.Ensemble(animal.module(7), members_of(animal))
+    case = ZOO["conv_bn"]
+    ensemble = tw.Ensemble(case.module(7), members_of(case))
     ensemble.save(tmp_path / "ensemble")
-    return animal, ensemble, tmp_path / "ensemble"
+    return case, ensemble, tmp_path / "ensemble"
 
 
-def test_files_bring_back_the_ensemble(saved):
-    animal, ensemble, folder = saved
-    back = tw.Ensemble.load(folder, animal.module(8))
-    ours, theirs = (e.predict(animal.task, animal.batches())[0] for e in (ensemble, back))
+def test_ensemble_save_and_load(saved):
+    case, ensemble, folder = saved
+    back = tw.Ensemble.load(folder, case.module(8))
+    ours, theirs = (e.predict(case.task, case.batches())[0] for e in (ensemble, back))
     assert torch.equal(ours, theirs)
     assert [m.made for m in back.members] == [m.made for m in ensemble.members]
     assert back.members[0].made["by"] == "fit"
     assert len(list(folder.glob("*.safetensors"))) == 4
 
 
-def test_saving_again_keeps_what_is_there_and_drops_what_is_not(saved):
-    animal, ensemble, folder = saved
-    smaller = tw.Ensemble(animal.module(7), ensemble.members[1:])
+def test_ensemble_save_keeps_members_and_drops_stale_ones(saved):
+    case, ensemble, folder = saved
+    smaller = tw.Ensemble(case.module(7), ensemble.members[1:])
     smaller.save(folder)
     assert len(list(folder.glob("*.safetensors"))) == 3
-    assert len(tw.Ensemble.load(folder, animal.module(7))) == 3
+    assert len(tw.Ensemble.load(folder, case.module(7))) == 3
 
 
-def test_damaged_members_are_named_and_the_others_stay_usable(saved):
-    animal, _, folder = saved
+def test_ensemble_load_names_damaged_members_and_keeps_the_others(saved):
+    case, _, folder = saved
     first, second = sorted(folder.glob("member-*.safetensors"))[:2]
     content = first.read_bytes()
     for damage, message in (
@@ -159,27 +148,27 @@ def test_damaged_members_are_named_and_the_others_stay_usable(saved):
     ):
         damage()
         with pytest.raises(tw.ThalwegError, match=message) as caught:
-            tw.Ensemble.load(folder, animal.module(7))
+            tw.Ensemble.load(folder, case.module(7))
         assert first.name in str(caught.value)
-        assert len(tw.Ensemble.load(folder, animal.module(7), skip=[first.name])) == 3
+        assert len(tw.Ensemble.load(folder, case.module(7), skip=[first.name])) == 3
 
 
-def test_an_ensemble_is_not_saved_over_something_else(saved, tmp_path):
+def test_ensemble_is_not_saved_over_something_else(saved, tmp_path):
     _, ensemble, _ = saved
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
-    with pytest.raises(tw.ThalwegError, match="nothing is written over"):
+    with pytest.raises(tw.ThalwegError, match="is never overwritten"):
         ensemble.save(tmp_path / "mine")
     with pytest.raises(
-        tw.ThalwegError, match=r"thesis\.tex holds something that is no ensemble, and nothing is written"
+        tw.ThalwegError, match=r"thesis\.tex holds something other than an ensemble, and is never overwritten"
     ):
         ensemble.save(tmp_path / "mine" / "thesis.tex")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
 
 
-def test_bad_members():
-    animal, other = ZOO["conv_bn"], ZOO["mlp"]
-    module = animal.module(1)
+def test_ensemble_refuses_bad_members():
+    case, other = ZOO["conv_bn"], ZOO["mlp"]
+    module = case.module(1)
     with pytest.raises(tw.ThalwegError, match=r"an ensemble needs at least 1 network, .*; got 0"):
         tw.Ensemble(module, [])
     with pytest.raises(tw.ThalwegError, match="the network and member 2 do not describe the same network"):
@@ -191,16 +180,16 @@ def test_bad_members():
     broken = tw.Weights.of(module)
     broken.vector.fill_(float("nan"))
     with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
-        tw.Ensemble(module, [tw.Weights.of(module), broken]).score(animal.task, animal.batches())
+        tw.Ensemble(module, [tw.Weights.of(module), broken]).score(case.task, case.batches())
     for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), "a")):
         with pytest.raises(tw.ThalwegError, match="must give tensors with one row for each"):
-            tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(animal.task.loss, predict), animal.batches())
+            tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(case.task.loss, predict), case.batches())
 
 
-def test_batches_in_another_order_each_time_are_noticed():
+def test_ensemble_notices_batches_in_another_order():
     from itertools import count
 
-    animal = ZOO["mlp"]
+    case = ZOO["mlp"]
     passes = count()  # which no seed reaches
 
     class Unruly:
@@ -209,18 +198,18 @@ def test_batches_in_another_order_each_time_are_noticed():
 
         def __iter__(self):
             first = next(passes) % 3
-            return iter(animal.batches()[first:] + animal.batches()[:first])
+            return iter(case.batches()[first:] + case.batches()[:first])
 
     with pytest.raises(tw.ThalwegError, match="another order in each pass"):
-        tw.Ensemble(animal.module(1), members_of(animal, 6)).predict(animal.task, Unruly())
+        tw.Ensemble(case.module(1), members_of(case, 6)).predict(case.task, Unruly())
     loader = torch.utils.data.DataLoader(
-        [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)], batch_size=4, shuffle=True
+        [(x, y) for batch in case.batches() for x, y in zip(*batch, strict=True)], batch_size=4, shuffle=True
     )
-    tw.Ensemble(animal.module(1), members_of(animal, 2)).predict(animal.task, loader)
+    tw.Ensemble(case.module(1), members_of(case, 2)).predict(case.task, loader)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_scores_do_not_depend_on_the_networks_precision(dtype):
+def test_ensemble_scores_do_not_depend_on_the_networks_precision(dtype):
     module = nn.Linear(1, 2, bias=False).to(dtype)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[20.0], [0.0]]))
@@ -230,29 +219,29 @@ def test_scores_do_not_depend_on_the_networks_precision(dtype):
     assert ensemble.predict(tw.classification(), batches)[0].dtype == torch.float32
 
 
-def test_regression_does_not_broadcast():
+def test_ensemble_of_regression_does_not_broadcast():
     module = nn.Linear(1, 1).double()
     batches = [(torch.ones(3, 1).double(), torch.ones(3).double())]
     with pytest.raises(tw.ThalwegError, match=r"targets of their shape; got \(3, 1\) and torch.float64 \(3,\)"):
         tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.regression(), batches)
 
 
-def test_saving_repairs_a_damaged_member_and_spares_another_networks_ensemble(saved):
-    animal, ensemble, folder = saved
+def test_ensemble_save_repairs_a_damaged_member_and_spares_another_networks_ensemble(saved):
+    case, ensemble, folder = saved
     first = next(folder.glob("member-*.safetensors"))
     first.write_bytes(first.read_bytes()[:100])
     ensemble.save(folder)
-    assert len(tw.Ensemble.load(folder, animal.module(7))) == 4
+    assert len(tw.Ensemble.load(folder, case.module(7))) == 4
     other = tw.Ensemble(nn.Linear(2, 3), [tw.Weights.of(nn.Linear(2, 3))])
     with pytest.raises(tw.ThalwegError, match=r"the network and the ensemble in .* do not describe the same network"):
         other.save(folder)
     with pytest.raises(tw.ThalwegError, match="do not describe the same network"):
         tw.Ensemble.load(folder, nn.Linear(2, 3))
-    assert len(tw.Ensemble.load(folder, animal.module(7))) == 4
+    assert len(tw.Ensemble.load(folder, case.module(7))) == 4
 
 
 @pytest.mark.parametrize("fits", [4096, 300, 40])
-def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits, monkeypatch):
+def test_ensemble_predicts_in_batches_as_large_as_memory_allows(fits, monkeypatch):
     torch.manual_seed(0)
     images, labels = torch.randint(256, (500, 1, 4, 4), dtype=torch.uint8), torch.randint(3, (500,))
     module, seen = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), []
@@ -266,7 +255,7 @@ def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits, monkeyp
     task = tw.Task(tw.classification().loss, predict)
     batches = tw.data.DeviceBatches(images, labels, 32, mean=(0.5,), std=(0.25,))
     with monkeypatch.context() as patch:
-        patch.setattr("thalweg.evaluation.measure._widest", lambda device: 4096)
+        patch.setattr("thalweg.evaluation.measure._largest_batch", lambda device: 4096)
         found, targets = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs)
     plain, _ = predicted(module, task, batches, torch.device("cpu"), lambda outputs, wanted: outputs)
     assert torch.equal(targets, labels)
@@ -280,23 +269,23 @@ def test_predictions_come_in_batches_as_large_as_there_is_room_for(fits, monkeyp
         )
 
 
-def test_a_save_that_was_killed_before_its_manifest_can_be_made_again(tmp_path):
-    animal = ZOO["mlp"]
-    ensemble = tw.Ensemble(animal.module(1), members_of(animal, 2))
+def test_ensemble_save_killed_before_its_manifest_can_be_repeated(tmp_path):
+    case = ZOO["mlp"]
+    ensemble = tw.Ensemble(case.module(1), members_of(case, 2))
     ensemble.save(tmp_path / "e")
     (tmp_path / "e" / "ensemble.json").unlink()
     next((tmp_path / "e").glob("member-*")).unlink()
     (tmp_path / "e" / ".member-0.safetensors.abc.thalweg-part").mkdir()
     ensemble.save(tmp_path / "e")
-    assert len(tw.Ensemble.load(tmp_path / "e", animal.module(1)).members) == 2
+    assert len(tw.Ensemble.load(tmp_path / "e", case.module(1)).members) == 2
     assert len(list((tmp_path / "e").iterdir())) == 3
 
 
-def test_a_folder_with_a_file_that_is_no_member_is_left_alone(tmp_path):
-    animal = ZOO["mlp"]
+def test_ensemble_save_leaves_a_folder_with_a_foreign_file_alone(tmp_path):
+    case = ZOO["mlp"]
     (tmp_path / "member-of-parliament.safetensors").symlink_to("/dev/null")
-    with pytest.raises(tw.ThalwegError, match="no ensemble"):
-        tw.Ensemble(animal.module(1), members_of(animal, 1)).save(tmp_path)
+    with pytest.raises(tw.ThalwegError, match="something other than an ensemble"):
+        tw.Ensemble(case.module(1), members_of(case, 1)).save(tmp_path)
 
 
 def spoiled(value=torch.nan):
@@ -307,7 +296,7 @@ def spoiled(value=torch.nan):
 
 
 @pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
-def test_bad_inputs_are_not_blamed_on_a_member(value, name):
+def test_ensemble_does_not_blame_bad_inputs_on_a_member(value, name):
     module, task = nn.Linear(4, 3).double(), tw.classification()
     point = tw.Weights.of(module)
     for call in (
@@ -320,15 +309,15 @@ def test_bad_inputs_are_not_blamed_on_a_member(value, name):
             call()
 
 
-def test_a_member_that_has_diverged_is_named_with_its_tensor():
-    animal = ZOO["mlp"]
-    good, bad = animal.ends()
+def test_ensemble_names_a_diverged_member_with_its_tensor():
+    case = ZOO["mlp"]
+    good, bad = case.ends()
     bad.vector[0] = torch.nan
     with pytest.raises(tw.ThalwegError, match=r"member 2 predicts NaN or infinity: its '0\.weight' is not finite"):
-        tw.Ensemble(animal.module(1), [good, bad]).score(animal.task, animal.batches())
+        tw.Ensemble(case.module(1), [good, bad]).score(case.task, case.batches())
 
 
-def test_an_overflow_within_is_said_to_be_one():
+def test_ensemble_names_an_overflow_inside_the_network():
     module = nn.Linear(2, 2)
     with torch.no_grad():
         module.weight.fill_(1e30)

@@ -75,7 +75,7 @@ KINDS |= {"uint8 maps": (lambda labels: labels.to(torch.uint8), True)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_are_scored_alike_everywhere(kind):
+def test_labels_are_scored_alike_by_ensemble_scan_and_others(kind):
     targets, pixels = KINDS[kind]
     batches, members = batches_of(targets, pixels), [network(seed, pixels) for seed in range(3)]
     points, task = [tw.Weights.of(member) for member in members], tw.classification()
@@ -100,7 +100,7 @@ def test_labels_are_scored_alike_everywhere(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fit_takes_the_mean_over_labels_that_count(kind):
+def test_fit_loss_is_the_mean_over_counted_labels(kind):
     targets, pixels = KINDS[kind]
     [batch] = batches_of(targets, pixels, sizes=(6,))
     plain = network(pixels=pixels)
@@ -112,7 +112,7 @@ def test_fit_takes_the_mean_over_labels_that_count(kind):
     assert torch.allclose(ours.vector, tw.Weights.of(plain).vector, rtol=1e-12)
 
 
-def test_maps_of_several_sizes_are_scored_pixel_by_pixel():
+def test_label_maps_of_several_sizes_are_scored_pixel_by_pixel():
     first, second = batches_of(with_ignored, pixels=True)
     batches, members = [first, (second[0][:, :, :2], second[1][:, :2])], [network(seed, True) for seed in range(2)]
     logits, labels = flat(batches, members)
@@ -155,7 +155,7 @@ def test_one_hot_targets_score_as_their_labels(kind):
         assert found.scores["none"]["error"] == ensemble.score(task, labels)["error"]
 
 
-def test_batches_without_a_label_that_counts():
+def test_batches_without_counted_labels():
     nothing = (torch.ones(2, 4).double(), torch.tensor([-100, -100]))
     first, second = batches_of()
     module, task = network(), tw.classification()
@@ -201,7 +201,7 @@ def test_logits_are_not_scored_against_probabilities(targets):
     assert set(ensemble.score(replace(own, probabilities=identity), batches)) == {"squared_error"}
 
 
-def test_a_column_of_ones_is_no_distribution():
+def test_column_of_ones_is_no_soft_label():
     module = nn.Linear(4, 1).double()
     batches = [(x, torch.ones(len(x), 1).double()) for x, _ in batches_of()]
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
 
 @pytest.mark.parametrize("places", [[0], [1], [2], [0, 2]], ids=str)
 @pytest.mark.parametrize("none", ["ignored", "empty"])
-def test_batches_in_which_nothing_counts_are_passed_over(places, none):
+def test_batches_without_counted_labels_are_skipped(places, none):
     """Wherever they are, as a prompt without an answer is in instruction tuning."""
     whole = batches_of(sizes=(6, 5, 4))
     batches = [

@@ -11,7 +11,7 @@ PROBABILITIES = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4],
 LABELS = torch.tensor([0, 2, 2, 1])
 
 
-def test_by_hand():
+def test_metrics_by_hand():
     assert metrics.error(PROBABILITIES, LABELS) == 0.25
     logs = [math.log(p) for p in (0.7, 0.3, 0.4, 0.9)]
     assert metrics.nll(PROBABILITIES, LABELS) == pytest.approx(-sum(logs) / 4)
@@ -28,10 +28,10 @@ def test_disagreement_is_pairwise():
     assert pairs.tolist() == [[0, 0, 0.5], [0, 0, 0.5], [0.5, 0.5, 0]]
 
 
-def test_a_probability_of_zero_is_not_infinite():
+def test_nll_of_probability_zero_is_not_infinite():
     assert math.isfinite(metrics.nll(torch.tensor([[1.0, 0.0]]), torch.tensor([1])))
 
 
-def test_certainty_is_the_last_bin():
+def test_ece_puts_certainty_into_the_last_bin():
     assert metrics.ece(torch.tensor([[1.0, 0.0]]), torch.tensor([0])) == 0
     assert metrics.ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1

@@ -12,8 +12,8 @@ import thalweg as tw
 CLASSIFIERS = [name for name in ZOO if name != "two_inputs"]
 
 
-def points(animal, count=3):
-    return [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1, seed=s) for s in range(count)]
+def points(case, count=3):
+    return [tw.fit(case.module(s), case.task, case.batches(), epochs=1, lr=0.1, seed=s) for s in range(count)]
 
 
 def inputs_of(batch):
@@ -22,13 +22,13 @@ def inputs_of(batch):
     return batch[0] if len(batch) == 2 else tuple(batch[:-1])
 
 
-def test_probabilities_entropy_and_mutual_information_by_hand():
-    animal = ZOO["conv_bn"]
-    members, x = points(animal), animal.batches()[0][0]
-    found = tw.Ensemble(animal.module(7), members).probabilities(x)
+def test_serving_probabilities_entropy_and_mutual_information_by_hand():
+    case = ZOO["conv_bn"]
+    members, x = points(case), case.batches()[0][0]
+    found = tw.Ensemble(case.module(7), members).probabilities(x)
     each = []
     for member in members:
-        net = animal.module(9)
+        net = case.module(9)
         net.load_state_dict(member.state_dict())
         each.append(net.eval()(x).detach().softmax(1))
     each, mean = torch.stack(each), sum(each) / 3
@@ -40,15 +40,15 @@ def test_probabilities_entropy_and_mutual_information_by_hand():
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_probabilities_are_those_of_predict(name):
-    animal = ZOO[name]
-    module = animal.module(7)
+def test_serving_probabilities_are_those_of_predict(name):
+    case = ZOO[name]
+    module = case.module(7)
     before = bits(module)
-    ensemble, batch = tw.Ensemble(module, points(animal, 2)), animal.batches()[0]
-    task = tw.Task(animal.task.loss, probabilities=flat) if name == "tied_lstm" else None
+    ensemble, batch = tw.Ensemble(module, points(case, 2)), case.batches()[0]
+    task = tw.Task(case.task.loss, probabilities=flat) if name == "tied_lstm" else None
     found = ensemble.probabilities(inputs_of(batch), task).probabilities
     assert same_bits(before, bits(module))
-    expected, _ = ensemble.predict(animal.task, [batch])
+    expected, _ = ensemble.predict(case.task, [batch])
     assert torch.allclose(found.double(), expected.double(), rtol=1e-5, atol=1e-7)
 
 
@@ -56,24 +56,24 @@ def flat(logits):
     return logits.flatten(0, 1).softmax(1)
 
 
-def test_dimension_of_classes_is_asked_for_where_it_is_not_known():
-    animal = ZOO["tied_lstm"]
-    ensemble, inputs = tw.Ensemble(animal.module(1), points(animal, 2)), inputs_of(animal.batches()[0])
-    for task in (None, tw.Task(animal.task.loss)):
-        with pytest.raises(tw.ThalwegError, match=r"which dimension of outputs \(.* has the classes must be said"):
+def test_serving_asks_for_an_unknown_dimension_of_classes():
+    case = ZOO["tied_lstm"]
+    ensemble, inputs = tw.Ensemble(case.module(1), points(case, 2)), inputs_of(case.batches()[0])
+    for task in (None, tw.Task(case.task.loss)):
+        with pytest.raises(tw.ThalwegError, match=r"outputs \(.* do not say which dimension holds the classes"):
             ensemble.probabilities(inputs, task)
     assert torch.allclose(
         ensemble.probabilities(inputs, tw.classification()).probabilities.sum(1), torch.ones(1).double()
     )
 
 
-def test_language_models_have_classes_in_the_last_dimension():
-    animal = ZOO["tied_lstm"]
-    members, inputs = points(animal, 3), inputs_of(animal.batches()[0])
-    ensemble = tw.Ensemble(animal.module(1), members)
+def test_serving_language_models_have_classes_in_the_last_dimension():
+    case = ZOO["tied_lstm"]
+    members, inputs = points(case, 3), inputs_of(case.batches()[0])
+    ensemble = tw.Ensemble(case.module(1), members)
     expected = []
     for member in members:
-        net = animal.module(1)
+        net = case.module(1)
         member.load_into(net)
         with torch.no_grad():
             expected.append(net.eval()(inputs).softmax(-1).transpose(1, 2))
@@ -83,31 +83,31 @@ def test_language_models_have_classes_in_the_last_dimension():
     assert torch.equal(ensemble.as_module(tw.language_modelling())(inputs), found.probabilities)
 
 
-def test_errors_of_the_network_say_what_it_was_given():
-    animal = ZOO["mlp"]
-    ensemble, (x, y) = tw.Ensemble(animal.module(1), points(animal, 2)), animal.batches()[0]
+def test_serving_errors_of_the_network_say_what_it_was_given():
+    case = ZOO["mlp"]
+    ensemble, (x, y) = tw.Ensemble(case.module(1), points(case, 2)), case.batches()[0]
     for inputs, message in ((x[:, 1:], "a batch of float64"), ((x, y), r"a batch of \(float64 .*, int64")):
         with pytest.raises((RuntimeError, TypeError)) as error:
             ensemble.probabilities(inputs)
         assert re.search(message, error.value.__notes__[0])
 
 
-def test_members_that_were_written_to_are_served_anew():
-    animal = ZOO["mlp"]
-    ensemble, batch = tw.Ensemble(animal.module(1), points(animal, 2)), animal.batches()[0]
+def test_serving_sees_members_that_were_written_to():
+    case = ZOO["mlp"]
+    ensemble, batch = tw.Ensemble(case.module(1), points(case, 2)), case.batches()[0]
     before = ensemble.probabilities(batch[0]).probabilities
     ensemble.members[0].vector.mul_(2)
     after = ensemble.probabilities(batch[0]).probabilities
     assert not torch.allclose(before, after)
-    assert torch.allclose(after.double(), ensemble.predict(animal.task, [batch])[0].double(), rtol=0, atol=1e-12)
+    assert torch.allclose(after.double(), ensemble.predict(case.task, [batch])[0].double(), rtol=0, atol=1e-12)
     with torch.inference_mode():
-        inside = tw.Ensemble(animal.module(1), [tw.Weights.of(animal.module(1))])
+        inside = tw.Ensemble(case.module(1), [tw.Weights.of(case.module(1))])
         assert torch.isfinite(inside.probabilities(batch[0]).probabilities).all()
 
 
 @pytest.mark.parametrize("temperature", [1.5, 20.0, 200.0])
 @pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
-def test_probabilities_of_very_sure_networks_are_scaled_as_by_predict(size, temperature):
+def test_serving_scales_very_sure_networks_as_predict_does(size, temperature):
     """In float32 most of theirs are 0, whose logarithm would be that of the smallest number."""
     torch.manual_seed(0)
     module, task, x = nn.Linear(4, 3), tw.classification(), torch.randn(16, 4)
@@ -121,18 +121,18 @@ def test_probabilities_of_very_sure_networks_are_scaled_as_by_predict(size, temp
     torch.testing.assert_close(ensemble.as_module()(x), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_identical_members_have_no_mutual_information():
-    animal = ZOO["mlp"]
-    ensemble = tw.Ensemble(animal.module(1), points(animal, 1) * 3)
-    found = ensemble.probabilities(animal.batches()[0][0])
+def test_serving_identical_members_have_no_mutual_information():
+    case = ZOO["mlp"]
+    ensemble = tw.Ensemble(case.module(1), points(case, 1) * 3)
+    found = ensemble.probabilities(case.batches()[0][0])
     assert found.mutual_information.abs().max() < 1e-12
     assert found.entropy.min() > 0
 
 
-def test_members_added_later_take_part():
-    animal = ZOO["mlp"]
-    members, x = points(animal), animal.batches()[0][0]
-    ensemble = tw.Ensemble(animal.module(1), members[:2])
+def test_serving_uses_members_added_later():
+    case = ZOO["mlp"]
+    members, x = points(case), case.batches()[0][0]
+    ensemble = tw.Ensemble(case.module(1), members[:2])
     assert len(ensemble.probabilities(x).members) == 2
     ensemble.add(members[2])
     assert len(ensemble.probabilities(x).members) == 3
@@ -140,8 +140,8 @@ def test_members_added_later_take_part():
 
 @pytest.mark.parametrize("temperature", [None, 1.7])
 def test_as_module_is_exported(temperature):
-    animal = ZOO["conv_bn"]
-    ensemble, x = tw.Ensemble(animal.module(7), points(animal)), animal.batches()[0][0]
+    case = ZOO["conv_bn"]
+    ensemble, x = tw.Ensemble(case.module(7), points(case)), case.batches()[0][0]
     ensemble.temperature = temperature
     module = ensemble.as_module()
     exported = torch.export.export(module, (x,)).module()
@@ -152,15 +152,15 @@ def test_as_module_is_exported(temperature):
 
 
 def test_as_module_averages_outputs_for_regression():
-    animal = ZOO["two_inputs"]
-    ensemble, batch = tw.Ensemble(animal.module(7), points(animal)), animal.batches()[0]
-    expected, _ = ensemble.predict(animal.task, [batch])
-    assert torch.allclose(ensemble.as_module(animal.task)(*batch[:-1]), expected, rtol=1e-12)
+    case = ZOO["two_inputs"]
+    ensemble, batch = tw.Ensemble(case.module(7), points(case)), case.batches()[0]
+    expected, _ = ensemble.predict(case.task, [batch])
+    assert torch.allclose(ensemble.as_module(case.task)(*batch[:-1]), expected, rtol=1e-12)
     with pytest.raises(tw.ThalwegError, match="no probabilities of classes: use predict, or as_module"):
-        ensemble.probabilities(batch[:-1], animal.task)
+        ensemble.probabilities(batch[:-1], case.task)
 
 
-def test_probabilities_of_a_task():
+def test_serving_probabilities_of_a_task():
     net = nn.Linear(2, 1).double()
     task = tw.Task(lambda o, y: o[:, 0], probabilities=lambda o: torch.cat([o.sigmoid(), 1 - o.sigmoid()], 1))
     ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.ones(3, 2).double()
@@ -172,7 +172,7 @@ def test_probabilities_of_a_task():
         ensemble.probabilities(x)
 
 
-def test_temperature_is_for_probabilities_that_add_up_to_one():
+def test_serving_temperature_is_for_probabilities_that_add_up_to_one():
     net = nn.Linear(4, 3)
     ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.ones(2, 4)
     several = tw.Task(lambda outputs, targets: (outputs - targets).square().mean(1), probabilities=torch.sigmoid)
@@ -184,7 +184,7 @@ def test_temperature_is_for_probabilities_that_add_up_to_one():
             call()
 
 
-def test_bad_inputs():
+def test_serving_refuses_bad_inputs():
     net = nn.Linear(2, 3)
     ensemble = tw.Ensemble(net, [tw.Weights.of(net)] * 2)
     with pytest.raises(tw.ThalwegError, match=r"inputs are those of one batch, without targets.*got DataLoader"):
@@ -199,14 +199,14 @@ def test_bad_inputs():
         tw.Ensemble(net, [tw.Weights.of(net), broken]).probabilities(torch.ones(1, 2))
 
 
-def test_forward_bound_to_the_original_is_refused():
+def test_serving_refuses_a_forward_bound_to_the_original():
     net = nn.Linear(2, 3)
     net.forward = lambda x, own=net: nn.functional.linear(x, own.weight)
-    with pytest.raises(tw.ThalwegError):
+    with pytest.raises(tw.ThalwegError, match="'weight' of the network that was given takes part in the pass of its"):
         tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2))
 
 
-def test_half_precision_networks_give_float32_probabilities():
+def test_serving_half_precision_networks_give_float32_probabilities():
     net = nn.Linear(2, 3).to(torch.bfloat16)
     found = tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2, dtype=torch.bfloat16))
     assert found.probabilities.dtype == torch.float32
@@ -224,7 +224,7 @@ class Counting(nn.Module):
         return self.linear(x) * self.calls
 
 
-def test_network_with_a_state_of_its_own_is_refused():
+def test_serving_refuses_a_network_with_a_state_of_its_own():
     net = Counting()
     with pytest.raises(tw.ThalwegError, match=r"predicts something else for the same inputs again.*keep something"):
         tw.Ensemble(net, [tw.Weights.of(net)]).probabilities(torch.ones(1, 2))
@@ -240,7 +240,7 @@ def test_as_module_starts_from_the_state_of_the_callers_network():
     assert torch.allclose(ensemble.as_module()(torch.ones(1, 2)), expected)
 
 
-def test_dropout_that_stays_on_is_served():
+def test_serving_keeps_dropout_that_stays_on():
     class Always(nn.Module):
         def __init__(self):
             super().__init__()

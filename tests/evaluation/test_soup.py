@@ -36,7 +36,7 @@ def soup(networks, task=None, **settings):
     return tw.soup(one_weight(), networks, task or tw.regression(), [(X, 2 * X)], **settings)
 
 
-def test_greedy_takes_what_helps_from_the_best_on():
+def test_greedy_soup_takes_what_helps_from_the_best_on():
     found = soup(slopes(9.0, 1.0, 2.5))
     assert found.members == ("2.5", "1.0")
     assert list(found.alone) == ["2.5", "1.0", "9.0"]
@@ -47,14 +47,14 @@ def test_greedy_takes_what_helps_from_the_best_on():
     assert found.tried == pytest.approx({name: (slope - 2) ** 2 * MEAN for name, slope in averages.items()})
 
 
-def test_uniform_is_the_mean_of_all():
+def test_uniform_soup_is_the_mean_of_all():
     found = soup(slopes(9.0, 1.0, 2.5), how="uniform")
     assert sorted(found.members) == ["1.0", "2.5", "9.0"]
     assert float(found.vector) == pytest.approx(12.5 / 3)
     assert found.score == pytest.approx((12.5 / 3 - 2) ** 2 * MEAN)
 
 
-def test_ties_go_in_in_the_order_given():
+def test_greedy_soup_takes_ties_in_the_order_given():
     task = tw.Task(lambda outputs, targets: torch.zeros_like(outputs).flatten(), metrics={})
     assert soup(slopes(3.0, 1.0, 2.0), task).members == ("3.0", "1.0", "2.0")
 
@@ -77,32 +77,32 @@ def plain_greedy(points, batches):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_greedy_is_the_plain_loop(seed):
-    animal = ZOO["mlp"]
-    batches, base = animal.batches(), tw.Weights.of(animal.module(seed))
+def test_greedy_soup_is_the_plain_loop(seed):
+    case = ZOO["mlp"]
+    batches, base = case.batches(), tw.Weights.of(case.module(seed))
     torch.manual_seed(seed)
     points = [base] * 5
     for k in range(5):
-        module = animal.module(seed)
+        module = case.module(seed)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
         points[k] = tw.Weights.of(module)
     members, best = plain_greedy(points, batches)
     with warnings.catch_warnings(action="ignore"):
-        found = tw.soup(animal.module(9), points, animal.task, batches)
+        found = tw.soup(case.module(9), points, case.task, batches)
     assert found.members == tuple(str(k + 1) for k in members)
     assert found.metric == "error"
     assert found.score == pytest.approx(best)
 
 
-def test_statistics_are_those_of_the_average():
-    animal = ZOO["conv_bn"]
-    [batch, *_] = animal.batches()
-    points = [tw.Weights.of(animal.module(seed)) for seed in (1, 2)]
+def test_soup_statistics_are_those_of_the_average():
+    case = ZOO["conv_bn"]
+    [batch, *_] = case.batches()
+    points = [tw.Weights.of(case.module(seed)) for seed in (1, 2)]
     with warnings.catch_warnings(action="ignore"):
-        found = tw.soup(animal.module(9), points, animal.task, [batch], how="uniform", bn_batches=[batch])
-    net = animal.module(9)
+        found = tw.soup(case.module(9), points, case.task, [batch], how="uniform", bn_batches=[batch])
+    net = case.module(9)
     net.load_state_dict({k: v for k, v in found.state_dict().items() if "running" not in k}, strict=False)
     for layer in (layer for layer in net.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)):
         layer.momentum = 1.0
@@ -111,11 +111,11 @@ def test_statistics_are_those_of_the_average():
         losses = cross_entropy(net.eval()(batch[0]), batch[1])
     for name, value in ((name, value) for name, value in net.state_dict().items() if "num_batches" not in name):
         assert torch.allclose(found.state_dict()[name].double(), value.double(), atol=1e-12), name
-    scored = tw.soup(animal.module(9), [found, found], animal.task, [batch], metric="loss", bn_batches=[batch])
+    scored = tw.soup(case.module(9), [found, found], case.task, [batch], metric="loss", bn_batches=[batch])
     assert scored.score == pytest.approx(float(losses))
 
 
-def test_the_metric_is_chosen_by_name_and_direction():
+def test_soup_metric_is_chosen_by_name_and_direction():
     task = tw.Task(
         lambda outputs, targets: (outputs - targets).square().flatten(),
         metrics={"steepness": lambda outputs, targets: outputs.abs().flatten()},
@@ -128,7 +128,7 @@ def test_the_metric_is_chosen_by_name_and_direction():
 
 
 @pytest.mark.parametrize("how", ["greedy", "uniform"])
-def test_a_barrier_is_a_warning_with_its_height(how):
+def test_soup_warns_of_a_barrier_with_its_height(how):
     """A loss with minima at slopes of 1 and of -1: (slope^2 - 1)^2."""
     networks = slopes(0.9, -0.8)
     x = X[X.abs() > 0.1][:, None]
@@ -143,7 +143,7 @@ def test_a_barrier_is_a_warning_with_its_height(how):
     assert len(found.members) == (1 if how == "greedy" else 2)
 
 
-def test_a_barrier_is_that_of_the_average_so_far():
+def test_soup_barrier_is_that_of_the_average_so_far():
     """The third network lies across a barrier from the average of two, a third of the way."""
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
@@ -156,14 +156,14 @@ def test_a_barrier_is_that_of_the_average_so_far():
 
 
 @pytest.mark.parametrize("how", ["greedy", "uniform"])
-def test_a_barrier_between_networks_without_any_loss_is_a_warning_too(how):
+def test_soup_warns_of_a_barrier_between_networks_without_any_loss(how):
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: (1 - (outputs / x).abs()).flatten(), metrics={})
     with pytest.warns(UserWarning, match=r"one of 1: with .* the loss of the average is 1, of its parts 0 to 0"):
         tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how=how)
 
 
-def test_a_clearly_higher_error_is_a_barrier_though_the_loss_is_hardly_higher():
+def test_soup_warns_of_a_clearly_higher_error():
     """As of language models, whose losses are never near zero."""
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(
@@ -187,7 +187,7 @@ LOW = {
 
 @pytest.mark.parametrize("how", ["greedy", "uniform"])
 @pytest.mark.parametrize("shape", LOW)
-def test_what_is_no_barrier_does_not_warn(shape, how):
+def test_soup_without_a_barrier_does_not_warn(shape, how):
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: LOW[shape](outputs / x).flatten(), metrics={})
     tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how=how)
@@ -203,7 +203,7 @@ def overflowing():
     )
 
 
-def test_a_network_without_a_score_is_left_out():
+def test_soup_leaves_out_a_network_without_a_score():
     with pytest.warns(UserWarning, match="the score of '9.0' on the held-out data is NaN or infinite: left out"):
         found = soup(slopes(9.0, 1.0, 2.5), overflowing(), metric="odd")
     assert list(found.alone) == ["1.0", "2.5"]
@@ -228,8 +228,8 @@ BAD = {
         {"held_out": [(X, None)]},
         "those of this batch are None: give data with labels",
     ),
-    "no such metric": ({"metric": "accuracy"}, "what the task measures, loss, data_loss; got 'accuracy'"),
-    "no such way": ({"how": "best"}, "a soup is 'greedy' or 'uniform'; got 'best'"),
+    "no such metric": ({"metric": "accuracy"}, "that the task measures, loss, data_loss; got 'accuracy'"),
+    "no such way": ({"how": "best"}, "how must be 'greedy' or 'uniform'; got 'best'"),
     "several data sets": (
         {"held_out": {"a": [(X, X)], "b": []}},
         "of one data set; got a dict of 'a', 'b': give",
@@ -239,7 +239,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_a_sentence(case):
+def test_soup_refuses_bad_input(case):
     change, message = BAD[case]
     given = {"weights": slopes(1.0, 2.5), "task": tw.regression(), "held_out": [(X, 2 * X)], **change}
     with pytest.raises(tw.ThalwegError) as error:
@@ -251,7 +251,7 @@ def test_bad_input_is_a_sentence(case):
     ("metric", "value", "name"),
     [("loss", torch.nan, "NaN"), ("flat", torch.nan, "NaN"), ("loss", torch.inf, "infinity")],
 )
-def test_data_that_are_not_finite_are_named(metric, value, name):
+def test_soup_names_data_that_are_not_finite(metric, value, name):
     task = tw.Task(
         lambda outputs, targets: (outputs - targets).square().flatten(),
         metrics={"flat": lambda outputs, targets: torch.zeros_like(targets).flatten()},
@@ -261,32 +261,32 @@ def test_data_that_are_not_finite_are_named(metric, value, name):
         tw.soup(one_weight(), slopes(1.0, 2.0), task, [(X + value, X)], metric=metric)
 
 
-def test_batch_norm_needs_batches():
-    animal = ZOO["conv_bn"]
+def test_soup_with_batch_norm_needs_bn_batches():
+    case = ZOO["conv_bn"]
     with pytest.raises(tw.ThalwegError, match="has no statistics of its own: give bn_batches="):
-        tw.soup(animal.module(9), list(animal.ends()), animal.task, animal.batches())
+        tw.soup(case.module(9), list(case.ends()), case.task, case.batches())
 
 
-def test_bn_batches_with_nan_are_named():
-    animal = ZOO["conv_bn"]
-    (x, y), *_ = animal.batches()
+def test_soup_names_bn_batches_with_nan():
+    case = ZOO["conv_bn"]
+    (x, y), *_ = case.batches()
     said = pytest.raises(tw.ThalwegError, match="in bn_batches, item 0 of batch 1 holds NaN, so clean the data")
     with pytest.warns(UserWarning, match="in bn_batches"), said:
-        tw.soup(animal.module(9), list(animal.ends()), animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
-    members = [tw.fit(animal.module(s), animal.task, [(x, y)], epochs=1, lr=0.1) for s in (1, 2)]
-    report = tw.Ensemble(animal.module(9), members).report(animal.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
+        tw.soup(case.module(9), list(case.ends()), case.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
+    members = [tw.fit(case.module(s), case.task, [(x, y)], epochs=1, lr=0.1) for s in (1, 2)]
+    report = tw.Ensemble(case.module(9), members).report(case.task, [(x, y)], bn_batches=[(x * torch.nan, y)])
     assert report.averaged == {}
     assert "not scored: batch-norm statistics are not finite: item 0 of batch 1 holds NaN, so clean" in report.notes[-1]
 
 
-def test_a_soup_can_be_copied_and_pickled():
+def test_soup_can_be_copied_and_pickled():
     found = tw.soup(one_weight(), slopes(9.0, 1.0, 2.5), tw.regression(), [(X, 2 * X)])
     for twin in (pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):
         assert str(twin) == str(found)
         assert torch.equal(twin.vector, found.vector)
 
 
-def test_a_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):
+def test_soup_file_says_what_went_in_and_the_module_is_left_alone(tmp_path):
     module = one_weight()
     before = bits(module)
     found = tw.soup(module, slopes(9.0, 1.0, 2.5), tw.regression(), [(X, 2 * X)])
@@ -312,7 +312,7 @@ def stopping(after):
     return tw.Task(loss, metrics={}), calls
 
 
-def test_a_folder_resumes_and_answers_again(tmp_path):
+def test_soup_in_a_run_folder_resumes_and_is_read_again(tmp_path):
     networks = slopes(9.0, 1.0, 2.5, 2.2)
     whole, calls = stopping(0)
     expected = soup(networks, whole, run=tmp_path / "whole")
@@ -337,7 +337,7 @@ def test_a_folder_resumes_and_answers_again(tmp_path):
         soup(list(networks.values()), stopping(0)[0], run=tmp_path / "whole")
 
 
-def test_a_folder_with_other_weights_is_refused(tmp_path):
+def test_resume_refuses_soup_with_other_weights(tmp_path):
     networks = slopes(1.0, 2.5)
     soup(networks, run=tmp_path / "run")
     networks["1.0"].save(tmp_path / "run" / "weights.safetensors")
@@ -345,7 +345,7 @@ def test_a_folder_with_other_weights_is_refused(tmp_path):
         soup(networks, run=tmp_path / "run")
 
 
-def test_a_finished_folder_warns_of_its_barrier_again(tmp_path):
+def test_soup_read_from_a_finished_folder_warns_of_its_barrier_again(tmp_path):
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
     for _ in range(2):

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_runs_and_is_kept(name, folder):
+def test_paper_entry_runs_and_is_kept(name, folder):
     experiment = experiment_of(folder, name)
     if ENTRIES[name].pairs[0][0] == "cifar100":
         experiment._network = partial(small, 100)  # that of smoke runs takes four times as long; other data have it
@@ -67,7 +66,7 @@ def test_every_entry_runs_and_is_kept(name, folder):
     assert {path.name: path.read_bytes() for path in (experiment.folder / name).glob("*.png")} == drawn
 
 
-def test_what_entries_share_is_trained_once(folder):
+def test_paper_entries_train_shared_networks_once(folder):
     experiment = experiment_of(folder, "curves")
     perform(experiment, ENTRIES["curves"], 2)
     times = {path: path.stat().st_mtime_ns for path in experiment.folder.glob("*/*.safetensors")}
@@ -77,7 +76,7 @@ def test_what_entries_share_is_trained_once(folder):
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
 
-def test_unfinished_files_of_a_killed_entry_are_removed(tmp_path):
+def test_paper_entry_removes_half_written_files(tmp_path):
     experiment = experiment_of(tmp_path, "trivial")
     left = experiment.folder / "trivial" / ".trivial.png.abc.thalweg-part"
     left.mkdir(parents=True)
@@ -86,7 +85,7 @@ def test_unfinished_files_of_a_killed_entry_are_removed(tmp_path):
     assert not [path.name for path in experiment.folder.rglob("*.thalweg-part")]
 
 
-def test_the_price_is_said_before(tmp_path):
+def test_price_of_paper_entries(tmp_path):
     def said(name):
         return price([(ENTRIES[name], experiment_of(tmp_path, name))], 3)
 
@@ -95,12 +94,13 @@ def test_the_price_is_said_before(tmp_path):
     assert said("cost") == "nothing to train; half a minute of steps"
 
 
-def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
+def test_price_of_paper_entries_in_time_and_disk_space(tmp_path, monkeypatch):
     entry, experiment = ENTRIES["curves"], experiment_of(tmp_path, "curves")
-    assert experiment.train is not None
+    assert len(experiment.train) > len(experiment.test) > 0  # read before the scale asks for real data
     experiment.scale = SCALES["full"]
-    told = r"; about \d+ (seconds|minutes) of training and \d+ (seconds|minutes) of measuring here$"
-    assert re.search(told, price([(entry, experiment)], 2))
+    for step, told in ((0.5, "24 seconds of training and 6 minutes"), (5, "4 minutes of training and 61 minutes")):
+        monkeypatch.setattr("thalweg.paper.running._seconds_per_step", lambda _, step=step: step)
+        assert price([(entry, experiment)], 2).endswith(f"; about {told} of measuring here")
     assert experiment.batches_per_point() == len(experiment.train) + len(experiment.test)
     normal = experiment_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)
@@ -109,7 +109,7 @@ def test_how_long_it_takes_and_what_it_leaves_on_disk(tmp_path):
     assert wide.cost(Need("network", 0)) == (4, 4 * 36_489_290 * 5)
 
 
-def test_fge_leaves_the_plain_run_where_the_paper_says(folder):
+def test_paper_fge_starts_where_the_paper_says(folder):
     recipe = RECIPES["cifar100", "vgg16"]
     assert recipe.curve_epochs == 600
     assert (recipe.walk.starts, recipe.walk.epochs, recipe.walk.cycle) == ((120, 156), 22, 2)
@@ -122,7 +122,7 @@ def test_fge_leaves_the_plain_run_where_the_paper_says(folder):
     assert len(tw.FGE(cycle=4, lr_max=5e-2, lr_min=5e-4).plan(391, 22).collected) == 6
 
 
-def test_the_papers_numbers_are_all_there():
+def test_published_numbers_are_complete():
     assert len(published("curves")) == 28
     assert row_of("curves", dataset="CIFAR-100", model="VGG-16", curve="bezier")["length_ratio"] == 1.52
     assert row_of("ensembles", dataset="CIFAR-10", model="WRN-28-10", method="SSE")["error_3B"] == 3.55
@@ -164,13 +164,13 @@ def test_two_networks_are_called_resnet_164_and_are_not_mixed_up():
         ("ptb", ("cifar10", "vgg16")),
     ],
 )
-def test_entries_refuse_networks_they_are_not_for(name, pair):
+def test_paper_entries_refuse_networks_they_are_not_for(name, pair):
     assert not ENTRIES[name].fits(pair)
     with pytest.raises(tw.ThalwegError, match=f"'{name}' cannot be run with {pair[1]} on {pair[0]}"):
         ENTRIES[name].chosen(*pair)
 
 
-def test_names_choose_among_pairs():
+def test_paper_entry_names_choose_among_pairs():
     assert ENTRIES["curves"].chosen(None, None) == list(ENTRIES["curves"].pairs)
     assert ENTRIES["curves"].chosen("cifar10, cifar100", " vgg16") == [("cifar10", "vgg16"), ("cifar100", "vgg16")]
     assert ENTRIES["ensembles"].chosen("cifar10", None) == [
@@ -184,7 +184,7 @@ def scan_of(loss, error, t=None):
 
 
 @pytest.mark.parametrize(("worst", "holds"), [(0.295, (True, True)), (0.3, (False, True)), (0.312, (False, False))])
-def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
+def test_claim_on_curves(worst, holds, tmp_path):
     experiment = open_experiment(tmp_path, "cifar100", "vgg16", "smoke", progress=False)
     t = np.linspace(0, 1, 3)
     scans = {
@@ -199,27 +199,27 @@ def test_the_claim_on_curves_is_held_against_its_bar(worst, holds, tmp_path):
 
 
 @pytest.mark.parametrize(("between", "holds"), [(0.9, True), (1.05, False)])
-def test_points_between_members_must_beat_both(between, holds):
+def test_claim_on_points_between_members(between, holds):
     rows = [{"train loss, better member": 1.0, "train loss, best between": between}] * 3
     assert claims.on_pieces(rows, "train loss").holds == holds
 
 
 @pytest.mark.parametrize(("sse", "holds"), [(6.1, True), (5.9, False)])
-def test_at_larger_budgets_fge_must_beat_both(sse, holds):
+def test_claim_on_fge_at_larger_budgets(sse, holds):
     rows = [{"method": name, "2B (%)": value} for name, value in (("Ind", 6.5), ("SSE", sse), ("FGE", 6.0))]
     claim = claims._at_budget(rows, 2, seeds=2)
     assert (claim.holds, claim.measured) == (holds, f"Ind 6.50 %, SSE {sse:.2f} %, FGE 6.00 %")
 
 
 @pytest.mark.parametrize(("last", "holds"), [(1.1, True), (3.0, False)])
-def test_means_over_length_and_over_t_are_compared(last, holds):
+def test_claim_on_means_over_length_and_over_t(last, holds):
     """Where most of t belongs to a short piece, they differ: 1.9 and 1.2 with a last loss of 3."""
     t = np.array([0.0, 0.8, 1.0])
     scan = replace(scan_of([1.0, 1.0, last], [0.1] * 3, t), length=np.array([0.0, 0.1, 1.0]))
     assert curve_entries._losses_agree({"bezier": scan, "polychain": scan}).holds == holds
 
 
-def test_the_three_optima_are_compared_with_halfway_between_them():
+def test_claim_on_three_optima_and_halfway_between_them():
     x = y = np.linspace(0, 1, 5)
     loss = np.arange(25.0).reshape(5, 5)
     corners = [(0.0, 0.0), (1.0, 0.0), (0.5, 1.0)]
@@ -245,11 +245,14 @@ def test_claims_on_words_hold_on_the_papers_numbers_and_fail_on_others(changed, 
         paper["train_max with dropout"] = paper["train_max"]
         found[name] = {**paper, **{f"{key} (paper)": value for key, value in paper.items()}, **changed.get(name, {})}
     assert [
-        claim.holds for claim in penn_treebank.judged(found, 39.2, penn_treebank.RECIPES["ptb", "lstm-large"].reported)
+        claim.holds
+        for claim in penn_treebank.claims_of_perplexities(
+            found, 39.2, penn_treebank.RECIPES["ptb", "lstm-large"].reported
+        )
     ] == holds
 
 
-def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
+def test_paper_lstm_recipe_schedule_and_curve_rate():
     recipe = penn_treebank.RECIPES["ptb", "lstm-large"]
     rate = recipe.schedule(35.0, steps=10)
     assert (rate(1), rate(140), rate(141), rate(550)) == pytest.approx((35, 35, 35 / 1.15, 35 / 1.15**41))
@@ -257,7 +260,7 @@ def test_lstms_train_by_their_recipe_and_the_middle_of_a_curve_moves_as_fast():
     assert recipe.curve_lr * tw.Bezier(*ends).coefficients(0.5)[1] ** 2 == recipe.lr
 
 
-def test_an_ensemble_is_held_against_the_papers_error():
+def test_claim_on_ensemble_error():
     row = {"method": "Ind", "1B (%)": 27.7, "1B (%) (paper)": 27.4, "+- (paper)": 0.1, "1B (%) [code]": 27.5}
     row |= {"2B (%)": 25.7, "2B (%) (paper)": 25.28, "2B (%) [code]": 25.2}
     assert [claim.holds for claim in claims._near(row)] == [False, True, True, True]
@@ -265,10 +268,10 @@ def test_an_ensemble_is_held_against_the_papers_error():
     assert [*claims._near({**row, "2B (%)": 25.75})][3].holds is False
 
 
-def test_full_scale_needs_real_data(tmp_path):
+def test_paper_full_scale_needs_real_data(tmp_path):
     with pytest.raises(tw.ThalwegError, match="THALWEG_DATA"):
         perform(open_experiment(tmp_path, "cifar100", "vgg16", "full", progress=False), ENTRIES["curves"], 1)
-    with pytest.raises(tw.ThalwegError, match=r"CIFAR-100|cifar-100"):
+    with pytest.raises(tw.ThalwegError, match=r"CIFAR-100 must be in .* and .*/cifar-100-binary/train\.bin is missing"):
         perform(
             open_experiment(tmp_path, "cifar100", "vgg16", "full", given=tmp_path, progress=False), ENTRIES["curves"], 1
         )
@@ -284,12 +287,12 @@ def test_full_scale_needs_real_data(tmp_path):
         ),
     ],
 )
-def test_names_that_do_not_exist(call, message):
+def test_paper_refuses_unknown_names(call, message):
     with pytest.raises(tw.ThalwegError, match=message):
         call()
 
 
-def test_imagenet_from_a_folder_of_images(tmp_path):
+def test_imagenet_entry_from_a_folder_of_images(tmp_path):
     g = np.random.default_rng(0)
     for part in ("train", "val"):
         for name in ("cat", "dog"):
@@ -305,14 +308,14 @@ def test_imagenet_from_a_folder_of_images(tmp_path):
     assert "4 with the start" in result.rows[1]["networks"]
 
 
-def test_imagenet_says_what_it_needs(tmp_path):
+def test_imagenet_entry_says_what_it_needs(tmp_path):
     experiment = open_experiment(tmp_path, "imagenet", "resnet50", "full", given=tmp_path, progress=False)
     experiment._network = partial(small, 2)
-    with pytest.raises(tw.ThalwegError, match=r"not for download.*--data"):
+    with pytest.raises(tw.ThalwegError, match=r"cannot be downloaded.*--data"):
         perform(experiment, ENTRIES["imagenet"], 1)
 
 
-def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path, monkeypatch):
+def test_resume_of_a_paper_entry_trains_nothing_twice(tmp_path, monkeypatch):
     experiment = experiment_of(tmp_path, "curves")
     monkeypatch.setattr("thalweg.training.connect.connect", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -323,7 +326,7 @@ def test_what_was_trained_before_a_stop_is_not_trained_again(tmp_path, monkeypat
     )
 
 
-def test_finished_networks_can_be_read_by_many_at_once(tmp_path):
+def test_paper_networks_can_be_read_by_many_at_once(tmp_path):
     experiment = experiment_of(tmp_path, "curves")
     experiment.network(0)
     with open(experiment.folder / "network-0" / ".lock", "a+") as file:
@@ -331,7 +334,7 @@ def test_finished_networks_can_be_read_by_many_at_once(tmp_path):
         assert experiment_of(tmp_path, "curves").network(0).has_statistics
 
 
-def test_on_the_command_line(tmp_path, monkeypatch):
+def test_paper_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("THALWEG_DATA", raising=False)
     runner = CliRunner()
@@ -348,7 +351,7 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     assert runner.invoke(app, ["paper", "run", "trivial", "--shard", "3/2"]).exit_code == 2
 
 
-def test_shards_divide_what_is_missing_stage_by_stage(tmp_path, monkeypatch):
+def test_paper_shards_divide_what_is_missing_stage_by_stage(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [
         "paper",
@@ -375,7 +378,7 @@ def test_claims_read_as_sentences():
     assert str(Claim("it is so", False, "1 and 2")) == "DOES NOT HOLD: it is so (1 and 2)"
 
 
-def test_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
+def test_paper_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def broken(*_):
@@ -390,7 +393,7 @@ def test_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     assert "cost: no clock" in result.output
 
 
-def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
+def test_claim_on_pieces_of_a_chain_and_the_better_of_their_ends():
     values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
     values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}
     scan = tw.Scan("chain", "curve", values, t=np.linspace(0, 1, 5))
@@ -402,7 +405,7 @@ def test_pieces_of_a_chain_are_compared_with_the_better_of_their_ends():
     assert found[1].measured == "2 of 2, by 0.75 on average"
 
 
-def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_codes(tmp_path):
+def test_claim_on_the_rise_of_a_curve(tmp_path):
     def bars(data, model, curve):
         return {
             whose: rest
@@ -422,7 +425,7 @@ def test_a_curve_may_rise_as_far_as_the_papers_and_by_another_verdict_as_its_cod
     assert bars("cifar10", "vgg16_bn", "bezier") == {}
 
 
-def test_the_time_of_interleaved_runs_is_divided(tmp_path):
+def test_paper_time_of_interleaved_runs_is_divided(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke")
     (folder := experiment.folder / "network-0").mkdir(parents=True)
     run = Run(folder)
@@ -431,7 +434,7 @@ def test_the_time_of_interleaved_runs_is_divided(tmp_path):
     assert experiment.seconds(Need("network", 0)) == 3.0
 
 
-def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path):
+def test_paper_profile_is_drawn_with_and_without_the_segment(tmp_path):
     t = np.linspace(0, 1, 3)
     for name, height in (("segment", 9.0), ("bezier", 0.2), ("polychain", 0.3)):
         scan_of([0.1, height, 0.1], [0.1, height / 10, 0.1], t).save(tmp_path / f"{name}.json")
@@ -443,7 +446,7 @@ def test_a_profile_is_drawn_with_the_straight_line_and_closely_without(tmp_path)
     assert close.get_ylim()[1] < 0.5 < 9 < whole.get_ylim()[1]
 
 
-def test_a_chain_marks_the_networks_it_goes_through(tmp_path):
+def test_paper_chain_figure_marks_its_networks(tmp_path):
     t, values = np.linspace(0, 1, 5), np.array([0.1, 0.5, 0.2, 0.6, 0.3])
     held = {"train": {"loss": values, "data_loss": values}, "test": {"error": values}}
     tw.Scan("PolyChain", "curve", held, t=t, length=t, length_ratio=1.0).save(tmp_path / "fge-path.json")
@@ -455,7 +458,7 @@ def test_a_chain_marks_the_networks_it_goes_through(tmp_path):
         assert marks.get_fillstyle() == "none"
 
 
-def test_width_shows_the_worst_loss_and_the_length(tmp_path):
+def test_paper_width_shows_the_worst_loss_and_the_length(tmp_path):
     keys = ("K", "worst train loss on the curve", "train loss of the ends", "length ratio")
     rows = [dict(zip(keys, values, strict=True)) for values in ((0.5, 0.9, 0.2, 1.7), (1.0, 0.3, 0.1, 1.2))]
     rows[0]["its spread"] = 0.1
@@ -468,7 +471,7 @@ def test_width_shows_the_worst_loss_and_the_length(tmp_path):
     assert np.allclose([bar[:, 1] for bar in bars.get_segments()], [[1.6, 1.8], [1.2, 1.2]])
 
 
-def test_seeds_can_be_listed_and_networks_are_shared_between_lists(tmp_path):
+def test_paper_seeds_can_be_listed_and_share_networks(tmp_path):
     def trained(*seeds):
         experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=seeds)
         return experiment, perform(experiment, ENTRIES["curves"], len(seeds))
@@ -484,20 +487,20 @@ def test_seeds_can_be_listed_and_networks_are_shared_between_lists(tmp_path):
     assert other.networks(2)[0].digest() == experiment.networks(2)[1].digest()
 
 
-def test_a_list_of_seeds_that_is_too_short_says_how_many_are_needed(tmp_path):
+def test_paper_seeds_too_few_says_how_many_are_needed(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[4, 7])
     with pytest.raises(tw.ThalwegError, match="at least 3 seeds are needed here; got 4, 7: list more"):
         prepare([(experiment, Need("network", 2))])
 
 
 @pytest.mark.parametrize("given", ["0", "", "1,x", "2,2", "-1", "1.5"])
-def test_seeds_that_are_none_are_refused(given, tmp_path):
+def test_paper_refuses_bad_seeds(given, tmp_path):
     done = CliRunner().invoke(app, ["paper", "run", "curves", "--seeds", given, "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert f"a list of different ones, such as 0,1,3; got '{given}'" in " ".join(done.output.split())
 
 
-def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
+def test_paper_refuses_a_stalled_network_as_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr("thalweg.training.stalled.FEWEST", 1)
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[0, 102])
 
@@ -508,19 +511,19 @@ def test_a_network_that_did_not_train_is_no_end(tmp_path, monkeypatch):
         return network
 
     experiment._network = dead
-    with pytest.raises(tw.ThalwegError, match=r"the network of seed (0|102) .* cannot be used: .* not begun to learn"):
+    with pytest.raises(tw.ThalwegError, match=r"the network of seed 0 .* cannot be used: .* not begun to learn"):
         prepare([(experiment, Need("network", 0)), (experiment, Need("network", 1))])
     assert not experiment.finished(Need("network", 1))
 
 
-def test_a_run_that_diverged_is_named_with_its_seed(tmp_path):
+def test_paper_names_the_seed_of_a_diverged_run(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False, seeds=[3, 4])
     experiment.rates = lambda lr: {"lr": 1e30}
     with pytest.raises(tw.ThalwegError, match=r"the network of seed 4 .* cannot be used: the loss .* list other seeds"):
         experiment.obtain(Need("network", 1))
 
 
-def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
+def test_paper_aligns_networks_in_pairs_of_their_seeds(tmp_path):
     def pairs(model, number, *listed):
         experiment = open_experiment(tmp_path, "cifar10", model, "smoke", progress=False, seeds=listed)
         wanted = ENTRIES["aligned"].wanted(experiment, number)
@@ -532,7 +535,7 @@ def test_networks_are_aligned_in_pairs_of_their_seeds(tmp_path):
     networks = {f"network-{k}" for k in range(4)}
     assert pairs("preresnet20", 2) == ({(0, 1), (2, 3)}, networks | plain)
     assert pairs("vgg16", 2)[1] > networks | plain | aligned
-    assert pairs("preresnet20", 5, 7, 3, 4, 9, 8)[0] == {(7, 3), (4, 9)}
+    assert pairs("preresnet20", 4, 7, 3, 4, 9)[0] == {(7, 3), (4, 9)}
 
 
 def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):
@@ -558,7 +561,7 @@ def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(
     assert [line.get_label() for line in canvas.axes[0].lines] == ["as they are", "aligned by activations"]
 
 
-def test_a_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypatch):
+def test_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypatch):
     pair = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, seeds=(0, 1))
     stored = scan_of([0.1, 0.2, 0.1], [0.1, 0.2, 0.1], np.linspace(0, 1, 3))
     stored.save(pair.results / "scan-line-weights" / "scan.json")
@@ -578,7 +581,7 @@ def made_up(heights):
     }
 
 
-def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_epochs():
+def test_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_epochs():
     plain = {("", 0, 1): 0.5, ("", 10, 1): 0.09, ("", 25, 1): 0.06, ("", 600, 1): 0.04}
     good = {(by, n, 1): h for by in ("weights", "activations") for n, h in ((0, 0.4), (10, 0.05), (25, 0.02))}
 
@@ -597,7 +600,7 @@ def test_an_aligned_curve_is_held_against_the_papers_and_plain_ones_of_as_many_e
     assert verdicts({("weights", 25, 2): 0.045, ("weights", 25, 4): 0.02}, 600)[8:] == [False, False, True, True]
 
 
-def test_what_a_curve_is_judged_by():
+def test_qualities_of_a_curve():
     t = np.linspace(0, 1, 5)
     bent = replace(scan_of([0.1, 0.4, 0.5, 0.2, 0.3], [0.1, 0.2, 0.5, 0.2, 0.1], t), length=20 * t, length_ratio=2.0)
     assert curve_comparisons.qualities(bent) == pytest.approx(

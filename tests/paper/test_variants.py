@@ -33,7 +33,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "data", "model", "changes", "trained"), VARIANTS)
-def test_each_variant_is_one_command_with_a_folder_of_its_own(name, data, model, changes, trained, folder, monkeypatch):
+def test_paper_variant_is_one_command_with_a_folder_of_its_own(
+    name, data, model, changes, trained, folder, monkeypatch
+):
     monkeypatch.setattr("thalweg.paper.running.draw", lambda folder: [])
     monkeypatch.setitem(SCALES, "smoke", replace(SCALES["smoke"], images=32, tests=8, points=3))
     command = ["paper", "run", name, "--data-set", data, "--model", model, "--seeds", "1", "--scale", "smoke"]
@@ -56,7 +58,7 @@ def test_each_variant_is_one_command_with_a_folder_of_its_own(name, data, model,
         ("ptb", ["--device", "cuda", "--set", "precision=bf16"], "bf16"),
     ],
 )
-def test_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, precision, monkeypatch):
+def test_paper_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, precision, monkeypatch):
     def opened(*_, compute, **__):
         raise tw.ThalwegError(f"opened in {compute.precision}")
 
@@ -65,7 +67,45 @@ def test_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, precision
     assert f"opened in {precision}" in done.output
 
 
-def test_nothing_trained_for_one_recipe_is_used_for_another(tmp_path):
+@pytest.mark.parametrize(("options", "number"), [([], 3), (["--at-once", "5"], 5)])
+def test_paper_interleaved_option(options, number, monkeypatch):
+    def opened(*_, interleaved, **__):
+        raise tw.ThalwegError(f"{interleaved} at a time")
+
+    monkeypatch.setattr("thalweg.paper.entries.open_experiment", opened)
+    assert f"{number} at a time" in CliRunner().invoke(app, ["paper", "run", "trivial", *options]).output
+
+
+def test_paper_shorter_recipe_keeps_only_its_epochs(tmp_path, monkeypatch):
+    """FGE alone needs all epochs at which it branches off, and says so before anything is trained."""
+    experiment = open_experiment(tmp_path, "cifar10", "vgg16_bn", "full", ["epochs=130"], progress=False)
+    monkeypatch.setattr(tw, "fit", lambda *_, keep, epochs, **__: (keep, epochs))
+    monkeypatch.setattr(
+        type(experiment), "images", [(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4))] * 2
+    )
+    experiment.folder_of(Need("network", 0)).mkdir(parents=True)
+    assert experiment.network(0) == ([120], 130)
+    message = "FGE branches off at epoch 156 .*, epochs 130.*, and networks have 130: set walk.starts too, as in --set"
+    with pytest.raises(tw.ThalwegError, match=message):
+        prepare([(experiment, Need("network", 1)), (experiment, Need("fge", 0))])
+    assert not experiment.folder_of(Need("network", 1)).exists()
+
+
+def test_paper_longest_trainings_begin_first(tmp_path, monkeypatch):
+    experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, interleaved=5)
+    pair, asked = experiment.pairs(1)[0], []
+    monkeypatch.setattr(type(pair), "obtain", lambda self, need: asked.append(need.epochs))
+
+    def at_once(jobs, device, number):
+        asked.append(number)
+        return [job() for job in jobs]
+
+    monkeypatch.setattr("thalweg.paper.experiment.at_once", at_once)
+    prepare([(pair, Need("bezier", 0, "", epochs)) for epochs in (1, 20, 3)])
+    assert asked == [5, 20, 3, 1]
+
+
+def test_paper_recipes_share_no_networks(tmp_path):
     entry = ENTRIES["trivial"]
     perform(open_experiment(tmp_path, "mnist", "fc", "smoke", progress=False), entry, 1)
     other = open_experiment(tmp_path, "mnist", "fc", "smoke", ["weight_decay=0"], progress=False)
@@ -75,7 +115,7 @@ def test_nothing_trained_for_one_recipe_is_used_for_another(tmp_path):
     assert {path.name for path in (tmp_path / "smoke").iterdir()} == {"mnist-fc", "mnist-fc-weight_decay-0.0"}
 
 
-def test_changes_are_named_once_in_one_order_and_only_where_they_change_something():
+def test_paper_variant_names_its_changes_once_in_one_order():
     recipe = RECIPES["cifar10", "vgg16"]
     assert changed(recipe, ["lr=0.05", "weight_decay=0.0005", "precision=bf16"]) == recipe
     one, two = changed(recipe, ["weight_decay=6e-5", "lr=1e-1"]), changed(recipe, ["lr=0.1", "weight_decay=0.00006"])
@@ -88,7 +128,7 @@ def test_changes_are_named_once_in_one_order_and_only_where_they_change_somethin
     assert walk.folder == "cifar10-vgg16-walk.lr_max-0.02-walk.starts-100,150"
 
 
-def test_rates_of_every_recipe_can_be_fractions():
+def test_paper_recipe_rates_can_be_fractions():
     for data, model in (*RECIPES, *penn_treebank.RECIPES):
         variant = find_recipe(data, model, ["lr=0.0125", "curve_lr=0.25", "weight_decay=1e-3"])
         assert (variant.lr, variant.curve_lr, variant.weight_decay) == (0.0125, 0.25, 1e-3)
@@ -112,22 +152,22 @@ def test_rates_of_every_recipe_can_be_fractions():
         ("", "got ''"),
     ],
 )
-def test_settings_that_are_none_are_refused(change, message):
+def test_paper_variant_refuses_bad_settings(change, message):
     with pytest.raises(tw.ThalwegError, match=message):
         find_recipe("cifar10", "vgg16", [change])
 
 
-def test_a_pretrained_network_has_no_recipe_to_change():
+def test_paper_variant_refuses_a_pretrained_network():
     with pytest.raises(tw.ThalwegError, match="networks trained from scratch; got resnet50 on imagenet"):
         find_recipe("imagenet", "resnet50", ["lr=0.1"])
 
 
-def test_recipes_without_fge_have_none_of_its_settings_to_change():
+def test_paper_variant_refuses_fge_settings_of_recipes_without_fge():
     with pytest.raises(tw.ThalwegError, match="if FC on MNIST has it; got 'walk"):
         find_recipe("mnist", "fc", ["walk.epochs=4"])
 
 
-def test_width_has_pairs_of_networks_of_their_own_at_every_width(tmp_path):
+def test_paper_width_has_pairs_of_networks_at_every_width(tmp_path):
     experiment = open_experiment(tmp_path, "cifar10", "conv3fc3", "smoke", ["weight_decay=1e-4"], progress=False)
     wanted = ENTRIES["width"].wanted(experiment, 3)
     assert {(pair.recipe.width, pair.seeds) for pair, _ in wanted} == {
@@ -142,7 +182,7 @@ def test_width_has_pairs_of_networks_of_their_own_at_every_width(tmp_path):
     assert experiment.with_width(1.0).folder == experiment.folder
 
 
-def test_a_variant_is_held_against_the_papers_loss_and_lengths():
+def test_claim_on_loss_and_lengths_of_a_variant():
     ratio, loss = {"": "length ratio"}, {"": "train loss max"}
     for name in ("single", "bezier", "polychain"):
         paper = row_of("curves", dataset="MNIST", model="FC", curve=name)
@@ -160,7 +200,7 @@ def test_a_variant_is_held_against_the_papers_loss_and_lengths():
     assert curve_entries._as_published([{"": "length ratio", "bezier": 1.0}, {"": "train loss max", "single": 1}]) == []
 
 
-def test_planes_are_fine_where_points_are_cheap():
+def test_paper_planes_are_fine_where_points_are_cheap():
     fine = {pair for pair, recipe in RECIPES.items() if recipe.grid == 61}
     assert {model for _, model in fine} == {"fc", "conv3fc3", "vgg16"}
     assert RECIPES["cifar100", "resnet_bottleneck164"].grid == 21
@@ -175,13 +215,13 @@ def test_planes_are_fine_where_points_are_cheap():
         ((0.1, 0.01), (0.2, 0.02), [True, True]),
     ],
 )
-def test_loss_2_must_be_steadier_and_as_low_over_the_length(over_t, over_length, holds):
+def test_claim_on_loss_2(over_t, over_length, holds):
     compared = curve_comparisons.LOSS_OVER_LENGTH, curve_comparisons.UNSTEADY
     rows = [dict(zip(compared, row, strict=True)) for row in (over_t, over_length)]
-    assert [claim.holds for claim in curve_comparisons.losses_judged(*rows)] == holds
+    assert [claim.holds for claim in curve_comparisons.claims_of_losses(*rows)] == holds
 
 
-def test_a_chain_trained_over_its_length_lies_apart_from_one_trained_over_t(tmp_path):
+def test_chain_trained_over_its_length_lies_apart_from_one_trained_over_t(tmp_path):
     experiment = open_experiment(tmp_path, "mnist", "fc", "smoke", ["width=0.1"], progress=False)
     prepare([(experiment, need) for need in ENTRIES["chain-losses"].needs])
     one, two = (experiment.obtain(need) for need in (curve_comparisons.OVER_T, curve_comparisons.OVER_LENGTH))
@@ -191,7 +231,7 @@ def test_a_chain_trained_over_its_length_lies_apart_from_one_trained_over_t(tmp_
     assert len(Run(experiment.folder / "polychain-0-arclength").lines(LOG)) == 2
 
 
-def test_words_are_measured_with_dropout_at_every_point(tmp_path):
+def test_ptb_is_measured_with_dropout_at_every_point(tmp_path):
     experiment = open_experiment(tmp_path, "ptb", "lstm-medium", "smoke", progress=False)
     ends = [tw.Weights.of(experiment.model(seed)) for seed in (0, 1)]
     for end in ends:

@@ -48,8 +48,8 @@ def check(tab, path):
     assert tab.requests() == [path.resolve().as_uri()]
     assert tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     images = "[...document.querySelectorAll('[role=img]')].filter((image) => !image.closest('[hidden]'))"
-    told = "(image) => document.getElementById(image.getAttribute('aria-labelledby')).textContent.length > 20"
-    assert tab.run(f"{images}.every({told})")
+    described = "(image) => document.getElementById(image.getAttribute('aria-labelledby')).textContent.length > 20"
+    assert tab.run(f"{images}.every({described})")
 
 
 def table(tab, host):
@@ -60,7 +60,7 @@ def table(tab, host):
 
 @pytest.mark.parametrize("width", [375, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_draws_quietly_and_fits(browser, folder, width, scheme):
+def test_page_draws_quietly_and_fits_the_window(browser, folder, width, scheme):
     tab = Tab(browser, folder / "page.html", width, scheme)
     check(tab, folder / "page.html")
     assert tab.run("document.querySelectorAll('svg[role=img], canvas[role=img]').length") == 6
@@ -69,7 +69,7 @@ def test_it_draws_quietly_and_fits(browser, folder, width, scheme):
     tab.screenshot(SCREENSHOTS / f"page-{width}-{scheme}.png")
 
 
-def test_the_slider_moves_profile_plane_and_numbers(tab, folder):
+def test_page_slider_moves_profile_plane_and_numbers(tab, folder):
     scans = [tw.Scan.load(folder / name / "scan.json") for name in ("line", "scan")]
     tab.run("document.getElementById('t').focus()")
     for keys, place in ((["Home"], 0), (["End"], 120), (["Home"] + ["ArrowRight"] * 31, 31)):
@@ -88,7 +88,7 @@ def test_the_slider_moves_profile_plane_and_numbers(tab, folder):
         assert rows[1][1].startswith("≈") == (place % 2 == 1)  # between two of the 61 points of the segment
 
 
-def test_spots_lie_where_the_axes_say(tab):
+def test_page_plane_spots_lie_where_the_axes_say(tab):
     """In pixels: in the plane from corner to corner, in the profile over the ticks 0 and 1."""
     tab.run("document.getElementById('t').focus()")
     middle = "(circle) => [+circle.getAttribute('cx'), +circle.getAttribute('cy')]"
@@ -103,19 +103,19 @@ def test_spots_lie_where_the_axes_say(tab):
     assert corners[1][0] - corners[0][0] > 100
 
 
-def test_data_and_quantity_are_chosen_for_all_views(tab, folder):
+def test_page_data_and_quantity_are_chosen_for_all_views(tab, folder):
     scan = tw.Scan.load(folder / "scan" / "scan.json")
     tab.run("document.querySelector('input[value=test]').click(); document.querySelector('input[value=error]').click()")
     assert np.allclose(tab.run(SPOTS.format("#profile"))[1], [0.5, 100 * scan.values["test"]["error"][60]])
     bowl = plane().values["test"]["error"]
-    told = f"Test error from {100 * bowl.min():.2f} % to {100 * bowl.max():.2f} % on 41 x 41 points"
+    summary = f"Test error from {100 * bowl.min():.2f} % to {100 * bowl.max():.2f} % on 41 x 41 points"
     for part in ("plane", "surface"):
-        assert told in tab.run(f"document.getElementById('{part}-text').textContent")
+        assert summary in tab.run(f"document.getElementById('{part}-text').textContent")
     highest = 100 * scan.values["test"]["error"].max()
     assert f"at most {highest:.2f} % (t = 0.50)" in tab.run("document.getElementById('profile-text').textContent")
 
 
-def test_the_map_has_the_colours_of_its_values(tab):
+def test_page_plane_map_has_the_colours_of_its_values(tab):
     """Darkest in the corner that is highest, brightest at the lowest point."""
     tab.run("document.querySelector('#plane canvas').id = 'map'")
     pixel = "[...document.getElementById('map').getContext('2d').getImageData({}, {}, 1, 1).data]"
@@ -126,7 +126,7 @@ def test_the_map_has_the_colours_of_its_values(tab):
     assert max(highest[:2]) < 90
 
 
-def test_tables_sort_both_ways_and_by_keyboard(tab, folder):
+def test_page_tables_sort_both_ways_and_by_keyboard(tab, folder):
     heads, *rows = table(tab, "#summary table")
     column = heads.index("max")
     press = "document.querySelectorAll('#summary thead button')[{}]"
@@ -150,7 +150,7 @@ def test_tables_sort_both_ways_and_by_keyboard(tab, folder):
     assert names == sorted(names, key=str.lower)
 
 
-def test_every_figure_gives_its_data(tab, folder, tmp_path):
+def test_page_every_figure_gives_its_data(tab, folder, tmp_path):
     tab.browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     assert tab.run("[...document.querySelectorAll('.files')].every((files) => files.children.length)")
     buttons = "document.querySelectorAll('.files button')"  # one after another: ten at once is all the browser allows
@@ -176,7 +176,7 @@ def arrived(path):
 
 
 @pytest.mark.parametrize("width", [375, 1440])
-def test_the_surface_has_axes_with_words_from_every_side(width, browser, folder):
+def test_page_surface_has_axes_with_words_from_every_side(width, browser, folder):
     tab = Tab(browser, folder / "page.html", width)
     box = "((e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, -b.right, -b.bottom]; })"
     words = "[...document.querySelectorAll('#surface svg text')]"
@@ -192,7 +192,7 @@ def test_the_surface_has_axes_with_words_from_every_side(width, browser, folder)
             tab.key("ArrowRight")
 
 
-def test_the_surface_turns_by_keys_and_by_hand(tab):
+def test_page_surface_rotates_by_keys_and_by_hand(tab):
     view = "document.querySelector('#surface canvas').dataset.view"
     first, picture = tab.run(view), image(tab)
     tab.run("document.querySelector('#surface canvas').focus()")
@@ -216,7 +216,7 @@ def image(tab):
     return base64.b64decode(address.split(",")[1])
 
 
-def test_reliability_is_drawn_before_and_after_scaling(tab):
+def test_page_reliability_is_drawn_before_and_after_scaling(tab):
     paths = tab.run("document.querySelectorAll('#reliability svg[role=img] > path').length")
     assert paths == 1 + (1 + 2) + (1 + 1)  # the diagonal, and two lines with their marks
     text = "Expected calibration error 0.020 before temperature scaling, 0.010 after temperature scaling. "
@@ -225,7 +225,7 @@ def test_reliability_is_drawn_before_and_after_scaling(tab):
     assert "6.00 % for the mean of all weights" in tab.run("document.getElementById('growth-text').textContent")
 
 
-def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
+def test_page_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
     assert (
         tab.run("document.querySelectorAll('#growth svg[role=img] > path').length") == 1 + 4 + 4
     )  # the line, and two marks each
@@ -239,7 +239,7 @@ def test_the_ensemble_is_drawn_and_its_matrix_is_a_table(tab):
     assert len(set(shades)) == 4
 
 
-def test_barriers_are_tables_of_the_chosen_quantity(tab):
+def test_page_barriers_are_tables_of_the_chosen_quantity(tab):
     heads, *rows = table(tab, "#barriers figure:nth-child(1) table")
     assert heads == ["network", "a", "b", "c"]
     assert rows[1] == ["b", "2.000", "1.000", "4.000"]
@@ -252,7 +252,7 @@ def test_barriers_are_tables_of_the_chosen_quantity(tab):
     assert tab.troubles() == []
 
 
-def test_unusual_barriers_are_shown(browser, tmp_path):
+def test_page_unusual_barriers_are_shown(browser, tmp_path):
     found = barriers([HOSTILE, "two"], aligned=False)
     found.values["test"]["loss"][0, 1, 2] = found.values["test"]["loss"][1, 0, 2] = np.nan
     found.save(tmp_path / "barriers.json")
@@ -261,7 +261,7 @@ def test_unusual_barriers_are_shown(browser, tmp_path):
     check(tab, tmp_path / "page.html")
 
 
-def test_light_and_dark_by_hand(tab):
+def test_page_light_and_dark_mode_by_hand(tab):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = tab.run(ground)
     tab.run("document.getElementById('theme').focus()")
@@ -272,7 +272,7 @@ def test_light_and_dark_by_hand(tab):
     assert tab.run(ground) == light
 
 
-def test_everything_is_reached_by_the_tab_key(tab):
+def test_page_everything_is_reached_by_the_tab_key(tab):
     seen = set()
     for _ in range(80):
         tab.key("Tab")
@@ -284,7 +284,7 @@ def test_everything_is_reached_by_the_tab_key(tab):
     assert {"theme", "t", "summary", "profile", "plane", "surface", "growth", "budget"} <= seen
 
 
-def test_it_is_drawn_again_when_the_window_changes(tab):
+def test_page_is_drawn_again_when_the_window_is_resized(tab):
     before = tab.run("document.querySelector('#profile svg[role=img]').clientWidth")
     tab.resize(375)
     tab.until(f"document.querySelector('#profile svg[role=img]').clientWidth < {before}")
@@ -331,8 +331,8 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("width", [375, 1440])
-def test_unusual_run_folders_are_shown(name, width, browser, tmp_path):
-    scans, told = ODD[name]
+def test_page_unusual_run_folders_are_shown(name, width, browser, tmp_path):
+    scans, captions = ODD[name]
     for number, scan in enumerate(scans):
         scan.save(tmp_path / f"{number}.json")
     path = page.write(tmp_path / "page.html", [tmp_path])
@@ -340,7 +340,7 @@ def test_unusual_run_folders_are_shown(name, width, browser, tmp_path):
     check(tab, path)
     assert tab.run("document.title") == tmp_path.name
     text = re.sub(r"\s+", " ", tab.run("document.body.innerText"))
-    for line in told:
+    for line in captions:
         assert line in text
     tab.screenshot(SCREENSHOTS / f"{name}-{width}.png")
 
@@ -355,7 +355,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("text", STRANGE, ids=["script", "quotes", "address", "template", "comment"])
-def test_names_from_files_are_only_text(text, browser, tmp_path):
+def test_page_names_from_files_are_escaped(text, browser, tmp_path):
     """Of folders, data sets, metrics, curves, methods, claims, settings and arguments."""
     folder = tmp_path / text.replace("/", "_")[:100]
     scans = [curve(text, data=(text,), quantities=("loss", text)), plane(11, data=(text,), path=text)]
@@ -381,7 +381,7 @@ def test_names_from_files_are_only_text(text, browser, tmp_path):
     assert shown.count(text[:20]) > 5
 
 
-def test_gaps_are_gaps(browser, tmp_path):
+def test_page_missing_values_are_gaps(browser, tmp_path):
     gappy_curve().save(tmp_path / "scan.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     line = tab.run("document.querySelector('#profile svg[role=img] > path').getAttribute('d')")
@@ -393,7 +393,7 @@ def test_gaps_are_gaps(browser, tmp_path):
 
 
 @pytest.mark.parametrize("above", [True, False])
-def test_a_wall_of_millions_hides_nothing(above, browser, tmp_path):
+def test_page_very_high_loss_hides_nothing(above, browser, tmp_path):
     scan = plane(21, data=("train",), quantities=("loss",))
     scan.values["train"]["loss"][:] = 1 + (scan.x - 5) ** 2 / 60
     scan.values["train"]["loss"][scan.y > 5 if above else scan.y < -0.5] = 1e9
@@ -408,7 +408,7 @@ def test_a_wall_of_millions_hides_nothing(above, browser, tmp_path):
     assert 1 < float(highest) < 3
 
 
-def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
+def test_page_legend_hides_and_shows_curves(browser, tmp_path):
     for name, height in (("scan", 500.0), ("other", 1.0)):  # in one folder, and one of them called as it
         curve(height=height).save(tmp_path / "other" / f"{name}.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
@@ -431,7 +431,7 @@ def test_curves_are_hidden_and_shown_by_the_legend(browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_entries_of_the_paper_are_shown_with_their_claims(browser, tmp_path):
+def test_page_paper_entries_are_shown_with_their_claims(browser, tmp_path):
     rows = [{"method": "Ind", "1B (%)": 100.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
     rows += [{"method": "none"}, {"method": "Fast", "1B (%)": 9.5}]
     Result("ensembles", HOSTILE, rows, [Claim("it works", True, "1"), Claim("so do we", False, "2")]).save(
@@ -450,7 +450,7 @@ def test_entries_of_the_paper_are_shown_with_their_claims(browser, tmp_path):
     check(tab, path)
 
 
-def test_the_pairs_of_many_members_are_colours(browser, tmp_path):
+def test_page_pairs_of_many_members_are_colours(browser, tmp_path):
     report(40).save(tmp_path / "report.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]), 375)
     assert tab.run("document.querySelector('.matrix').getBoundingClientRect().width") < 375
@@ -460,7 +460,7 @@ def test_the_pairs_of_many_members_are_colours(browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_folders_are_chosen(browser, tmp_path):
+def test_page_folders_are_chosen(browser, tmp_path):
     for number, name in enumerate(("one", "two")):
         curve(height=1.0 + number).save(tmp_path / name / "scan" / "scan.json")
     plane().save(tmp_path / "two" / "plane" / "scan.json")
@@ -476,7 +476,7 @@ def test_folders_are_chosen(browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path):
+def test_page_two_curves_of_one_name_are_not_placed_in_the_plane(browser, tmp_path):
     for name, height in (("one", 1.0), ("two", 2.0)):
         curve(height=height).save(tmp_path / name / "scan.json")
     plane().save(tmp_path / "plane" / "scan.json")
@@ -487,7 +487,7 @@ def test_of_two_curves_of_one_name_none_is_placed_in_the_plane(browser, tmp_path
 
 
 @pytest.mark.parametrize(("apart", "place"), [(1.0, "5.00, 0.00"), (1.2, NONE)])
-def test_a_segment_has_its_place_in_a_plane_of_its_ends(apart, place, browser, tmp_path):
+def test_page_segment_is_placed_in_a_plane_of_its_ends(apart, place, browser, tmp_path):
     line = curve("Segment")
     replace(line, length=apart * CORNERS[1][0] * line.t).save(tmp_path / "line.json")
     plane().save(tmp_path / "plane.json")
@@ -495,7 +495,7 @@ def test_a_segment_has_its_place_in_a_plane_of_its_ends(apart, place, browser, t
     assert table(tab, "#numbers table")[1][-1] == place
 
 
-def test_what_leaves_the_plane_is_faded_and_says_how_far(browser, tmp_path):
+def test_page_off_plane_curve_is_faded_with_its_distance(browser, tmp_path):
     away = {"Bezier": [0.0] * 121, "Far": [3.0] * 121, "members": [2.5, 0.0]}
     found = plane()
     far = [(x, y + 0.5) for x, y in found.paths["Bezier"]]
@@ -515,7 +515,7 @@ def test_what_leaves_the_plane_is_faded_and_says_how_far(browser, tmp_path):
     tab.screenshot(SCREENSHOTS / "off-plane.png")
 
 
-def test_units_of_the_users_own_metrics_are_shown(browser, tmp_path):
+def test_page_units_of_custom_metrics_are_shown(browser, tmp_path):
     found = curve(quantities=("loss", "data_loss", "error", "share"))
     replace(found, units={"error": "kN", "share": "%"}, length_ratio=None).save(tmp_path / "scan.json")
     path = page.write(tmp_path / "page.html", [tmp_path])
@@ -531,7 +531,7 @@ def test_units_of_the_users_own_metrics_are_shown(browser, tmp_path):
     assert "same ends" in tab.run("document.querySelector('#summary').textContent")
 
 
-def test_a_fitted_plane_shows_its_networks_and_what_it_holds(browser, tmp_path):
+def test_page_fitted_plane_shows_its_networks_and_variance(browser, tmp_path):
     known = np.zeros_like(plane().values["train"]["loss"])
     known[0] = 1
     networks = [(0.5, 0.5), (1.0, 1.5), (2.0, 1.0), (2.5, 0.5)]
@@ -547,7 +547,7 @@ def test_a_fitted_plane_shows_its_networks_and_what_it_holds(browser, tmp_path):
     assert tab.run("document.querySelectorAll('#plane circle[fill=\"#fff\"]').length") == 0
 
 
-def test_a_plane_around_a_network_has_one_spot(browser, tmp_path):
+def test_page_plane_around_a_network_has_one_spot(browser, tmp_path):
     replace(plane(), corners=[(0.0, 0.0)], paths={}, marks={}, away={}).save(tmp_path / "scan.json")
     path = page.write(tmp_path / "page.html", [tmp_path])
     tab = Tab(browser, path)

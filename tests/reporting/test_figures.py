@@ -21,16 +21,14 @@ mpl.use("Agg")
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory):
     """Scans that have been through a file."""
-    animal, folder = ZOO["mlp"], tmp_path_factory.mktemp("scans")
-    a, b, c = (tw.Weights.of(animal.module(seed)) for seed in range(3))
+    case, folder = ZOO["mlp"], tmp_path_factory.mktemp("scans")
+    a, b, c = (tw.Weights.of(case.module(seed)) for seed in range(3))
     curve = tw.Bezier(a, b).with_bends([c.vector])
-    data = {"train": animal.batches(), "test": animal.batches()[:1]}
+    data = {"train": case.batches(), "test": case.batches()[:1]}
     made = {
-        "Segment": tw.scan(animal.module(1), tw.Segment(a, b), animal.task, data, points=5),
-        "Bezier": tw.scan(animal.module(1), curve, animal.task, data, points=9),
-        "Plane": tw.scan(
-            animal.module(1), tw.Plane(a, b, c), animal.task, data, grid=(6, 5), overlay={"Bezier": curve}
-        ),
+        "Segment": tw.scan(case.module(1), tw.Segment(a, b), case.task, data, points=5),
+        "Bezier": tw.scan(case.module(1), curve, case.task, data, points=9),
+        "Plane": tw.scan(case.module(1), tw.Plane(a, b, c), case.task, data, grid=(6, 5), overlay={"Bezier": curve}),
     }
     for name, scan in made.items():
         scan.save(folder / f"{name}.json")
@@ -41,7 +39,7 @@ def curves(scans):
     return {name: scans[name] for name in ("Segment", "Bezier")}
 
 
-def test_a_profile_shows_every_curve_against_t(scans):
+def test_profile_shows_every_curve_against_t(scans):
     ax = tw.figures.profile(curves(scans), "test", "error", Figure().subplots())
     assert [line.get_label() for line in ax.lines] == ["Segment", "Bezier"]
     for line, scan in zip(ax.lines, curves(scans).values(), strict=True):
@@ -53,7 +51,7 @@ def test_a_profile_shows_every_curve_against_t(scans):
     assert len(styles) == len({style for _, style in styles}) == 2
 
 
-def test_a_profile_of_one_scan_makes_its_own_axes(scans):
+def test_profile_of_one_scan_makes_its_own_axes(scans):
     import matplotlib.pyplot as plt
 
     ax = tw.figures.profile(scans["Bezier"])
@@ -61,7 +59,7 @@ def test_a_profile_of_one_scan_makes_its_own_axes(scans):
     plt.close(ax.figure)
 
 
-def test_a_surface_shows_its_points_and_the_curve_in_it(scans):
+def test_surface_shows_its_points_and_the_curve_in_it(scans):
     plane = scans["Plane"]
     ax = tw.figures.surface(plane, ax=Figure().subplots())
     path, corners = ax.lines
@@ -81,7 +79,7 @@ def scale_of(*planes):
     return Scale.of([(plane, plane.values["train"]["loss"]) for plane in planes])
 
 
-def test_levels_crowd_near_the_lowest_value():
+def test_surface_levels_crowd_near_the_lowest_value():
     side = np.linspace(-1, 1, 41)
     bowl = 3 + side**2 + side[:, None] ** 2
     scale = scale_of(plane_of(bowl), plane_of(np.full((2, 2), np.inf)))
@@ -94,7 +92,7 @@ def test_levels_crowd_near_the_lowest_value():
 
 
 @pytest.mark.parametrize("low", [0.0, 0.02, 0.36, 15.1, -2.0])
-def test_levels_of_a_narrow_range_are_different_numbers(low):
+def test_surface_levels_of_a_narrow_range_are_different_numbers(low):
     scale = Scale(low, low + 0.03)
     texts = [scale.text(share) for share in np.linspace(0, 1, 14)[::2]]
     assert len(set(texts)) == len(texts)
@@ -103,7 +101,7 @@ def test_levels_of_a_narrow_range_are_different_numbers(low):
     assert Scale(0.02, 3.0).text(0.5) == "0.265"
 
 
-def test_a_wall_of_millions_hides_neither_valley_nor_barrier():
+def test_surface_with_very_high_loss_shows_valley_and_barrier():
     across = np.linspace(-1, 1, 21)
     valley = np.tile(1 + across**2, (21, 1))
     walled = valley + np.where(np.arange(21) > 10, 1e9, 0)[:, None]
@@ -117,7 +115,7 @@ def test_a_wall_of_millions_hides_neither_valley_nor_barrier():
     assert scale_of(plane_of(walled, [(-0.5, -0.5), (0.5, -0.5), (0, 1)])).high == 70
 
 
-def test_several_surfaces_share_one_scale(scans):
+def test_surfaces_share_one_scale(scans):
     figure = Figure(figsize=(9, 3), layout="constrained")
     axes = tw.figures.surfaces({"left": scans["Plane"], "right": scans["Plane"]}, axes=figure.subplots(1, 2))
     assert [ax.get_title() for ax in axes] == ["left", "right"]
@@ -159,7 +157,7 @@ def test_figures_are_written_as_png_and_pdf_with_nothing_clipped(draw, scans, tm
     assert pdf.read_bytes().startswith(b"%PDF")
 
 
-def test_what_cannot_be_drawn_says_why(scans):
+def test_figures_refuse_what_cannot_be_drawn(scans):
     with pytest.raises(tw.ThalwegError, match="a surface needs a scan of a plane"):
         tw.figures.surface(scans["Bezier"], ax=Figure().subplots())
     with pytest.raises(tw.ThalwegError, match="a profile needs a scan of a curve"):
@@ -168,10 +166,10 @@ def test_what_cannot_be_drawn_says_why(scans):
         tw.figures.profile(scans["Bezier"], quantity="nll", ax=Figure().subplots())
 
 
-def test_a_trace_marks_what_was_collected(tmp_path):
-    animal = ZOO["mlp"]
+def test_trace_marks_what_was_collected(tmp_path):
+    case = ZOO["mlp"]
     method = tw.FGE(cycle=tw.Iterations(4), lr_max=0.1, lr_min=0.01)
-    walk = tw.walk(animal.module(1), animal.task, animal.batches(), method, epochs=4, watch={"test": animal.batches()})
+    walk = tw.walk(case.module(1), case.task, case.batches(), method, epochs=4, watch={"test": case.batches()})
     walk.traces[0].save(tmp_path / "trace.json")
     trace = tw.Trace.load(tmp_path / "trace.json")
     axes = tw.figures.trace(trace, axes=Figure().subplots(3, 1))
@@ -182,7 +180,7 @@ def test_a_trace_marks_what_was_collected(tmp_path):
     assert np.allclose(axes[2].lines[1].get_ydata(), trace.distance[np.array(trace.collected) - 1])
 
 
-def test_a_budget_shows_every_method(tmp_path):
+def test_budget_shows_every_method(tmp_path):
     run = {"error": 0.1}
     entry = {
         "settings": "",
@@ -211,7 +209,7 @@ def made(tmp_path, name="c.json"):
     return tw.CurveEnsemble.load(tmp_path / name)
 
 
-def test_pairs_with_the_start_are_drawn_against_t(tmp_path):
+def test_pairs_with_the_start_figure_is_drawn_against_t(tmp_path):
     found = made(tmp_path)
     ax = tw.figures.pair_ensemble({"Segment": found, "Polychain": found}, Figure().subplots())
     assert [line.get_label() for line in ax.lines] == ["Segment", "Polychain", "both ends"]
@@ -220,7 +218,7 @@ def test_pairs_with_the_start_are_drawn_against_t(tmp_path):
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("t", "test error of two networks (%)")
 
 
-def test_a_curve_ensemble_is_drawn_before_and_after_rescaling(tmp_path):
+def test_curve_ensemble_is_drawn_before_and_after_rescaling(tmp_path):
     left, right = tw.figures.curve_ensemble(made(tmp_path), Figure().subplots(1, 2))
     assert [line.get_label() for line in left.lines] == [
         "phi(t)", "ensemble before rescaling", "ensemble after rescaling"]  # fmt: skip
@@ -229,7 +227,7 @@ def test_a_curve_ensemble_is_drawn_before_and_after_rescaling(tmp_path):
     assert [list(line.get_ydata()) for line in right.lines] == [[1.0, 2.0, 1.0], [0.9, 1.5, 0.9]]
 
 
-def test_reliability_is_accuracy_against_confidence(tmp_path):
+def test_reliability_figure_is_accuracy_against_confidence(tmp_path):
     ax = tw.figures.reliability(made(tmp_path), Figure().subplots())
     assert [line.get_label() for line in ax.lines] == ["accuracy = confidence", "before rescaling", "after rescaling"]
     assert np.allclose(np.column_stack(ax.lines[1].get_data()), [[80, 50], [95, 90]])
@@ -244,7 +242,7 @@ def report(errors, grown, epochs):
     return tw.Report(growth, members, [], [], epochs=epochs)
 
 
-def test_growth_marks_single_networks_and_ensembles_at_every_budget():
+def test_growth_figure_marks_single_networks_and_ensembles_at_every_budget():
     reports = {"SSE": report([0.3, 0.28], [0.3, 0.25], [10.0, 20.0]), "FGE": report([0.29], [0.29], [9.0])}
     ax = tw.figures.growth(reports, budget=10, ax=Figure().subplots())
     crosses, diamonds = ax.lines[0], ax.lines[1]
@@ -260,7 +258,7 @@ def test_growth_marks_single_networks_and_ensembles_at_every_budget():
     assert not counted.texts
 
 
-def test_scores_that_there_are_not_are_named():
+def test_figures_name_missing_scores():
     """Instead of a figure without a line."""
     entry = {"settings": "", "epochs": 10, "members": 1, "runs": [{"error": 0.1}], "pooled": {}}
     comparison = tw.Comparison(10, [1], [0], {"FGE": entry})
@@ -274,7 +272,7 @@ def test_scores_that_there_are_not_are_named():
             call()
 
 
-def test_panels_of_a_plane_do_not_overlap(tmp_path, monkeypatch):
+def test_surface_panels_do_not_overlap(tmp_path, monkeypatch):
     from thalweg.cli.curves import _write_scans
 
     x = np.linspace(-7, 7, 11)
@@ -290,23 +288,23 @@ def test_panels_of_a_plane_do_not_overlap(tmp_path, monkeypatch):
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
-def test_what_has_a_name_looks_alike_in_all_figures():
+def test_named_curves_have_one_style_in_all_figures():
     assert styled(["SSE", "FGE"]) == styled(["Ind", "SSE", "FGE"])[1:]
     assert styled(["mine", "Bezier", "yours"]) == [STYLES[0], STYLES[1], STYLES[2]]
     assert len(styled(map(str, range(9)))) == 9
     assert len({*styled(["SSE", "Snapshot", "Ind"])}) == 3
 
 
-def test_one_report_needs_no_name():
-    animal = ZOO["mlp"]
-    report = tw.Ensemble(animal.module(1), animal.ends()).report(animal.task, animal.batches())
+def test_growth_figure_takes_one_report_without_a_name():
+    case = ZOO["mlp"]
+    report = tw.Ensemble(case.module(1), case.ends()).report(case.task, case.batches())
     assert [line.get_label() for line in tw.figures.growth(report, ax=Figure().subplots()).lines][
         1
     ] == "networks, ensemble"
     assert tw.figures.reliability(report, Figure().subplots()).lines[1].get_label() == "the ensemble"
 
 
-def test_what_leaves_the_plane_is_drawn_faded_with_its_distance():
+def test_surface_off_plane_curve_is_faded_with_its_distance():
     x = y = np.linspace(0, 4, 3)
     path = [(0.0, 0.0), (2.0, 1.0), (4.0, 0.0)]
     values, corners = {"train": {"loss": np.arange(9.0).reshape(3, 3)}}, [(0.0, 0.0), (4.0, 0.0), (1.0, 2.0)]
@@ -334,7 +332,7 @@ def test_figures_take_the_units_of_the_scan():
     assert ax.get_ylabel() == "x share (%)"
 
 
-def test_a_profile_of_several_seeds_draws_the_mean_and_a_band():
+def test_profile_of_several_seeds_draws_the_mean_and_a_band():
     def seed(t, *values):
         t = np.array(t)
         return tw.Scan("Bezier", "curve", {"test": {"error": np.array(values)}}, t=t, length=t)
@@ -349,7 +347,7 @@ def test_a_profile_of_several_seeds_draws_the_mean_and_a_band():
     corners = {(x, round(y, 6)) for x, y in band.get_paths()[0].vertices}
     assert corners == {(x, round(y, 6)) for x, y in zip([0, 0.5, 1] * 2, [*low, *high], strict=True)}
     alone = tw.figures.profile(runs, ax=Figure().subplots(), data="test", quantity="error")
-    assert alone.get_legend() is not None
+    assert [text.get_text() for text in alone.get_legend().get_texts()] == ["Bezier, mean ± SD of 3 seeds"]
     for wrong in ([], {"Bezier": []}, [runs[0], "scan.json"]):
         with pytest.raises(tw.ThalwegError, match="a figure needs a Scan, or several by name"):
             tw.figures.profile(wrong)
@@ -360,7 +358,7 @@ def test_a_profile_of_several_seeds_draws_the_mean_and_a_band():
         tw.figures.profile([runs[0], elsewhere], quantity="error")
 
 
-def test_coarse_contours_are_interpolated_and_say_so():
+def test_surface_interpolates_coarse_contours_and_says_so():
     side = np.linspace(-1, 1, 5)
     bowl = 1 + side**2 + side[:, None] ** 2
     ax = tw.figures.surface(plane_of(bowl, [(0.0, 0.0)]), ax=Figure().subplots())
@@ -376,14 +374,14 @@ def test_coarse_contours_are_interpolated_and_say_so():
         assert "interpolated" not in ax.get_xlabel()
 
 
-def test_interpolated_contours_do_not_overshoot():
+def test_surface_interpolated_contours_do_not_overshoot():
     step = np.where(np.arange(6) < 3, 0.0, 1.0) * np.ones((6, 1))
     *_, shares = smooth(np.arange(6.0), np.arange(6.0), step)
     assert shares.min() >= 0
     assert shares.max() <= 1
 
 
-def test_a_fitted_plane_is_drawn_with_its_shares_and_distances(tmp_path):
+def test_surface_of_a_fitted_plane_shows_shares_and_distances(tmp_path):
     x = np.linspace(0, 4, 3)
     values = {"train": {"loss": np.arange(9.0).reshape(3, 3)}}
     marks = {"training": [(0.0, 0.0), (2.0, 1.0), (4.0, 0.0)], "FGE": [(4.0, 0.5)]}
@@ -402,7 +400,7 @@ def test_a_fitted_plane_is_drawn_with_its_shares_and_distances(tmp_path):
     assert drawn["FGE, up to 1 off the plane"].get_array().tolist() == pytest.approx([2 / 3])
 
 
-def test_barriers_are_drawn_as_they_are_and_aligned_on_one_scale(tmp_path):
+def test_barriers_figure_shows_plain_and_aligned_on_one_scale(tmp_path):
     barriers().save(tmp_path / "barriers.json")
     found = tw.Barriers.load(tmp_path)
     axes = tw.figures.barriers(found, quantity="error")
@@ -417,7 +415,7 @@ def test_barriers_are_drawn_as_they_are_and_aligned_on_one_scale(tmp_path):
 
 
 @pytest.mark.parametrize("count", [3, 6, 10, 12])
-def test_cells_of_a_matrix_hold_their_numbers(count):
+def test_barriers_figure_cells_hold_their_numbers(count):
     axes = tw.figures.barriers(barriers([str(k) for k in range(count)]), quantity="error")
     canvas = FigureCanvasAgg(axes[0].figure)
     canvas.draw()
@@ -427,14 +425,14 @@ def test_cells_of_a_matrix_hold_their_numbers(count):
         assert widest < ax.bbox.width / count
 
 
-def test_a_matrix_of_many_networks_has_no_numbers():
+def test_barriers_figure_of_many_networks_has_no_numbers():
     axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False), axes=Figure().subplots())
     assert len(axes) == 1
     assert not axes[0].texts
     assert axes[0].images[0].get_array().shape == (20, 20)
 
 
-def test_a_flat_fitted_plane_is_stretched_and_says_so():
+def test_surface_of_a_flat_fitted_plane_is_stretched_and_says_so():
     flat = tw.Scan(
         "Plane", "plane", {"x": {"loss": np.arange(9.0).reshape(3, 3)}}, x=np.array([0, 5.0, 10]),
         y=np.array([0, 0.5, 1]), corners=[(0.0, 0.0)],
@@ -446,7 +444,7 @@ def test_a_flat_fitted_plane_is_stretched_and_says_so():
 
 
 @pytest.mark.parametrize("height", [0.06, 0.1, 0.2, 0.5, 1.0])
-def test_the_numbers_at_the_bar_of_a_flat_plane_do_not_overlap(height):
+def test_surface_colour_bar_numbers_of_a_flat_plane_do_not_overlap(height):
     side = np.linspace(0, 10, 9)
     scan = tw.Scan("Plane", "plane", {"x": {"loss": np.add.outer(side, side)}}, x=side, y=height * side)
     figure = Figure((7, 3))
@@ -457,7 +455,7 @@ def test_the_numbers_at_the_bar_of_a_flat_plane_do_not_overlap(height):
     assert all(below.y1 <= above.y0 for below, above in pairwise(boxes))
 
 
-def test_an_adaptive_plane_says_how_many_points_were_measured():
+def test_surface_of_an_adaptive_plane_says_how_many_points_were_measured():
     known = np.ones((3, 3))
     known[1, 1] = 0
     scan = replace(plane_of(np.arange(9.0).reshape(3, 3), [(0.0, 0.0)]), measured=known)
@@ -465,7 +463,7 @@ def test_an_adaptive_plane_says_how_many_points_were_measured():
     assert ax.get_xlabel().endswith("\ninterpolated between 8 of 3 x 3 points")
 
 
-def test_points_that_are_not_equally_spaced_are_marked():
+def test_profile_marks_points_that_are_not_equally_spaced():
     t = np.array([0, 0.1, 1])
     scan = tw.Scan("Bezier", "curve", {"x": {"loss": t}}, t=t, length=t, knots=[0.0, 1.0])
     for each, marker in ((scan, "."), (replace(scan, knots=[]), "None")):

@@ -28,7 +28,7 @@ def made(folder, *runs):
     return shown(page.write(folder / "page.html", runs or [folder], replace=True))
 
 
-def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
+def test_page_finds_a_whole_folder_and_shows_it_exactly(tmp_path):
     found = made(whole(tmp_path))
     assert [scan["label"] for scan in found["curves"]] == ["Segment", "Bezier"]
     assert [scan["label"] for scan in found["planes"]] == ["plane"]
@@ -53,7 +53,7 @@ def test_a_whole_folder_is_found_and_shown_exactly(tmp_path):
     assert facts["code changed"] == "no"
 
 
-def test_comparison_shows_averages_and_equivalents(tmp_path):
+def test_page_comparison_shows_averages_and_equivalents(tmp_path):
     [found] = made(whole(tmp_path))["comparisons"]
     rows = {(row["method"], row["quantity"]): (row["1B"], row["2B"]) for row in found["rows"]}
     assert rows["FGE, averaged", "error"] == pytest.approx((0.105, 0.09))
@@ -61,7 +61,7 @@ def test_comparison_shows_averages_and_equivalents(tmp_path):
     assert rows["Ind", "equivalent in independent networks"] == pytest.approx((1, 2))
 
 
-def test_a_big_page_is_small_and_made_at_once(tmp_path):
+def test_page_of_many_results_is_small_and_fast(tmp_path):
     whole(tmp_path)
     start = time.process_time()
     path = page.write(tmp_path / "page.html", [tmp_path])
@@ -69,7 +69,7 @@ def test_a_big_page_is_small_and_made_at_once(tmp_path):
     assert path.stat().st_size < 7e6
 
 
-def test_what_lies_in_one_folder_is_shown_together(tmp_path):
+def test_page_groups_results_of_one_folder(tmp_path):
     for name in ("one", "two"):
         whole(tmp_path / name)
     assert {scan["group"] for scan in made(tmp_path)["curves"]} == {"one", "two"}
@@ -81,13 +81,13 @@ def test_what_lies_in_one_folder_is_shown_together(tmp_path):
     ]
 
 
-def test_of_several_curves_of_a_kind_the_one_in_a_file_of_that_name_is_called_by_it(tmp_path):
+def test_page_curve_is_named_after_its_file(tmp_path):
     curve().save(tmp_path / "curves" / "bezier.json")
     curve(height=2.0).save(tmp_path / "path" / "path.json")
     assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier", "Bezier, path"]
 
 
-def test_curves_look_as_in_the_figures(tmp_path):
+def test_page_curve_styles_are_those_of_figures(tmp_path):
     for name in ("Own", "PolyChain", "Segment"):
         curve(name).save(tmp_path / f"{name}.json")
     assert {scan["label"]: scan["style"] for scan in made(tmp_path)["curves"]} == {
@@ -97,7 +97,7 @@ def test_curves_look_as_in_the_figures(tmp_path):
     }
 
 
-def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
+def test_page_paper_entry_has_its_table_claims_and_origin(tmp_path):
     claim = Claim("it works", False, "by 0.1")
     rows = [{"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
     Result("ensembles", "VGG-16 on CIFAR-100", rows, [claim], {"machine": "a GPU"}).save(tmp_path / "result.json")
@@ -108,7 +108,7 @@ def test_an_entry_of_the_paper_comes_with_its_table_claims_and_origin(tmp_path):
     assert ["machine", "a GPU"] in found["facts"]
 
 
-def test_of_a_long_walk_some_steps_are_shown_and_all_that_was_collected(tmp_path):
+def test_page_thins_a_long_walk_but_keeps_all_collected(tmp_path):
     steps = np.arange(1.0, 78_001)
     tw.Trace(steps / 1e6, steps, steps / 2, [40_002, 77_000], 390).save(tmp_path / "trace.json")
     series = {one["quantity"]: one for one in made(tmp_path)["walks"][0]["series"]}
@@ -119,20 +119,20 @@ def test_of_a_long_walk_some_steps_are_shown_and_all_that_was_collected(tmp_path
     assert shown["values"] == shown["at"]
 
 
-def test_the_same_scan_in_two_folders_of_a_run_is_shown_once(tmp_path):
+def test_page_shows_a_scan_in_two_folders_once(tmp_path):
     for name in ("curves", "profile"):
         curve().save(tmp_path / name / "bezier.json")
     assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier"]
 
 
-def test_a_folder_with_nothing_to_show_is_named(tmp_path):
+def test_page_names_a_folder_with_nothing_to_show(tmp_path):
     whole(tmp_path / "one")
     (tmp_path / "ensemble").mkdir()
     with pytest.raises(tw.ThalwegError, match=r"^\S*ensemble holds no results that a page could show"):
         made(tmp_path, tmp_path / "one", tmp_path / "ensemble")
 
 
-def test_one_folder_need_not_be_in_a_list_and_none_is_refused(tmp_path):
+def test_page_takes_one_folder_and_refuses_none(tmp_path):
     curve().save(tmp_path / "run" / "scan.json")
     for number, folder in enumerate((tmp_path / "run", str(tmp_path / "run"))):
         assert "Bezier" in page.write(tmp_path / f"{number}.html", folder).read_text()
@@ -143,13 +143,13 @@ def test_one_folder_need_not_be_in_a_list_and_none_is_refused(tmp_path):
     assert not (tmp_path / "none.html").exists()
 
 
-def test_without_weight_decay_there_is_one_loss(tmp_path):
+def test_page_shows_one_loss_without_weight_decay(tmp_path):
     scan = curve()
     tw.Scan(**{**vars(scan), "weight_decay": 0.0}).save(tmp_path / "scan.json")
     assert list(made(tmp_path)["curves"][0]["values"]["train"]) == ["loss", "error"]
 
 
-def test_what_is_not_finite_becomes_a_gap(tmp_path):
+def test_page_non_finite_values_become_null(tmp_path):
     scan = curve()
     scan.values["train"]["loss"][3:5] = np.nan, np.inf
     scan.save(tmp_path / "scan.json")
@@ -158,14 +158,14 @@ def test_what_is_not_finite_becomes_a_gap(tmp_path):
     assert found["summary"][0]["max"] is None
 
 
-def test_no_name_can_leave_its_place(tmp_path):
+def test_page_escapes_names(tmp_path):
     curve(data=(HOSTILE,)).save(tmp_path / HOSTILE.replace("/", "") / "scan.json")
     path = page.write(tmp_path / "page.html", [tmp_path / HOSTILE.replace("/", "")])
     assert "<img" not in path.read_text()
     assert list(shown(path)["curves"][0]["values"]) == [HOSTILE]
 
 
-def test_an_unfinished_run_is_reported(tmp_path):
+def test_page_reports_an_unfinished_run(tmp_path):
     files.save_json(tmp_path / "scan" / "run.json", "run", RECORD)
     files.save_json(tmp_path / "python" / "run.json", "run", {**RECORD, "settings": {}})
     with pytest.raises(tw.ThalwegError, match=r"holds no results that a page could show: scan has no scan\.json"):
@@ -179,7 +179,7 @@ def test_an_unfinished_run_is_reported(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda text: ""]
 )
-def test_a_damaged_file_is_an_error_that_names_it(damage, tmp_path):
+def test_page_names_a_damaged_file(damage, tmp_path):
     file = whole(tmp_path) / "plane" / "scan.json"
     file.write_text(damage(file.read_text()))
     with pytest.raises(tw.ThalwegError, match=re.escape(str(file))):
@@ -187,7 +187,7 @@ def test_a_damaged_file_is_an_error_that_names_it(damage, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_files_of_others_are_left_alone(tmp_path):
+def test_page_ignores_foreign_files(tmp_path):
     plane().save(tmp_path / "plane.json")
     (tmp_path / "theirs.json").write_text('{"a": 1}')
     (tmp_path / "list.json").write_text("[]")
@@ -195,7 +195,7 @@ def test_files_of_others_are_left_alone(tmp_path):
     assert len(made(tmp_path)["planes"]) == 1
 
 
-def test_what_cannot_be_shown_says_why(tmp_path):
+def test_page_refuses_what_cannot_be_shown(tmp_path):
     with pytest.raises(tw.ThalwegError, match="nowhere is not a folder"):
         page.write(tmp_path / "page.html", [tmp_path / "nowhere"])
     with pytest.raises(tw.ThalwegError, match="holds no results"):
@@ -205,18 +205,18 @@ def test_what_cannot_be_shown_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["mine", "<!doctype html><title>an earlier page</title>"])
-def test_a_file_that_is_there_is_replaced_only_on_request(content, tmp_path):
+def test_page_replaces_an_existing_file_only_on_request(content, tmp_path):
     curve().save(tmp_path / "scan.json")
     path = tmp_path / "page.html"
     path.write_text(content)
-    with pytest.raises(tw.ThalwegError, match=r"page\.html is already there: .* replace=True"):
+    with pytest.raises(tw.ThalwegError, match=r"page\.html already exists: .* replace=True"):
         page.write(path, [tmp_path])
     assert path.read_text() == content
     page.write(path, [tmp_path], replace=True)
     assert "Made by thalweg" in path.read_text()
 
 
-def test_the_command(tmp_path):
+def test_page_command(tmp_path):
     whole(tmp_path / "runs")
     out = tmp_path / "page.html"
     arguments = ["page", str(tmp_path / "runs" / "scan"), str(tmp_path / "runs" / "plane"), "-o", str(out)]

@@ -15,7 +15,7 @@ from thalweg.batches import mapped, tensors_in
 from thalweg.runtime import cuda_graphs, fused
 from thalweg.runtime.accumulated import Accumulated, Parts
 from thalweg.runtime.captured import Captured
-from thalweg.runtime.cuda_graphs import _Form
+from thalweg.runtime.cuda_graphs import _Graph
 from thalweg.runtime.fused import adam_scales
 from thalweg.training.arclength import ArclengthBends
 from thalweg.training.loop import Settings
@@ -50,8 +50,8 @@ def replays(monkeypatch):
         def clone_state(self):
             return None
 
-    monkeypatch.setattr(_Form, "capture", capture)
-    monkeypatch.setattr(_Form, "replay", replay)
+    monkeypatch.setattr(_Graph, "capture", capture)
+    monkeypatch.setattr(_Graph, "replay", replay)
     monkeypatch.setattr(fused, "kernels", lambda: None)
     noted = cuda_graphs._noted  # on a GPU, tensors of the network may change
     monkeypatch.setattr(
@@ -71,13 +71,13 @@ def replays(monkeypatch):
     return count
 
 
-def trainable(kind, animal):
-    a, b = animal.ends()
+def trainable(kind, case):
+    a, b = case.ends()
     if kind == "network":
-        found = Network(Probe(animal.module(1)))
+        found = Network(Probe(case.module(1)))
     else:
         bends = ArclengthBends if kind == "arclength" else UniformBends
-        found = bends(Probe(animal.module(1), a), tw.Bezier(a, b, 1 if kind == "one bend" else 2), 3)
+        found = bends(Probe(case.module(1), a), tw.Bezier(a, b, 1 if kind == "one bend" else 2), 3)
     found.probe.module.train()
     return found
 
@@ -88,13 +88,13 @@ def made(moving, optimizer):
     return parameter_optimizer(moving, settings) if optimizer else make_optimizer(moving.vectors, 0.9)
 
 
-def trained(wrap, kind, animal, optimizer=None, clip=None):
+def trained(wrap, kind, case, optimizer=None, clip=None):
     """The vectors and losses of a few steps on batches of one size, and what was wrapped."""
-    moving = trainable(kind, animal)
-    step = Step(moving, animal.task, made(moving, optimizer), 0.01, clip)
+    moving = trainable(kind, case)
+    step = Step(moving, case.task, made(moving, optimizer), 0.01, clip)
     call = wrap(step)
     torch.manual_seed(0)
-    losses = [float(call(animal.batches()[0], lr)) for lr in RATES]
+    losses = [float(call(case.batches()[0], lr)) for lr in RATES]
     return torch.stack(moving.vectors).clone(), losses, call
 
 
@@ -113,10 +113,10 @@ def test_captured_steps_are_plain_steps(name, kind, clip, replays):
 @pytest.mark.parametrize("kind", ["network", "one bend", "uniform", "arclength"])
 def test_captured_steps_accumulate(kind, replays):
     def accumulating(wrap):
-        moving, animal = trainable(kind, ZOO["mlp"]), ZOO["mlp"]
-        step = Step(moving, animal.task, made(moving, None), 0.01, 0.1)
+        moving, case = trainable(kind, ZOO["mlp"]), ZOO["mlp"]
+        step = Step(moving, case.task, made(moving, None), 0.01, 0.1)
         Accumulated(step)
-        call, parts = wrap(step), Parts(animal.batches())
+        call, parts = wrap(step), Parts(case.batches())
         return [float(call(parts, lr)) for lr in RATES], torch.stack(moving.vectors).clone()
 
     (before, plain), (after, fast) = accumulating(lambda step: step), accumulating(Captured)
@@ -219,7 +219,7 @@ def test_captured_steps_with_the_users_optimizer_are_plain_steps(kind, optimizer
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["network", "uniform"])
-def test_the_fused_update_gets_what_it_needs(kind, optimizer, replays, monkeypatch):
+def test_captured_fused_update_gets_what_it_needs(kind, optimizer, replays, monkeypatch):
     def single(wrap):
         torch.manual_seed(0)
         module, other = (
@@ -255,7 +255,7 @@ class Routed(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["network", "uniform"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kernels", [False, True])
-def test_captured_steps_leave_alone_what_their_loss_leaves_out(kernels, optimizer, kind, replays, monkeypatch):
+def test_captured_steps_leave_parameters_without_gradient_alone(kernels, optimizer, kind, replays, monkeypatch):
     def routed(wrap):
         torch.manual_seed(0)
         module, a, b = Routed(), *(tw.Weights.of(Routed()) for _ in range(2))
@@ -273,16 +273,16 @@ def test_captured_steps_leave_alone_what_their_loss_leaves_out(kernels, optimize
     assert len(replays) >= 5
 
 
-def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
-    animal = ZOO["mlp"]
+def test_step_that_draws_on_the_cpu_is_not_captured(replays):
+    case = ZOO["mlp"]
 
     def noisy(outputs, targets):
         torch.rand(())
-        return animal.task.loss(outputs, targets)
+        return case.task.loss(outputs, targets)
 
-    moving = trainable("network", animal)
+    moving = trainable("network", case)
     call = Captured(Step(moving, tw.Task(noisy), make_optimizer(moving.vectors, 0.9)))
-    batch = animal.batches()[0]
+    batch = case.batches()[0]
     call(batch, 0.1)
     with pytest.warns(tw.SlowPathWarning, match="draws random numbers on the CPU"):
         call(batch, 0.1)
@@ -291,7 +291,7 @@ def test_a_step_that_draws_on_the_cpu_is_not_captured(replays):
     assert not call.replay.active
 
 
-def test_a_step_that_waits_is_not_captured_and_its_line_is_named(replays):
+def test_step_that_waits_is_not_captured_and_its_line_is_named(replays):
     def waiting(outputs, targets):
         warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
         return ZOO["mlp"].task.loss(outputs, targets)
@@ -308,7 +308,7 @@ def test_a_step_that_waits_is_not_captured_and_its_line_is_named(replays):
     assert not call.replay.active
 
 
-def test_a_network_with_hooks_on_its_parameters_is_not_captured(replays):
+def test_network_with_hooks_on_its_parameters_is_not_captured(replays):
     """They would run only while a step is captured."""
 
     def hooked(wrap):
@@ -329,12 +329,12 @@ def test_a_network_with_hooks_on_its_parameters_is_not_captured(replays):
     assert found[1] == plain[1] == len(RATES)
 
 
-def test_a_closed_replay_lets_go_of_its_graphs(replays):
+def test_closed_replay_frees_its_graphs(replays):
     moving = trainable("network", ZOO["mlp"])
     call = Captured(Step(moving, ZOO["mlp"].task, make_optimizer(moving.vectors, 0.9)))
     for lr in RATES:
         call(ZOO["mlp"].batches()[0], lr)
-    [form] = map(weakref.ref, call.replay.forms.values())
+    [form] = map(weakref.ref, call.replay.graphs.values())
     assert form().graph is not None
     call.replay.close()
     assert form() is None
@@ -342,12 +342,12 @@ def test_a_closed_replay_lets_go_of_its_graphs(replays):
 
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "transformer_dict", "tied_lstm"])
 def test_captured_scans_are_plain_scans(name, replays, monkeypatch):
-    animal = ZOO[name]
-    settings = {"points": 5, "weight_decay": 0.01, "bn_batches": animal.batches(), "progress": False}
+    case = ZOO[name]
+    settings = {"points": 5, "weight_decay": 0.01, "bn_batches": case.batches(), "progress": False}
 
     def scan():
-        data = {"train": animal.batches() * 3, "test": animal.batches()[:1] * 4}
-        return tw.scan(animal.module(1), tw.Segment(*animal.ends()), animal.task, data, **settings)
+        data = {"train": case.batches() * 3, "test": case.batches()[:1] * 4}
+        return tw.scan(case.module(1), tw.Segment(*case.ends()), case.task, data, **settings)
 
     plain = scan()
     assert not replays

@@ -53,7 +53,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_the_number_of_processes_does_not_matter(number, alone, tmp_path):
+def test_ranks_give_the_result_of_one_process(number, alone, tmp_path):
     for each in found("together", number, tmp_path):
         assert each.keys() == alone.keys()
         for name, values in alone.items():
@@ -61,28 +61,28 @@ def test_the_number_of_processes_does_not_matter(number, alone, tmp_path):
             assert (values != 0).any()
 
 
-def test_each_process_has_its_own_t_and_masks_and_all_stay_the_same(tmp_path):
+def test_ranks_draw_their_own_t_and_masks_and_keep_the_same_weights(tmp_path):
     first, second = found("apart", 2, tmp_path)
     for name in ("statistics", "dropout", "bend", "masks", "arclength", "padding"):
         assert torch.equal(first[name], second[name]), name
     t = [float(each["t"]) for each in (first, second)]
     assert t[0] != t[1]
-    animal = ZOO["mlp"]
-    a, b = animal.ends()
-    [batch] = animal.batches()[:1]
+    case = ZOO["mlp"]
+    a, b = case.ends()
+    [batch] = case.batches()[:1]
     half, gradient = len(batch[1]) // 2, 0
     curve = tw.Bezier(a, b)
     for rank, here in enumerate(t):
         part = tuple(tensor[:half] if rank == 0 else tensor[half:] for tensor in batch)
-        module = animal.module(1)
+        module = case.module(1)
         curve.point(here).load_into(module)
-        animal.losses(module, part).mean().backward()
+        case.losses(module, part).mean().backward()
         flat = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
         gradient = gradient + len(part[1]) / len(batch[1]) * 2 * here * (1 - here) * flat
     assert torch.allclose(first["bend"], curve.bends[0].vector - 0.1 * gradient, rtol=0, atol=1e-14)
 
 
-def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
+def test_ranks_with_different_arguments_are_refused_at_once(tmp_path):
     first, second = found("disagreements", 2, tmp_path)
     assert {**first, "single": ""} == {**second, "single": ""}
     expected = {
@@ -94,7 +94,7 @@ def test_processes_that_were_started_differently_find_out_at_once(tmp_path):
     }
     others = {
         "first": "division by zero",
-        "folder": "is already there, and nothing is written over",
+        "folder": "already exists and is never overwritten",
         "single": "single example",
     }
     assert set(first) == {*expected, *others}
@@ -155,7 +155,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("victim", [0, 1, None])
-def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(victim, undisturbed, tmp_path):
+def test_run_with_a_killed_rank_ends_and_resumes(victim, undisturbed, tmp_path):
     with_task(tmp_path)
     slowly = {**ENVIRONMENT, "SLOW": "0.2"}  # so that it cannot end before it is ended
     running = subprocess.Popen(
@@ -200,7 +200,7 @@ def _wait_for(path):
     raise AssertionError(f"{path} was never written")
 
 
-def test_what_fails_on_all_ranks_is_reported_once(tmp_path):
+def test_failure_on_all_ranks_is_reported_once(tmp_path):
     (tmp_path / "mine.py").write_text(
         TASK + '\n\ndef single(seed):\n    return {**task(seed), "model": task(seed)["model"].float()}\n'
     )
@@ -242,7 +242,7 @@ def test_walks_and_comparisons_of_several_ranks_are_those_of_one(command, tmp_pa
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
 
 
-def test_batches_are_divided_along_their_first_dimension():
+def test_ranks_divide_batches_along_their_first_dimension():
     batch = {"x": torch.arange(10).reshape(5, 2), "y": torch.arange(5), "scale": torch.tensor(3.0), "name": "a"}
     parts = [Ranks(rank, 3).share(batch) for rank in range(3)]
     assert [part["y"].tolist() for part, _ in parts] == [[0], [1, 2], [3, 4]]
@@ -250,7 +250,7 @@ def test_batches_are_divided_along_their_first_dimension():
     assert all(counts and part["name"] == "a" and part["scale"] == 3 for part, counts in parts)
 
 
-def test_too_few_examples_leave_some_without():
+def test_ranks_with_too_few_examples_leave_some_without():
     parts = [Ranks(rank, 4).share((torch.arange(2),)) for rank in range(4)]
     assert [counts for _, counts in parts] == [False, True, False, True]
     assert [part[0].tolist() for part, counts in parts if counts] == [[0], [1]]
@@ -267,12 +267,12 @@ def test_too_few_examples_leave_some_without():
         ([torch.zeros(3, 5, 5)] * 4, torch.arange(4)),
     ],
 )
-def test_what_cannot_be_divided_is_refused(batch):
+def test_ranks_refuse_a_batch_that_cannot_be_divided(batch):
     with pytest.raises(tw.ThalwegError, match="divided along the first dimension"):
         Ranks(0, 2).share(batch)
 
 
-def test_loaders_that_divide_the_data_themselves_are_refused():
+def test_ranks_refuse_a_distributed_sampler():
     data = torch.utils.data.TensorDataset(torch.rand(8, 2))
     sampler = torch.utils.data.distributed.DistributedSampler(data, 2, 0)
     loader = torch.utils.data.DataLoader(data, sampler=sampler)

@@ -14,45 +14,44 @@ from zoo import ZOO
 
 import thalweg as tw
 from thalweg.errors import Stopped
-from thalweg.runtime.interleave import STRIDE, at_once
+from thalweg.runtime.compute import present
+from thalweg.runtime.interleave import STRIDE, Interleaved, at_once
 from thalweg.store.runs import LOG, Run
 
 METHOD = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 
 
-def fitted(animal, seed, **settings):
-    return tw.fit(animal.module(seed), animal.task, animal.batches(), epochs=3, lr=0.05, seed=seed, **settings).vector
+def fitted(case, seed, **settings):
+    return tw.fit(case.module(seed), case.task, case.batches(), epochs=3, lr=0.05, seed=seed, **settings).vector
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_each_run_is_what_it_is_alone(name):
-    animal = ZOO[name]
-    for seed, vector in zip((1, 2, 3), tw.together(*(lambda s=s: fitted(animal, s) for s in (1, 2, 3))), strict=True):
-        assert torch.equal(vector, fitted(animal, seed))
+def test_together_gives_each_run_as_alone(name):
+    case = ZOO[name]
+    for seed, vector in zip((1, 2, 3), tw.together(*(lambda s=s: fitted(case, s) for s in (1, 2, 3))), strict=True):
+        assert torch.equal(vector, fitted(case, seed))
 
 
-def test_different_jobs_of_different_lengths():
-    animal = ZOO["dropout"]
-    module, (a, b) = animal.module(1), animal.ends()
+def test_together_runs_different_jobs_of_different_lengths():
+    case = ZOO["dropout"]
+    module, (a, b) = case.module(1), case.ends()
     jobs = [
-        lambda: fitted(animal, 1),
-        lambda: tw.connect(module, tw.Bezier(a, b), animal.task, animal.batches(), epochs=5, lr=0.05).bends[0].vector,
-        lambda: torch.stack(
-            [w.vector for w in tw.walk(module, animal.task, animal.batches(), METHOD, epochs=2).members]
-        ),
+        lambda: fitted(case, 1),
+        lambda: tw.connect(module, tw.Bezier(a, b), case.task, case.batches(), epochs=5, lr=0.05).bends[0].vector,
+        lambda: torch.stack([w.vector for w in tw.walk(module, case.task, case.batches(), METHOD, epochs=2).members]),
         lambda: torch.zeros(1),
     ]
     assert all(torch.equal(one, job()) for one, job in zip(tw.together(*jobs), jobs, strict=True))
 
 
-def test_data_with_a_generator_of_their_own_may_be_shared():
-    animal = ZOO["mlp"]
-    x, y = (torch.cat(parts) for parts in zip(*animal.batches(), strict=True))
+def test_together_shares_data_with_a_generator_of_their_own():
+    case = ZOO["mlp"]
+    x, y = (torch.cat(parts) for parts in zip(*case.batches(), strict=True))
     data = torch.utils.data.TensorDataset(x, y)
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5))
 
     def job(seed):
-        return tw.fit(animal.module(1), animal.task, loader, epochs=3, lr=0.05, seed=seed).vector
+        return tw.fit(case.module(1), case.task, loader, epochs=3, lr=0.05, seed=seed).vector
 
     state = loader.generator.get_state()
     both = tw.together(lambda: job(1), lambda: job(2))
@@ -62,7 +61,7 @@ def test_data_with_a_generator_of_their_own_may_be_shared():
     assert torch.equal(loader.generator.get_state(), state)
 
 
-def test_interleaved_jobs_draw_from_their_own_random_numbers():
+def test_together_jobs_draw_from_their_own_random_numbers():
     order, drawn = [], {0: [], 1: []}
 
     def job(number):
@@ -79,52 +78,52 @@ def test_interleaved_jobs_draw_from_their_own_random_numbers():
     assert len(set(drawn[0])) == 6
 
 
-def test_the_callers_random_states_stay():
+def test_together_leaves_the_callers_random_states():
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     tw.together(*(lambda s=s: fitted(ZOO["dropout"], s) for s in (1, 2)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
-def test_what_jobs_draw_outside_of_training_is_not_the_same_in_all():
+def test_together_jobs_draw_different_numbers_outside_of_training():
     first, second = tw.together(*[lambda: (float(torch.rand(())), random.random(), float(np.random.rand()))] * 2)
     assert len({*first, *second}) == 6
 
 
-def test_the_callers_random_states_stay_though_jobs_draw_outside_of_training():
+def test_together_leaves_the_callers_random_states_when_jobs_draw_outside_of_training():
     torch.manual_seed(3)
     state = torch.get_rng_state()
     tw.together(*[lambda: torch.rand(5)] * 3)
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_the_default_device_reaches_the_jobs():
+def test_together_passes_the_default_device_to_jobs():
     with torch.device("meta"):
         assert tw.together(lambda: torch.zeros(1).device.type) == ["meta"]
 
 
-def test_the_first_failure_ends_all():
-    animal, steps = ZOO["mlp"], []
+def test_together_ends_all_jobs_at_the_first_failure():
+    case, steps = ZOO["mlp"], []
 
     def counting(outputs, targets):
         steps.append(1)
-        return animal.task.loss(outputs, targets)
+        return case.task.loss(outputs, targets)
 
     def failing():
-        return tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: float("inf"))
+        return tw.fit(case.module(1), case.task, case.batches(), epochs=2, schedule=lambda i: float("inf"))
 
     def endless():
-        return tw.fit(animal.module(1), tw.Task(counting), animal.batches(), epochs=10_000, lr=1e-3)
+        return tw.fit(case.module(1), tw.Task(counting), case.batches(), epochs=10_000, lr=1e-3)
 
     threads = threading.active_count()
-    with pytest.raises(tw.Diverged):
+    with pytest.raises(tw.Diverged, match="with learning rate inf"):
         tw.together(endless, failing)
     assert len(steps) < 10
     assert threading.active_count() == threads
 
 
-def stopping(animal, seed, after):
-    """Batches that send this process a Ctrl-C after so many."""
+def stopping(case, seed, after):
+    """Batches that send this process a Ctrl-C after this many."""
 
     class Deadly(list):
         seen = 0
@@ -135,35 +134,35 @@ def stopping(animal, seed, after):
                 if self.seen == after:
                     heard = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
                     os.kill(os.getpid(), signal.SIGINT)
-                    while heard is not None and heard.asked is None:  # by the main thread, when it comes to it
+                    while heard is not None and heard.requested is None:  # by the main thread, when it comes to it
                         time.sleep(0.001)
                 yield batch
 
-    return Deadly(animal.batches())
+    return Deadly(case.batches())
 
 
-def test_all_are_saved_when_they_are_stopped_and_resume(tmp_path):
-    animal = ZOO["dropout"]
+def test_together_saves_all_jobs_when_stopped_and_resumes(tmp_path):
+    case = ZOO["dropout"]
 
     def job(seed, batches):
         run = tmp_path / str(seed)
-        return tw.fit(animal.module(seed), animal.task, batches, epochs=6, lr=0.05, seed=seed, run=run).vector
+        return tw.fit(case.module(seed), case.task, batches, epochs=6, lr=0.05, seed=seed, run=run).vector
 
     with pytest.raises(Stopped, match="make the same call again to resume"):
-        tw.together(lambda: job(1, animal.batches()), lambda: job(2, stopping(animal, 2, 7)))
+        tw.together(lambda: job(1, case.batches()), lambda: job(2, stopping(case, 2, 7)))
     assert all((tmp_path / name / "state.safetensors").is_file() for name in "12")
-    found = tw.together(*(lambda s=s: job(s, animal.batches()) for s in (1, 2)))
+    found = tw.together(*(lambda s=s: job(s, case.batches()) for s in (1, 2)))
     for seed, vector in zip((1, 2), found, strict=True):
-        plain = tw.fit(animal.module(seed), animal.task, animal.batches(), epochs=6, lr=0.05, seed=seed)
+        plain = tw.fit(case.module(seed), case.task, case.batches(), epochs=6, lr=0.05, seed=seed)
         assert torch.equal(vector, plain.vector)
 
 
-def test_logs_say_how_many_were_interleaved(tmp_path):
+def test_together_logs_how_many_were_interleaved(tmp_path):
     """So that their time can be divided; the last epoch of the longer run was its own."""
-    animal, epochs = ZOO["mlp"], (2, 30)
+    case, epochs = ZOO["mlp"], (2, 30)
 
     def job(number):
-        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=number, lr=0.01, run=tmp_path / str(number))
+        tw.fit(case.module(1), case.task, case.batches(), epochs=number, lr=0.01, run=tmp_path / str(number))
 
     tw.together(*(partial(job, number) for number in epochs))
     short, long = ([line.get("at_once", 1) for line in Run(tmp_path / str(number)).lines(LOG)] for number in epochs)
@@ -171,18 +170,52 @@ def test_logs_say_how_many_were_interleaved(tmp_path):
     assert (long[0], long[-1]) == (2, 1)
 
 
-def test_without_folders_a_ctrl_c_ends_all():
-    animal = ZOO["mlp"]
+def test_together_limits_the_jobs_at_a_time(tmp_path):
+    """A job that ends makes room for the next one, which takes over its stream."""
+    case, epochs = ZOO["dropout"], (2, 12, 3, 1, 4)
+    begun, most, streams = [], [], []
+
+    def job(seed):
+        begun.append(seed)
+        job = present.get().job
+        most.append(len(job.group.left))
+        streams.append(job.number)
+        settings = {"epochs": epochs[seed], "lr": 0.05, "seed": seed, "run": tmp_path / str(seed)}
+        return tw.fit(case.module(seed), case.task, case.batches(), **settings).vector
+
+    found = Interleaved([partial(job, seed) for seed in range(5)], 2).run()
+    assert begun == [0, 1, 2, 3, 4]
+    assert max(most) == 2
+    assert streams == [1, 2, 1, 1, 1]  # the second is the longest
+    assert [line.get("at_once", 1) for line in Run(tmp_path / "1").lines(LOG)][:5] == [2] * 5
+    for seed, vector in enumerate(found):
+        alone = tw.fit(case.module(seed), case.task, case.batches(), epochs=epochs[seed], lr=0.05, seed=seed)
+        assert torch.equal(vector, alone.vector)
+
+
+def test_together_starts_no_waiting_job_after_a_failure():
+    begun = []
+
+    def fails():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Interleaved([fails, *(partial(begun.append, k) for k in range(3))], 1).run()
+    assert begun == []
+
+
+def test_together_without_folders_ends_all_at_ctrl_c():
+    case = ZOO["mlp"]
 
     def job(batches):
-        return tw.fit(animal.module(1), animal.task, batches, epochs=10_000, lr=1e-3)
+        return tw.fit(case.module(1), case.task, batches, epochs=10_000, lr=1e-3)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        tw.together(lambda: job(animal.batches()), lambda: job(stopping(animal, 2, 7)))
+        tw.together(lambda: job(case.batches()), lambda: job(stopping(case, 2, 7)))
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_nothing_to_do_and_one_after_another():
+def test_together_of_no_jobs_and_of_one_at_a_time():
     assert tw.together() == []
     assert at_once([lambda: 1, lambda: 2], torch.device("cpu")) == [1, 2]

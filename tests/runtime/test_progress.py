@@ -8,6 +8,7 @@ from torch import nn
 
 import thalweg as tw
 from thalweg.runtime import progress
+from thalweg.runtime.compute import Context
 from thalweg.runtime.progress import Progress
 
 
@@ -20,14 +21,14 @@ def clock(monkeypatch):
 
 
 def work(clock, steps, seconds, show=None, before=0):
-    with Progress("training", steps, show) as bar:
+    with Progress("training", steps, show, Context()) as bar:
         bar.done = before
         for step in range(before, steps):
             clock[0] += seconds
             bar.advance(f"loss {step}")
 
 
-def test_lines_come_once_a_minute_off_a_terminal(clock, capsys):
+def test_progress_lines_come_once_a_minute_off_a_terminal(clock, capsys):
     work(clock, 10, 20.0)
     assert capsys.readouterr().err.splitlines() == [
         "training 3/10, loss 2, 0:01:00 elapsed, 0:02:20 left",
@@ -36,22 +37,22 @@ def test_lines_come_once_a_minute_off_a_terminal(clock, capsys):
     ]
 
 
-def test_work_shorter_than_a_minute_prints_nothing(clock, capsys):
+def test_progress_of_less_than_a_minute_prints_nothing(clock, capsys):
     work(clock, 59, 1.0)
     assert capsys.readouterr() == ("", "")
 
 
-def test_quiet_prints_no_lines(clock, capsys):
+def test_progress_quiet_prints_no_lines(clock, capsys):
     work(clock, 10, 100.0, show=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_remaining_time_of_a_resumed_run_counts_only_its_own_steps(clock, capsys):
+def test_progress_remaining_time_of_a_resumed_run_counts_only_its_own_steps(clock, capsys):
     work(clock, 100, 60.0, before=97)
     assert capsys.readouterr().err.splitlines()[0] == "training 98/100, loss 97, 0:01:00 elapsed, 0:02:00 left"
 
 
-def test_training_and_scans_print_lines_off_a_terminal(monkeypatch, capsys):
+def test_progress_of_training_and_scans_prints_lines_off_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(progress, "PACE", 0.0)
     batches = [(torch.randn(4, 2), torch.randint(2, (4,)))]
     net = nn.Linear(2, 2)

@@ -1,5 +1,7 @@
 """A network that the user has compiled is computed compiled, with the user's backend, and gives the same results."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ import thalweg as tw
 
 torch.manual_seed(0)
 BATCHES = [(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3) for _ in range(3)]
+OBSERVED = "batch-norm statistics are computed without the compiler: compiled code does not call the hooks"
 FGE = tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.01)
 
 
@@ -82,15 +85,20 @@ def calls():
     }
 
 
+def statistics(net):
+    return tw.update_bn(net, tw.average([tw.Weights.of(Net(seed)) for seed in (1, 2)]), BATCHES)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own, of parts
 @pytest.mark.parametrize("compiled", [wrapped, in_place, part, part_in_place])
 @pytest.mark.parametrize("call", calls())
-def test_the_users_backend_computes_and_gives_the_same(call, compiled):
+def test_recompiled_module_uses_the_users_backend_and_gives_the_same(call, compiled):
     torch._dynamo.reset()
     plain = calls()[call](Net())
     backend = Backend()
     net = compiled(backend)
-    found = calls()[call](net)
+    with pytest.warns(tw.SlowPathWarning, match=OBSERVED) if call == "scan" else nullcontext():
+        found = calls()[call](net)
     # three batches for each of two epochs or members, of which the first may be watched instead
     assert backend.runs >= 5
     torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(plain), rtol=1e-12, atol=1e-12)
@@ -99,7 +107,18 @@ def test_the_users_backend_computes_and_gives_the_same(call, compiled):
     assert backend.runs == before + 1  # the caller's own is still compiled
 
 
-def test_many_copies_need_no_more_compiling():
+@pytest.mark.parametrize("compiled", [wrapped, in_place, part, part_in_place])
+def test_update_bn_of_a_compiled_network_warns_that_it_runs_eagerly(compiled):
+    torch._dynamo.reset()
+    with pytest.warns(tw.SlowPathWarning, match=OBSERVED):
+        found = statistics(compiled(Backend()))
+    plain = statistics(Net())
+    assert found.buffers.keys() == plain.buffers.keys()
+    for name, buffer in plain.buffers.items():
+        torch.testing.assert_close(found.buffers[name], buffer, rtol=1e-12, atol=1e-12)
+
+
+def test_recompiled_copies_need_no_more_compiling():
     torch._dynamo.reset()
     made = []
 
@@ -113,7 +132,7 @@ def test_many_copies_need_no_more_compiling():
     assert len(made) == 1
 
 
-def test_what_cannot_be_compiled_again_is_said():
+def test_recompiled_warns_of_what_cannot_be_compiled_again():
     net = Net()
     net._compiled_call_impl = net._call_impl
     with pytest.warns(

@@ -16,7 +16,7 @@ def draw():
     return torch.rand(1).item(), random.random(), np.random.rand()
 
 
-def test_the_callers_state_comes_back_also_after_an_error():
+def test_rng_state_of_the_caller_is_restored_also_after_an_error():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     expected = draw()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
@@ -25,7 +25,7 @@ def test_the_callers_state_comes_back_also_after_an_error():
     assert draw() == expected
 
 
-def test_a_seed_decides_every_source():
+def test_seed_decides_every_source_of_randomness():
     with seeded(5):
         first = draw()
     with seeded(5):
@@ -35,7 +35,7 @@ def test_a_seed_decides_every_source():
 
 
 @pytest.mark.parametrize("where", ["loader", "sampler"])
-def test_loaders_with_a_generator_of_their_own(where):
+def test_seed_reaches_loaders_with_a_generator_of_their_own(where):
     generator = torch.Generator().manual_seed(9)
     if where == "loader":
         loader = DataLoader(range(20), 5, shuffle=True, generator=generator)
@@ -128,7 +128,7 @@ class Noise(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("where", held(MAKE["torch"]()))
-def test_every_generator_is_found_seeded_and_given_back(kind, where):
+def test_every_generator_is_found_seeded_and_restored(kind, where):
     generator = MAKE[kind]()
     source, drawn = held(generator)[where], []
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_every_generator_is_found_seeded_and_given_back(kind, where):
     assert one_number(generator) == one_number(MAKE[kind]())
 
 
-def test_a_global_generator_that_a_function_names_is_found():
+def test_global_generator_that_a_function_names_is_found():
     with undisturbed(lambda: RNG.random()):
         RNG.random()
     assert RNG.random() == random.Random(0).random()
@@ -175,7 +175,7 @@ class Counting:
         return iter([*self.order, *self.array, self.epoch, self.passes, self.story["calls"], self.count()])
 
 
-def test_what_a_block_counts_is_undone():
+def test_undisturbed_undoes_what_a_block_counts():
     batches, order = Counting(), None
     with undisturbed(batches):
         first = list(batches)
@@ -185,7 +185,7 @@ def test_what_a_block_counts_is_undone():
     assert batches.order is order
 
 
-def test_a_cycle_and_a_large_set_are_walked_once():
+def test_generator_search_visits_a_cycle_and_a_large_set_once():
     batches = Counting()
     batches.itself, batches.big = batches, [[torch.zeros(2, 2)] for _ in range(100_000)]
     with undisturbed(batches):
@@ -193,7 +193,7 @@ def test_a_cycle_and_a_large_set_are_walked_once():
     assert batches.epoch == 0
 
 
-def test_only_what_moved_is_named():
+def test_only_generators_that_moved_are_named():
     batches = Counting()
     batches.root = "data"
     before = capture(batches)

@@ -79,7 +79,7 @@ def test_fits_in_shards_are_those_of_whole_networks(folder):
 
 
 @pytest.mark.parametrize("number", [2, 4])
-def test_a_curve_saved_in_shards_is_read_as_one(number, folder, alone):
+def test_curve_saved_in_shards_is_read_as_one(number, folder, alone):
     curve = tw.Curve.load(folder / f"tied-{number}")
     start, end = worker.ends("tied")
     assert (curve.start.digest(), curve.end.digest()) == (start.digest(), end.digest())
@@ -95,7 +95,7 @@ def test_files_in_shards_are_read_by_another_number_of_ranks_and_whole_ones_in_s
     assert [ours["digest 0"], ours["digest 1"]] == [end.digest() for end in ends]
 
 
-def test_a_killed_run_in_shards_is_resumed_by_another_number_of_ranks(folder, alone):
+def test_killed_run_in_shards_is_resumed_by_another_number_of_ranks(folder, alone):
     ours = found(folder, "resumed-3")
     assert ours["state"]  # so that it was not run from the start
     assert off(ours["curve"], alone["tied adamw"]) < 1e-12
@@ -104,7 +104,7 @@ def test_a_killed_run_in_shards_is_resumed_by_another_number_of_ranks(folder, al
     assert not [path.name for path in (folder / "run").iterdir() if path.name.startswith("state")]
 
 
-def test_no_rank_holds_a_whole_vector(folder):
+def test_sharded_rank_holds_no_whole_vector(folder):
     """The largest tensor is the three points of a curve in one block, of a quarter of the weights each."""
     for rank in range(4):
         seen = found(folder, "largest-4", rank)
@@ -112,7 +112,7 @@ def test_no_rank_holds_a_whole_vector(folder):
         assert 3 * seen["vector"] <= seen["elements"] < seen["size"]
 
 
-def test_weights_that_break_on_one_rank_are_an_error_of_all(folder):
+def test_sharded_weights_not_finite_on_one_rank_are_an_error_of_all(folder):
     for rank in range(2):
         error = found(folder, "broken-2", rank)["error"]
         assert error.startswith(
@@ -120,25 +120,25 @@ def test_weights_that_break_on_one_rank_are_an_error_of_all(folder):
         )
 
 
-def test_the_example_of_a_sharded_curve_runs(folder):
+def test_sharded_curve_example_runs(folder):
     printed = found(folder, "example-2")["printed"]
     assert printed.startswith("Segment, length ratio 1.00")
     assert "2 processes, each with 0.50 of every vector" in printed
 
 
-def test_ranks_that_make_other_networks_are_named(folder):
+def test_sharded_ranks_that_make_other_networks_are_named(folder):
     for rank in range(2):
         error = found(folder, "unequal-2", rank)["error"]
         assert error.endswith("the same network: 'weight' is (2, 3) in process 0 and (3, 3) in process 1")
 
 
-def test_a_rank_without_any_weight_takes_part(folder):
+def test_sharded_rank_without_any_weight_takes_part(folder):
     assert [found(folder, "lone-2", rank)["size"] for rank in range(2)] == [1, 0]
     alone = worker.one_weight(worker.lonely())
     assert tw.Weights.load(folder / "lone.safetensors").vector.item() == pytest.approx(alone.vector.item(), rel=1e-12)
 
 
-def test_commands_take_a_network_in_shards(folder):
+def test_commands_take_a_sharded_network(folder):
     curve, scan = tw.Curve.load(folder / "connected"), tw.Scan.load(folder / "scanned")
     again = tw.scan(worker.made("mlp", 0), curve, worker.task("mlp"), {"x": worker.batches("mlp")}, points=3)
     assert scan.values["x"]["loss"] == pytest.approx(again.values["x"]["loss"], rel=1e-12)
@@ -157,7 +157,7 @@ def one_rank():
 
 
 @pytest.mark.parametrize("kind", ["mlp", "tied"])
-def test_one_rank_is_enough(kind, one_rank, tmp_path):
+def test_sharded_works_on_one_rank(kind, one_rank, tmp_path):
     """Though whole and divided tensors have the same shapes there."""
     whole, network = worker.connected(kind, "clip"), tw.sharded(worker.in_shards(kind))
     curve = worker.connected(kind, "clip", network, run=tmp_path / "run")
@@ -166,7 +166,7 @@ def test_one_rank_is_enough(kind, one_rank, tmp_path):
     assert ours == pytest.approx(theirs, rel=1e-12)
 
 
-def test_a_network_made_anew_draws_nothing_from_the_callers_random_state(one_rank):
+def test_sharded_leaves_the_callers_random_state(one_rank):
     network = tw.sharded(lambda: fully_shard(nn.Linear(3, 2)))
     data, before = [(torch.ones(2, 3), torch.ones(2, 2))], torch.get_rng_state()
     tw.fit(network, tw.regression(), data, epochs=1, lr=0.1, progress=False)
@@ -190,13 +190,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_networks_that_cannot_be_in_shards_are_refused(name, one_rank):
+def test_sharded_refuses_networks_that_cannot_be_divided(name, one_rank):
     make, message = REFUSED[name]
     with pytest.raises(tw.ThalwegError, match=message):
         tw.sharded(make)
 
 
-def test_what_needs_a_whole_network_says_so(one_rank, tmp_path):
+def test_sharded_network_is_refused_where_a_whole_one_is_needed(one_rank, tmp_path):
     network = tw.sharded(worker.in_shards("mlp"))
     weights, data = tw.Weights.of(network), worker.batches("mlp")
     for call in (
@@ -212,14 +212,14 @@ def test_what_needs_a_whole_network_says_so(one_rank, tmp_path):
         tw.fit(network, tw.classification(), data, epochs=2, lr=0.1, keep=[1], run=tmp_path / "run")
 
 
-def test_a_module_under_fully_shard_is_refused_without_its_function(one_rank):
+def test_module_under_fully_shard_is_refused_without_its_function(one_rank):
     module = worker.in_shards("mlp")()
     for call in (tw.Weights.of, lambda module: worker.scanned("mlp", tw.Segment(*worker.ends("mlp")), module)):
         with pytest.raises(tw.ThalwegError, match=r"network = thalweg.sharded\(make\)"):
             call(module)
 
 
-def test_vectors_on_the_cpu_are_not_copied_to_the_gpus_of_the_network(one_rank):
+def test_sharded_vectors_on_the_cpu_are_not_copied_to_gpus(one_rank):
     weights = tw.Weights.of(tw.sharded(worker.in_shards("mlp")))
     gpus = SimpleNamespace(device_type="cuda", mesh=weights.layout.mesh.mesh)
     for part in replace(weights.layout, mesh=gpus).split(weights.vector).values():
@@ -227,22 +227,22 @@ def test_vectors_on_the_cpu_are_not_copied_to_the_gpus_of_the_network(one_rank):
     assert not weights.vector.any()
 
 
-def test_whole_and_divided_points_do_not_mix(one_rank):
+def test_sharded_and_whole_weights_do_not_mix(one_rank):
     network = tw.sharded(worker.in_shards("mlp"))
     whole = worker.ends("mlp")[0]
-    for pair in ((tw.Weights.of(network), whole), (whole, tw.Weights.of(network))):
-        with pytest.raises(tw.ThalwegError, match=r"the division 'among 1 ranks' is in (start|end) only"):
+    for where, pair in {"start": (tw.Weights.of(network), whole), "end": (whole, tw.Weights.of(network))}.items():
+        with pytest.raises(tw.ThalwegError, match=f"the division 'among 1 ranks' is in {where} only"):
             tw.Bezier(*pair)
 
 
-def test_a_function_must_make_a_new_network(one_rank):
+def test_sharded_function_must_make_a_new_network(one_rank):
     network = fully_shard(nn.Linear(3, 3))
     data = [(torch.ones(2, 3), torch.ones(2, 3))]
     with pytest.raises(tw.ThalwegError, match="returned the same network again"):
         tw.fit(tw.sharded(lambda: network), tw.regression(), data, epochs=1, lr=0.1)
 
 
-def test_another_network_made_by_the_function_is_refused(one_rank):
+def test_sharded_refuses_another_network_made_by_the_function(one_rank):
     widths = iter([3, 4])
     network = tw.sharded(lambda: fully_shard(nn.Linear(3, next(widths))))
     data = [(torch.ones(2, 3), torch.ones(2, 3))]
@@ -279,7 +279,7 @@ def test_damaged_shards_are_refused(damage, one_rank, tmp_path):
             tw.Weights.load(path, module)
 
 
-def test_saving_again_replaces_the_shards_before(one_rank, tmp_path):
+def test_save_replaces_earlier_shards(one_rank, tmp_path):
     path = tmp_path / "a.safetensors"
     for seed in (1, 2):
         weights = tw.Weights.of(tw.sharded(worker.in_shards("mlp", seed)))
@@ -288,7 +288,7 @@ def test_saving_again_replaces_the_shards_before(one_rank, tmp_path):
     assert torch.equal(tw.Weights.load(path).vector, weights.vector)
 
 
-def test_folders_of_others_are_never_deleted(one_rank, tmp_path):
+def test_save_in_shards_never_deletes_foreign_folders(one_rank, tmp_path):
     path, number = tmp_path / "a.safetensors", "0123456789abcdef"
     others = [tmp_path / "a-shards-backup" / "mine", tmp_path / f"a-shards-{number}" / "notes.txt"]
     others += [tmp_path / f"aa-shards-{number}" / "shard-1.safetensors"]

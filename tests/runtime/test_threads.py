@@ -54,23 +54,23 @@ def called(call, width=8, count=4):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_small_networks_compute_in_one_thread(call, several):
+def test_threads_small_networks_compute_in_one(call, several):
     assert called(call) == {1}
     assert torch.get_num_threads() == 2
 
 
-def test_refresh_of_a_small_network_computes_in_one_thread(several):
+def test_update_bn_of_a_small_network_computes_in_one_thread(several):
     net = nn.Sequential(Counting(8, 4), nn.BatchNorm1d(4))
     Counting.seen.clear()
     tw.update_bn(net, tw.Weights.of(net), [(torch.randn(4, 8), None)])
     assert set(Counting.seen) == {1}
 
 
-def test_large_batches_keep_the_threads(several):
+def test_threads_large_batches_keep_them(several):
     assert called("scan", width=4000, count=20) == {2}
 
 
-def test_images_that_lie_on_the_device_count_with_their_pixels(several):
+def test_threads_count_the_pixels_of_images_on_the_device(several):
     net = Counting(3 * 40 * 40, 2)
     Counting.seen.clear()
     images = DeviceBatches(torch.zeros(20, 3, 40, 40, dtype=torch.uint8), torch.zeros(20, dtype=torch.long), 20)
@@ -78,7 +78,7 @@ def test_images_that_lie_on_the_device_count_with_their_pixels(several):
     assert set(Counting.seen) == {2}
 
 
-def test_threads_are_restored_when_something_raises(several):
+def test_threads_are_restored_after_an_error(several):
     def fails(outputs, targets):
         raise RuntimeError("mine")
 
@@ -88,7 +88,7 @@ def test_threads_are_restored_when_something_raises(several):
     assert torch.get_num_threads() == 2
 
 
-def test_the_users_choice_is_respected(several, monkeypatch):
+def test_threads_of_the_users_choice_are_kept(several, monkeypatch):
     torch.set_num_threads(3)
     assert called("fit") == {3}
     torch.set_num_threads(2)
@@ -96,7 +96,7 @@ def test_the_users_choice_is_respected(several, monkeypatch):
     assert called("fit") == {2}
 
 
-def test_results_do_not_depend_on_how_many_cores_there_are(several, monkeypatch):
+def test_results_do_not_depend_on_the_number_of_threads(several, monkeypatch):
     """For a network whose bits two threads change."""
     torch.manual_seed(0)
     net = tw.models.digits_net()
@@ -122,7 +122,7 @@ def test_results_do_not_depend_on_how_many_cores_there_are(several, monkeypatch)
     ],
     ids=["small objects", "large objects", "small arrays", "large arrays", "texts"],
 )
-def test_numbers_in_a_batch_of_any_kind_count(batch, width, expected, several):
+def test_threads_count_the_numbers_in_any_batch(batch, width, expected, several):
     def predict(net, drawn):
         if isinstance(drawn, str):
             drawn = [torch.ones(*map(int, drawn.split())), torch.arange(20) % 2]

@@ -62,22 +62,22 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One file of each kind, small enough to be damaged often."""
-    path, animal = tmp_path_factory.mktemp("files"), ZOO["conv_bn"]
-    a, b = animal.ends()
-    batches = animal.batches()
+    path, case = tmp_path_factory.mktemp("files"), ZOO["conv_bn"]
+    a, b = case.ends()
+    batches = case.batches()
     a.save(path / "weights.safetensors")
     tw.Bezier(a, b).save(path / "curve.safetensors")
-    trained = tw.fit(animal.module(1), animal.task, batches, epochs=3, lr=0.1, keep=[1], run=path / "fit")
+    trained = tw.fit(case.module(1), case.task, batches, epochs=3, lr=0.1, keep=[1], run=path / "fit")
     for name in ("log.jsonl", "run.json", "kept-1.safetensors"):
         shutil.copy(path / "fit" / name, path / name)
     Run(path).save({"vector": torch.randn(50)}, {"epoch": 3, "python": list(range(100))})
-    tw.scan(animal.module(1), [a, b], animal.task, {"x": batches}).save(path / "scan.json")
-    walk = tw.walk(animal.module(1), animal.task, batches, tw.SWA(lr=0.1), epochs=2)
+    tw.scan(case.module(1), [a, b], case.task, {"x": batches}).save(path / "scan.json")
+    walk = tw.walk(case.module(1), case.task, batches, tw.SWA(lr=0.1), epochs=2)
     walk.traces[0].save(path / "trace.json")
-    ensemble = tw.Ensemble(animal.module(1), [replace(trained, kept={})])
+    ensemble = tw.Ensemble(case.module(1), [replace(trained, kept={})])
     ensemble.save(path / "ensemble")
-    ensemble.report(animal.task, batches).save(path / "report.json")
-    arguments = (animal.module, animal.task, batches, batches, [tw.Independent()])
+    ensemble.report(case.task, batches).save(path / "report.json")
+    arguments = (case.module, case.task, batches, batches, [tw.Independent()])
     tw.compare(*arguments, budget=2, seeds=(1,), multiples=(1,)).save(path / "comparison.json")
     return path
 
@@ -90,7 +90,7 @@ def attempt(read, path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_damage_is_refused_or_harmless(name, folder):
+def test_damaged_files_are_refused_or_harmless(name, folder):
     path, read, dice = folder / name, KINDS[name], random.Random(name)
     original, whole = path.read_bytes(), read(folder / name)
     refused = 0
@@ -107,7 +107,7 @@ def test_damage_is_refused_or_harmless(name, folder):
                 refused += 1
                 assert path.name in str(found)
             else:
-                assert found == whole or (name == "log.jsonl" and found == whole[: len(found)])
+                assert found == (whole[: len(found)] if name == "log.jsonl" else whole)
     finally:
         path.write_bytes(original)
     assert refused > CASES / 3 or name == "log.jsonl"

@@ -22,7 +22,7 @@ def saved(tmp_path):
     return path
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
+def test_write_that_fails_leaves_the_old_file_and_no_litter(saved):
     before = saved.read_bytes()
 
     def writer(temporary: Path):
@@ -35,7 +35,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(saved):
     assert os.listdir(saved.parent) == [saved.name]
 
 
-def test_a_dtype_that_files_do_not_hold_is_named(tmp_path):
+def test_save_names_a_dtype_that_files_do_not_hold(tmp_path):
     module = nn.Linear(2, 1)
     module.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
     with pytest.raises(
@@ -45,7 +45,7 @@ def test_a_dtype_that_files_do_not_hold_is_named(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_equal_content_gives_equal_bytes(tmp_path):
+def test_files_of_equal_content_have_equal_bytes(tmp_path):
     about = {"name": 'caf\u00e9 "quoted" / \x01\n', "values": [1.5, None]}
     for k in range(8):
         files.save_tensors(tmp_path / str(k), "odd", {"b": torch.ones(3), "a": torch.zeros(2, 2)}, about)
@@ -83,7 +83,7 @@ def test_flipped_bits_are_refused(saved):
             tw.Weights.load(saved)
 
 
-def test_json_is_covered_by_a_hash_too(tmp_path):
+def test_json_file_is_covered_by_a_hash(tmp_path):
     path = tmp_path / "r.json"
     files.save_json(path, "scan", {"a": [0.1, float("nan"), 1e-300], "b": "ü"})
     assert files.load_json(path, "scan")["a"][2] == 1e-300
@@ -95,7 +95,7 @@ def test_json_is_covered_by_a_hash_too(tmp_path):
         files.load_json(path, "scan")
 
 
-def test_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch):
+def test_file_of_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch):
     with pytest.raises(tw.ThalwegError, match="must be a file of curve, but it holds weights"):
         tw.Curve.load(saved)
     monkeypatch.setattr(files, "FORMAT", 2)
@@ -105,7 +105,7 @@ def test_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch)
         tw.Weights.load(tmp_path / "new.safetensors")
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(tw.ThalwegError, match="nothing is not a file"):
         tw.Weights.load(tmp_path / "nothing")
 
@@ -118,7 +118,7 @@ class Payload:
         return (open, (self.path, "w"))
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_did_not_run(tmp_path):
+def test_pickle_that_would_run_code_is_refused_and_did_not_run(tmp_path):
     target = tmp_path / "ran"
     torch.save({"weight": Payload(target)}, tmp_path / "bad.pt")
     with pytest.raises(tw.ThalwegError, match=r"bad\.pt holds more than tensors"):
@@ -142,20 +142,20 @@ def reference_checkpoint(module, points, bezier):
 
 
 @pytest.mark.parametrize("kind", [tw.Bezier, tw.PolyChain])
-def test_curves_of_the_papers_public_code(kind, tmp_path):
+def test_load_curves_of_the_papers_public_code(kind, tmp_path):
     from thalweg.loading import is_curve, load_curve
 
-    animal = ZOO["conv_bn"]
-    points = [tw.Weights.of(animal.module(seed)) for seed in range(3)]
-    torch.save(reference_checkpoint(animal.module(0), points, kind is tw.Bezier), tmp_path / "checkpoint-200.pt")
+    case = ZOO["conv_bn"]
+    points = [tw.Weights.of(case.module(seed)) for seed in range(3)]
+    torch.save(reference_checkpoint(case.module(0), points, kind is tw.Bezier), tmp_path / "checkpoint-200.pt")
     assert is_curve(tmp_path / "checkpoint-200.pt")
-    curve = load_curve(tmp_path / "checkpoint-200.pt", animal.module(5))
+    curve = load_curve(tmp_path / "checkpoint-200.pt", case.module(5))
     assert type(curve) is kind
     assert all(torch.equal(ours.vector, theirs.vector) for ours, theirs in zip(curve.points, points, strict=True))
-    scan = tw.scan(animal.module(5), curve, animal.task, {"x": animal.batches()}, points=3, bn_batches=animal.batches())
+    scan = tw.scan(case.module(5), curve, case.task, {"x": case.batches()}, points=3, bn_batches=case.batches())
     assert scan.name == kind.__name__
     with pytest.raises(tw.ThalwegError, match=r"has tensors named net\.\*_0"):
-        tw.Curve.from_state(animal.module(1).state_dict(), animal.module(1))
+        tw.Curve.from_state(case.module(1).state_dict(), case.module(1))
 
 
 PATHS = {
@@ -194,7 +194,7 @@ def calls_with_a_path(net):
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_what_is_no_path_is_a_sentence_in_every_call(kind, tmp_path, monkeypatch):
+def test_bad_paths_are_refused_in_every_call(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, said = PATHS[kind]
     for call in calls_with_a_path(nn.Linear(3, 2)).values():

@@ -43,17 +43,17 @@ def test_weights_of_0_1_0_load(path):
     assert net.norm.num_batches_tracked == 4
 
 
-def test_a_curve_of_0_1_0_loads():
+def test_curve_of_0_1_0_loads():
     for path in ("curve.safetensors", "finished-connect"):
         curve = tw.Bezier.load(OLD / path)
         assert [point.digest() for point in (curve.start, curve.bends[0], curve.end)] == [A, BEND, B]
 
 
-def test_an_ensemble_of_0_1_0_loads():
+def test_ensemble_of_0_1_0_loads():
     assert [member.digest() for member in tw.Ensemble.load(OLD / "ensemble", Net()).members] == [A, B]
 
 
-def test_a_kept_epoch_of_0_1_0_loads_and_is_walked_from():
+def test_kept_epoch_of_0_1_0_loads_and_is_walked_from():
     kept = Checkpoint.load(OLD / "finished-fit" / "kept-1.safetensors")
     assert (kept.epoch, kept.kind) == (1, "SGD")
     walk = tw.walk(Net(), tw.classification(), BATCHES, tw.SWA(lr=0.1), epochs=1, start=kept)
@@ -72,7 +72,7 @@ def test_results_of_0_1_0_load():
     assert tw.CurveEnsemble.load(OLD / "curve-ensemble.json").t == [0.0, 0.5, 1.0]
 
 
-def test_a_page_is_made_of_what_0_1_0_wrote(tmp_path):
+def test_page_is_made_of_what_0_1_0_wrote(tmp_path):
     assert tw.page.write(tmp_path / "page.html", [OLD]).is_file()
 
 

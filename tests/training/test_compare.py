@@ -21,10 +21,10 @@ METHODS = [
 
 
 def run(methods=METHODS, **settings):
-    animal = ZOO["conv_bn"]
-    batches = animal.batches()
+    case = ZOO["conv_bn"]
+    batches = case.batches()
     settings = {"budget": 10, "seeds": (1, 2, 3), "bn_batches": batches, "lr": 0.1, **settings}
-    return tw.compare(animal.module, animal.task, batches, settings.pop("test", batches), methods, **settings)
+    return tw.compare(case.module, case.task, batches, settings.pop("test", batches), methods, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -32,33 +32,33 @@ def result():
     return run()
 
 
-def test_no_method_spends_more_than_the_budget(result):
+def test_compare_spends_at_most_the_budget(result):
     epochs = {name: entry["epochs"] for name, entry in result.entries.items()}
     assert epochs == {"Independent": 10, "Snapshot": 10, "FGE": 7 + 2 * 1, "SWA": 10}
     members = {name: entry["members"] for name, entry in result.entries.items()}
     assert members == {"Independent": 1, "Snapshot": 2, "FGE": 2 * 2, "SWA": 1}
 
 
-def test_shared_epochs_give_what_each_method_would_find_alone(result):
+def test_compare_shared_epochs_give_what_each_method_finds_alone(result):
     """FGE in the comparison equals a fit and a walk by hand."""
-    animal = ZOO["conv_bn"]
-    batches, fge = animal.batches(), METHODS[2]
+    case = ZOO["conv_bn"]
+    batches, fge = case.batches(), METHODS[2]
     pool = []
     for seed in (1, 2):
         trained = tw.fit(
-            animal.module(seed), animal.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7]
+            case.module(seed), case.task, batches, epochs=7, schedule=decay(0.1, 10, 3), seed=seed, keep=[5, 7]
         )
         starts = [trained.kept[5], trained.kept[7]]
         pool.append(
-            tw.walk(animal.module(seed), animal.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009).members
+            tw.walk(case.module(seed), case.task, batches, fge, epochs=1, start=starts, seed=seed + 500_009).members
         )
-        alone = tw.Ensemble(animal.module(seed), pool[-1]).score(animal.task, batches)
+        alone = tw.Ensemble(case.module(seed), pool[-1]).score(case.task, batches)
         assert result.entries["FGE"]["runs"][seed - 1] == pytest.approx(alone, rel=1e-12)
-    both = tw.Ensemble(animal.module(1), pool[0] + pool[1]).score(animal.task, batches)
+    both = tw.Ensemble(case.module(1), pool[0] + pool[1]).score(case.task, batches)
     assert result.entries["FGE"]["pooled"]["2"] == pytest.approx(both, rel=1e-12)
 
 
-def test_what_is_shared_is_trained_once(monkeypatch):
+def test_compare_trains_shared_epochs_once(monkeypatch):
     fits = []
     original = module_under_test.fit
     monkeypatch.setattr(module_under_test, "fit", lambda *a, **k: fits.append(k["epochs"]) or original(*a, **k))
@@ -70,7 +70,7 @@ def test_what_is_shared_is_trained_once(monkeypatch):
     assert fits == [10, 7]
 
 
-def test_the_table_has_a_spread_at_one_budget_only(result):
+def test_comparison_table_has_a_spread_at_one_budget_only(result):
     runs = [entry["error"] for entry in result.entries["Independent"]["runs"]]
     mean, spread = result.score("Independent", 1)
     assert mean == pytest.approx(sum(runs) / 3)
@@ -81,13 +81,13 @@ def test_the_table_has_a_spread_at_one_budget_only(result):
     assert "±" in lines[2]
 
 
-def test_a_comparison_survives_its_file(result, tmp_path):
+def test_comparison_save_and_load(result, tmp_path):
     result.save(tmp_path / "c.json")
     back = tw.Comparison.load(tmp_path / "c.json")
     assert (back.to_dict(), back.milliseconds) == (result.to_dict(), result.milliseconds)
 
 
-def test_bare_classes_take_the_papers_settings():
+def test_compare_bare_classes_take_the_papers_settings():
     result = run(methods=[tw.Independent, tw.Snapshot, tw.SWA], seeds=(1,), multiples=(1,))
     assert result.entries["Snapshot"]["settings"] == "Snapshot(cycles=5, lr_max=0.1)"
 
@@ -114,51 +114,51 @@ def test_bare_classes_take_the_papers_settings():
         ({"test": [(torch.ones(4, 2, 5, 5).double(), torch.arange(4))]}, "labels must lie between 0 and 2"),
     ],
 )
-def test_bad_comparisons_are_found_before_training(settings, message, monkeypatch):
+def test_compare_refuses_bad_settings_before_training(settings, message, monkeypatch):
     monkeypatch.setattr(module_under_test, "fit", lambda *a, **k: pytest.fail("trained first"))
     with pytest.raises(tw.ThalwegError, match=message):
         run(**settings)
 
 
-def test_everything_asked_for_reaches_the_runs():
+def test_compare_passes_every_setting_to_the_runs():
     """With dropout, shuffling, decay, momentum and clipping, each method equals the same calls by hand."""
-    animal = ZOO["dropout"]
-    data = [(x, y) for batch in animal.batches() for x, y in zip(*batch, strict=True)]
+    case = ZOO["dropout"]
+    data = [(x, y) for batch in case.batches() for x, y in zip(*batch, strict=True)]
     batches = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
     common = {"momentum": 0.5, "weight_decay": 0.05, "clip": 0.3}
     methods = [tw.Independent(), tw.SWA(lr=0.05, starts=(0.5,)), tw.Snapshot(cycles=2, lr_max=0.2)]
-    arguments = (animal.module, animal.task, batches, animal.batches(), methods)
+    arguments = (case.module, case.task, batches, case.batches(), methods)
     result = tw.compare(*arguments, budget=4, seeds=(3,), multiples=(1,), lr=0.2, **common)
-    trained = tw.fit(animal.module(3), animal.task, batches, epochs=4, lr=0.2, seed=3, keep=[2], **common)
+    trained = tw.fit(case.module(3), case.task, batches, epochs=4, lr=0.2, seed=3, keep=[2], **common)
     later = {"seed": 3 + 500_009, **common}
-    swa = tw.walk(animal.module(3), animal.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
-    snapshots = tw.walk(animal.module(3), animal.task, batches, methods[2], epochs=4, **later)
+    swa = tw.walk(case.module(3), case.task, batches, methods[1], epochs=2, start=trained.kept[2], **later)
+    snapshots = tw.walk(case.module(3), case.task, batches, methods[2], epochs=4, **later)
     for name, members in (
         ("Independent", [trained]),
         ("SWA", [tw.average(swa.members)]),
         ("Snapshot", snapshots.members),
     ):
-        alone = tw.Ensemble(animal.module(3), members).score(animal.task, animal.batches())
+        alone = tw.Ensemble(case.module(3), members).score(case.task, case.batches())
         assert result.entries[name]["runs"][0] == pytest.approx(alone, rel=1e-12)
 
 
-def test_the_average_of_swa_has_statistics_of_its_own(result):
-    animal = ZOO["conv_bn"]
-    batches = animal.batches()
-    trained = tw.fit(animal.module(2), animal.task, batches, epochs=6, schedule=decay(0.1, 10, 3), seed=2, keep=[6])
-    members = tw.walk(animal.module(2), animal.task, batches, METHODS[3], epochs=4, start=trained.kept[6]).members
-    alone = tw.Ensemble(animal.module(2), [tw.update_bn(animal.module(2), tw.average(members), batches)])
-    assert result.entries["SWA"]["runs"][1] == pytest.approx(alone.score(animal.task, batches), rel=1e-12)
+def test_compare_swa_average_has_statistics_of_its_own(result):
+    case = ZOO["conv_bn"]
+    batches = case.batches()
+    trained = tw.fit(case.module(2), case.task, batches, epochs=6, schedule=decay(0.1, 10, 3), seed=2, keep=[6])
+    members = tw.walk(case.module(2), case.task, batches, METHODS[3], epochs=4, start=trained.kept[6]).members
+    alone = tw.Ensemble(case.module(2), [tw.update_bn(case.module(2), tw.average(members), batches)])
+    assert result.entries["SWA"]["runs"][1] == pytest.approx(alone.score(case.task, batches), rel=1e-12)
 
 
-def test_default_methods_are_the_papers_for_its_rate():
+def test_compare_default_methods_are_the_papers_for_its_rate():
     from thalweg.training.compare import _with_paper_settings
 
     assert _with_paper_settings(tw.FGE, 0.05) == tw.FGE(cycle=2, lr_max=0.01, lr_min=0.0005)
     assert _with_paper_settings(tw.Snapshot, 0.05) == tw.Snapshot(cycles=5, lr_max=0.05)
 
 
-def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
+def test_compare_budget_that_does_not_fit_names_the_method_and_one_that_works():
     methods = [tw.Independent(), tw.Snapshot(cycles=5, lr_max=0.1), tw.FGE(cycle=4, lr_max=0.1, lr_min=0.01)]
     with pytest.raises(
         tw.ThalwegError, match=r"^FGE\(cycle=4.* a budget of (\d+) epochs works for all of these"
@@ -171,7 +171,7 @@ def test_budget_that_does_not_fit_names_the_method_and_one_that_works():
     assert found.entries["FGE"]["members"] == 2
 
 
-def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_path):
+def test_comparison_tables_and_files_name_methods_in_full(result, tmp_path):
     result.save(tmp_path / "comparison.json")
     table = tw.Comparison.load(tmp_path / "comparison.json").table()
     assert "Independent: Independent networks, Independent()\n" in table
@@ -182,65 +182,17 @@ def test_tables_and_files_name_methods_in_full_with_their_settings(result, tmp_p
 
 
 @pytest.mark.parametrize("make", [torch.nn.Linear(2, 2), lambda seed: None])
-def test_what_makes_no_networks_is_refused(make):
+def test_compare_refuses_what_makes_no_networks(make):
     batches = [(torch.ones(2, 2), torch.ones(2, dtype=torch.long))]
     with pytest.raises(
-        tw.ThalwegError, match=r"compare makes its networks with a function, seed -> torch.nn.Module; got"
+        tw.ThalwegError, match=r"compare needs a function that makes a torch.nn.Module from a seed; got"
     ):
         tw.compare(
             make, tw.classification(), batches, batches, [tw.Independent], budget=2, multiples=[1], seeds=[0], lr=0.1
         )
 
 
-@pytest.fixture(scope="module")
-def judged():
-    """Networks of four weights on noisy labels, and what plain torch says of their predictions."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(120, 2, generator=g, dtype=torch.float64)
-    y = (x[:, 0] + torch.randn(120, generator=g) > 0).long()
-    train, test, held_out = ([(x[k : k + 40], y[k : k + 40])] for k in (0, 40, 80))
-    train = [(x[k : k + 10], y[k : k + 10]) for k in range(0, 40, 10)]
-
-    def make(seed):
-        torch.manual_seed(seed)
-        layers = torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
-        return torch.nn.Sequential(*layers).double()
-
-    methods = [tw.Independent(), tw.Snapshot(cycles=2, lr_max=0.5)]
-    common = {"budget": 20, "multiples": (1, 2), "seeds": (1, 2), "lr": 0.5}
-    task = tw.classification()
-    result = tw.compare(make, task, train, test, methods, **common, held_out=held_out)
-    seeds = [1, 2]
-    one = [tw.fit(make(s), task, train, epochs=20, lr=0.5, seed=s) for s in seeds]
-    walked = [tw.walk(make(s), task, train, methods[1], epochs=20, seed=s + 500_009).members for s in seeds]
-
-    def predicted(points, batches=test):
-        total = 0
-        for point in points:
-            net = make(0)
-            point.load_into(net)
-            total = total + net(batches[0][0]).detach().softmax(1)
-        return total / len(points)
-
-    return result, one, walked, predicted, test[0][1], held_out
-
-
-def test_paired_difference_to_one_network_with_its_standard_error(judged):
-    result, one, walked, predicted, labels, _ = judged
-    wrong = [(predicted([w]).argmax(1) != labels).double() for w in one]
-    each = [(predicted(members).argmax(1) != labels).double() for members in walked]
-    both = (predicted([*walked[0], *walked[1]]).argmax(1) != labels).double()
-    for k, values in ((1, sum(each) / 2), (2, both)):
-        apart = values - sum(wrong) / 2
-        mean, spread = apart.mean().item(), apart.std().item() / len(apart) ** 0.5
-        assert result.difference("Snapshot", k) == pytest.approx((mean, spread), rel=1e-9)
-    assert result.difference("Independent", 1) == (0, 0)
-    single = result.score("Independent", 1)[0]
-    assert result.difference("Snapshot", 2)[0] == pytest.approx(result.score("Snapshot", 2)[0] - single)
-    assert set(result.entries["Snapshot"]["differences"]["1"]) == {"error", "nll", "calibrated_nll"}
-
-
-def test_one_test_example_has_no_standard_error():
+def test_comparison_of_one_test_example_has_no_standard_error():
     def make(seed):
         torch.manual_seed(seed)
         return torch.nn.Linear(2, 2)
@@ -254,39 +206,12 @@ def test_one_test_example_has_no_standard_error():
     assert "1B Independent" in found.costs()
 
 
-def test_calibrated_scores_of_a_comparison_use_the_held_out_data(judged):
-    result, _, walked, predicted, labels, held_out = judged
-    from scipy.optimize import minimize_scalar
-
-    def after(heat, batches, wanted):
-        return float(torch.nn.functional.cross_entropy(predicted(walked[1], batches).log() / heat, wanted))
-
-    heat = minimize_scalar(lambda heat: after(heat, held_out, held_out[0][1]), (0.5, 2.0), tol=1e-10).x
-    found = result.entries["Snapshot"]["runs"][1]["calibrated_nll"]
-    test = float(torch.nn.functional.cross_entropy(predicted(walked[1]).log() / heat, labels))
-    assert found == pytest.approx(test, rel=1e-7)
-
-
-def test_equivalents_of_a_comparison_are_interpolated(judged):
-    result = judged[0]
-    one, two = (result.score("Independent", k, "calibrated_nll")[0] for k in (1, 2))
-    assert two < one
-    assert [result.equivalent("Independent", k) for k in (1, 2)] == [1, 2]
-    entries = {**result.entries, "Half": dict(result.entries["Snapshot"], pooled={"2": {"calibrated_nll": 0}})}
-    entries["Half"]["runs"] = [{"error": 0, "calibrated_nll": (one + two) / 2}]
-    changed = tw.Comparison(20, [1, 2], [1, 2], entries)
-    assert changed.equivalent("Half", 1) == pytest.approx(1.5)
-    assert changed.equivalent("Half", 2) == float("inf")
-    alone = tw.Comparison(20, [1, 2], [1, 2], {"Snapshot": result.entries["Snapshot"]})
-    assert alone.equivalent("Snapshot", 1) != alone.equivalent("Snapshot", 1)
-
-
-def test_more_seeds_than_budgets_reach_larger_equivalents():
+def test_compare_more_seeds_than_budgets_reach_larger_equivalents():
     result = run([tw.Independent(), tw.Snapshot(cycles=2, lr_max=0.1)], budget=4, multiples=(1,))
     three = result.entries["Independent"]["pooled"]["3"]
-    animal, batches = ZOO["conv_bn"], ZOO["conv_bn"].batches()
-    networks = [tw.fit(animal.module(seed), animal.task, batches, epochs=4, lr=0.1, seed=seed) for seed in (1, 2, 3)]
-    alone = tw.Ensemble(animal.module(1), networks).score(animal.task, batches)
+    case, batches = ZOO["conv_bn"], ZOO["conv_bn"].batches()
+    networks = [tw.fit(case.module(seed), case.task, batches, epochs=4, lr=0.1, seed=seed) for seed in (1, 2, 3)]
+    alone = tw.Ensemble(case.module(1), networks).score(case.task, batches)
     assert three == pytest.approx(alone, rel=1e-12)
     assert [*result.independent()] == [1, 2, 3]
     assert [*result.entries["Snapshot"]["pooled"]] == [], "scored at the budgets alone"
@@ -298,17 +223,7 @@ def test_more_seeds_than_budgets_reach_larger_equivalents():
     assert max(tw.figures.equivalents(found, ax=Figure().subplots()).lines[0].get_ydata()) == 3
 
 
-def test_averages_are_scored_as_one_network(judged):
-    result, _, walked, predicted, labels, _ = judged
-    for k, members in ((1, walked[0]), (2, [*walked[0], *walked[1]])):
-        expected = (predicted([tw.average(members)]).argmax(1) != labels).double().mean().item()
-        found = result.entries["Snapshot"]["averaged"]
-        assert (found["runs"][0] if k == 1 else found["pooled"]["2"])["error"] == pytest.approx(expected)
-    assert result.networks("Snapshot", 2, averaged=True) == 1
-    assert result.score("Snapshot", 2, averaged=True)[0] == pytest.approx(expected)
-
-
-def test_time_is_kept_beside_a_result_that_is_the_same_in_every_run(tmp_path):
+def test_compare_keeps_time_beside_the_result(tmp_path):
     found = [run(methods=METHODS[:1], seeds=(1,), multiples=(1,), run=tmp_path / name) for name in "ab"]
     one, two = ((tmp_path / name / "comparison.json").read_bytes() for name in "ab")
     assert one == two
@@ -318,26 +233,7 @@ def test_time_is_kept_beside_a_result_that_is_the_same_in_every_run(tmp_path):
     assert run(methods=METHODS[:1], seeds=(1,), multiples=(1,), run=tmp_path / "a").milliseconds is None
 
 
-def test_costs_of_a_comparison(judged):
-    result = judged[0]
-    assert result.entries["Snapshot"]["megabytes"] == {
-        **{"1": 2 * 42 * 8 / 1e6, "2": 4 * 42 * 8 / 1e6},
-        "averaged": 42 * 8 / 1e6,
-    }
-    assert result.milliseconds > 0
-    lines = [line.split("  ") for line in result.costs().splitlines()]
-    labels = [line[0] for line in lines[2:]]
-    assert labels == [
-        "1B Independent", "1B Snapshot", "1B Snapshot, averaged", "2B Independent", "2B Independent, averaged",
-        "2B Snapshot", "2B Snapshot, averaged",
-    ]  # fmt: skip
-    snapshot = [cell.strip() for cell in lines[7] if cell.strip()]
-    assert snapshot[1:4] == ["4", "0.00134", "40"]
-    assert result.costs() in result.table()
-    assert result.costs() not in result.table("nll")
-
-
-def test_average_that_cannot_be_made_is_left_out():
+def test_compare_leaves_out_an_average_that_cannot_be_made():
     result = run(methods=METHODS[:3], seeds=(1,), multiples=(1,), bn_batches=None)
     assert "averaged" not in result.entries["FGE"]
     assert "give bn_batches=" in result.entries["FGE"]["not averaged"]
@@ -345,7 +241,7 @@ def test_average_that_cannot_be_made_is_left_out():
     assert "FGE, not averaged: an average has no batch-norm statistics of its own: give bn_batches=" in result.table()
 
 
-def test_temperature_that_does_not_exist_is_said_in_the_costs():
+def test_comparison_costs_name_a_missing_temperature():
     held_out = [(torch.ones(1, 2, 5, 5).double(), torch.tensor([0]))]
     result = run(methods=METHODS[:1], seeds=(1,), multiples=(1,), held_out=held_out)
     both = "Independent; Independent, averaged"
@@ -353,34 +249,9 @@ def test_temperature_that_does_not_exist_is_said_in_the_costs():
     assert "calibrated_nll" not in result.entries["Independent"]["runs"][0]
 
 
-def test_test_data_as_held_out_data_are_said_to_be():
+def test_compare_says_when_held_out_data_are_the_test_data():
     batches = ZOO["conv_bn"].batches()
     one = {"methods": METHODS[:1], "seeds": (1,), "multiples": (1,), "test": batches}
     said = "Independent, not held out: temperatures were fitted on the test data"
     assert said in run(**one, held_out=batches).table()
     assert said not in run(**one, held_out=ZOO["conv_bn"].batches()).table()
-
-
-def test_comparison_without_what_is_new_has_costs_too():
-    from run_folders import comparison
-
-    old = comparison()
-    assert "1B Ind" in old.table()
-    assert old.difference("FGE", 1) == pytest.approx((float("nan"), float("nan")), nan_ok=True)
-    tw.figures.equivalents(old, ax=Figure().subplots())
-
-
-def test_equivalents_figure(judged):
-    ax = tw.figures.equivalents(judged[0], ax=Figure().subplots())
-    assert [line.get_label() for line in ax.lines][:2] == ["independent networks", "Snapshot ensembles"]
-    assert list(ax.lines[1].get_xdata()) == [2, 4]
-    assert list(ax.lines[1].get_ydata()) == [min(max(judged[0].equivalent("Snapshot", k), 1), 2) for k in (1, 2)]
-    growth = [{"calibrated_nll": 1.0}, {"calibrated_nll": 0.8}]
-    reports = {
-        "FGE": tw.Report([{"calibrated_nll": 0.9}], growth[:1], [], []),
-        "SSE": tw.Report(growth, growth, [], []),
-    }
-    ax = tw.figures.equivalents(reports, tw.Report(growth, growth, [], []), Figure().subplots())
-    assert list(ax.lines[1].get_ydata()) == pytest.approx([1.5])
-    with pytest.raises(tw.ThalwegError, match="give it as reference="):
-        tw.figures.equivalents(reports)

@@ -99,7 +99,7 @@ def signal_stop():
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_run_folder_alone_changes_nothing(kind, tmp_path):
+def test_run_folder_alone_changes_nothing(kind, tmp_path):
     assert torch.equal(fitted(LOADERS[kind](), tmp_path / "r"), fitted(LOADERS[kind]()))
 
 
@@ -127,11 +127,11 @@ def test_resume_refuses_a_generator_that_is_made_at_first_use(tmp_path):
 
     with pytest.raises(Stopped):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path, stop=4)
-    with pytest.raises(tw.ThalwegError, match=r"a random generator 'sampler.rng' when this run was saved"):
+    with pytest.raises(tw.ThalwegError, match=r"saved with a random generator 'sampler.rng', which does not exist now"):
         fitted(DataLoader(EXAMPLES, 4, sampler=Lazy()), tmp_path)
 
 
-def test_every_point_of_a_scan_sees_the_same_data():
+def test_scan_points_see_the_same_data():
     """Though their order depends on how often they were gone through: scanned twice, one point has one loss, to the
     bit.
     """

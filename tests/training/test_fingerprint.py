@@ -1,4 +1,4 @@
-"""A run folder answers only the question it was made for: whatever changes the result is refused and named."""
+"""A run folder is resumed only by the call that made it: whatever changes the result is refused and named."""
 
 import itertools
 import json
@@ -244,7 +244,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         fit,
         A,
         {"module": Shifted()},
-        "answers another question: the output of the first batch was",
+        "was made by a different call: the output of the first batch was",
     ),
     "fit: a loss that differs in training only": (
         fit,
@@ -433,7 +433,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         walk,
         {"start": kept()},
         {"start": replace(kept(), optimizer={name: 2 * state for name, state in kept().optimizer.items()})},
-        "answers another question: the optimizer state of start 1 has changed;",
+        "was made by a different call: the optimizer state of start 1 has changed;",
     ),
     "walk: forward": (walk, A, {"module": Net(slope=0.3)}, "the loss of the first batch was"),
     "walk: optimizer": (walk, {"optimizer": sgd()}, {"optimizer": sgd(0.5)}, "the optimizer's momentum was 0.9"),
@@ -525,7 +525,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_resume_refuses_another_question_and_names_it(case, tmp_path):
+def test_resume_refuses_changed_arguments_and_names_them(case, tmp_path):
     call, before, then, message = CASES[case]
     first = call(tmp_path / "r", **before)
     with pytest.raises(tw.ThalwegError, match=message) as caught:
@@ -536,7 +536,7 @@ def test_resume_refuses_another_question_and_names_it(case, tmp_path):
 
 
 @pytest.mark.parametrize("call", [fit, connect, walk, scan, compare])
-def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, tmp_path, monkeypatch):
+def test_run_folder_changes_no_result_and_is_read_again_without_writing(call, tmp_path, monkeypatch):
     alone, kept_there = call(None), call(tmp_path / "r")
     assert torch.equal(alone, kept_there)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -554,12 +554,12 @@ def test_a_run_folder_changes_no_result_and_is_read_again_without_writing(call, 
 @pytest.mark.filterwarnings("ignore::thalweg.SlowPathWarning")
 @pytest.mark.parametrize("same", [{"compile": False}, {"graph": False}, {"graph": True}, {"stream": True}], ids=str)
 @pytest.mark.parametrize("call", [fit, connect, walk, scan, compare])
-def test_a_choice_that_changes_no_number_here_resumes_a_run_begun_without_it(call, same, tmp_path):
+def test_resume_accepts_compute_settings_that_change_no_number(call, same, tmp_path):
     first = call(tmp_path)
     assert torch.equal(call(tmp_path, compute=tw.Compute(**same)), first)
 
 
-def test_what_compiling_changes_is_asked_for_where_it_is_not_done_by_default(tmp_path, monkeypatch):
+def test_resume_refuses_no_compile_where_compile_is_the_default(tmp_path, monkeypatch):
     """As on a GPU, where long trainings are compiled unless that is forbidden."""
     monkeypatch.setattr(tw.Compute, "compiles", lambda self, device, steps: self.compile is not False)
     monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: mean_loss)
@@ -569,7 +569,7 @@ def test_what_compiling_changes_is_asked_for_where_it_is_not_done_by_default(tmp
         fit(tmp_path, compute=tw.Compute(compile=False))
 
 
-def test_half_a_run_is_resumed_only_with_what_changes_no_number(tmp_path):
+def test_resume_refuses_compute_settings_that_change_numbers(tmp_path):
     def stop(entry):
         if entry["epoch"] == 2:
             raise InterruptedError
@@ -577,13 +577,16 @@ def test_half_a_run_is_resumed_only_with_what_changes_no_number(tmp_path):
     whole = connect(None)
     with pytest.raises(InterruptedError):
         connect(tmp_path, on_epoch=stop)
-    for compute in (tw.Compute("bf16"), tw.Compute(compile=True)):
-        with pytest.raises(tw.ThalwegError, match=r"(precision|compile) was .* and is (True|'bf16'); .*another folder"):
+    for compute, said in (
+        (tw.Compute("bf16"), "precision was 'fp32' and is 'bf16'"),
+        (tw.Compute(compile=True), "compile was None and is True"),
+    ):
+        with pytest.raises(tw.ThalwegError, match=f"made by a different call: {said}; use another folder"):
             connect(tmp_path, compute=compute)
     assert torch.allclose(connect(tmp_path, compute=tw.Compute(stream=True)), whole, atol=1e-6)
 
 
-def test_a_scan_is_never_compiled(tmp_path):
+def test_resume_accepts_compile_for_a_scan(tmp_path):
     first = scan(tmp_path)
     assert torch.equal(scan(tmp_path, compute=tw.Compute(compile=True)), first)
 
@@ -591,7 +594,7 @@ def test_a_scan_is_never_compiled(tmp_path):
 def test_resume_refuses_a_schedule_that_counts(tmp_path):
     asked = iter(range(10**6))
     with pytest.raises(
-        tw.ThalwegError, match=r"a schedule must give the same rate whenever it is asked .* for iteration 1"
+        tw.ThalwegError, match=r"a schedule must always give the same rate for the same iteration, .* for iteration 1"
     ):
         fit(tmp_path / "r", schedule=lambda i: 0.1 / (1 + next(asked)))
 
@@ -612,7 +615,7 @@ class InWorkers(Dataset):
         return self.opened[1][index]
 
 
-def test_the_question_fetches_data_where_the_loader_does(tmp_path):
+def test_fingerprint_fetches_data_in_workers_as_the_loader_does(tmp_path):
     expected = fit(None, data=loader(6, shuffle=False))
     for workers in (1, 2):  # which does not change the fingerprint
         found = fit(tmp_path / "r", data=DataLoader(InWorkers(), batch_size=6, num_workers=workers))
@@ -640,7 +643,7 @@ def test_resume_refuses_another_number_of_workers_where_they_draw_random_numbers
         assert torch.equal(fit(tmp_path / f"{begun}", data=noisy(begun), epochs=1), first)
 
 
-def test_the_question_ends_where_a_sampler_does_not(tmp_path):
+def test_fingerprint_ends_with_an_endless_sampler(tmp_path):
     class Endless(list):
         def __iter__(self):
             yield from itertools.islice(itertools.cycle(range(30)), 1000)
@@ -661,7 +664,7 @@ def test_resume_refuses_a_folder_of_an_older_version(tmp_path):
         fit(tmp_path)
 
 
-def test_a_quantity_that_does_not_repeat_is_not_compared(tmp_path):
+def test_resume_does_not_compare_a_quantity_that_does_not_repeat(tmp_path):
     """A loss with noise of its own is nobody's business to refuse."""
     import os
 
@@ -672,7 +675,7 @@ def test_a_quantity_that_does_not_repeat_is_not_compared(tmp_path):
     fit(tmp_path, task=tw.Task(noisy, smoothed().predict))
 
 
-def test_the_question_leaves_counters_in_a_loss_alone(tmp_path):
+def test_fingerprint_leaves_counters_in_a_loss_alone(tmp_path):
     def counted():
         seen = []
 
@@ -714,15 +717,15 @@ def interrupted(folder, **settings):
     ],
     ids=["loss", "forward", "data", "precision"],
 )
-def test_points_of_two_questions_are_not_mixed(changed, tmp_path):
+def test_resume_refuses_points_of_a_changed_scan(changed, tmp_path):
     whole, lines = scan(None), interrupted(tmp_path)
-    with pytest.raises(tw.ThalwegError, match="answers another question"):
+    with pytest.raises(tw.ThalwegError, match="was made by a different call"):
         scan(tmp_path, **changed)
     assert (tmp_path / "points.jsonl").read_text() == "".join(lines)
     assert torch.equal(scan(tmp_path), whole)
 
 
-def test_each_line_of_points_says_which_point_it_is(tmp_path):
+def test_points_file_lines_say_which_point_they_are(tmp_path):
     whole, lines = scan(None), interrupted(tmp_path)
     assert [json.loads(line)["entry"]["point"] for line in lines] == [1, 2, 3]
     assert [json.loads(line)["entry"]["t"] for line in lines] == [0.0, 0.25, 0.5]
@@ -760,7 +763,7 @@ def test_resume_refuses_points_of_another_scan_and_of_an_older_version(tmp_path)
         scan(tmp_path / "a")
 
 
-def test_finished_folders_are_complete_and_can_be_loaded(tmp_path):
+def test_finished_run_folders_are_complete_and_can_be_loaded(tmp_path):
     scan(tmp_path / "scan"), walk(tmp_path / "walk"), compare(tmp_path / "compare")
     fit(tmp_path / "fit"), connect(tmp_path / "connect")
     assert torch.equal(torch.tensor(tw.Scan.load(tmp_path / "scan").values["test"]["loss"]), scan(None))
@@ -776,13 +779,13 @@ def test_finished_folders_are_complete_and_can_be_loaded(tmp_path):
         tw.Curve.load(tmp_path / "scan")
 
 
-def test_an_unfinished_scan_cannot_be_loaded(tmp_path):
+def test_unfinished_scan_cannot_be_loaded(tmp_path):
     interrupted(tmp_path)
     with pytest.raises(tw.ThalwegError, match=r"holds no scan\.json: its run of scan has not finished: resume it"):
         tw.Scan.load(tmp_path)
 
 
-def test_a_finished_plane_can_be_drawn_with_another_curve(tmp_path):
+def test_resume_finished_plane_with_another_overlay(tmp_path):
     a, b = ends()
     plane, curve = tw.Plane(a, b, tw.Weights.of(Net(7))), tw.Bezier(a, b)
     arguments = {"grid": (2, 2), "run": tmp_path}

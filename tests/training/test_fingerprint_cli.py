@@ -1,4 +1,4 @@
-"""The same through the command line: --resume refuses another question, and `fit --runs` asks the factory for each
+"""The same through the command line: --resume refuses a different call, and `fit --runs` asks the factory for each
 seed.
 """
 
@@ -49,7 +49,7 @@ def ok(task, *arguments):
 
 
 @pytest.mark.parametrize("change", NAMED)
-def test_resume_on_the_command_line_refuses_another_question(here, change, monkeypatch):
+def test_resume_option_refuses_changed_arguments(here, change, monkeypatch):
     fit = ["fit", "--epochs", "2", "--runs", "2", "--out", "ends"]
     ok(here, *fit)
     connect = ["connect", "ends/seed-0", "ends/seed-1", "--epochs", "2", "--out", "curve"]
@@ -63,14 +63,14 @@ def test_resume_on_the_command_line_refuses_another_question(here, change, monke
     for arguments in (fit, connect, scan, walk, compare):
         refused = invoke(here, *arguments, "--resume")
         assert refused.exit_code == 2, refused.output
-        assert "answers another question" in " ".join(refused.output.split())
+        assert "was made by a different call" in " ".join(refused.output.split())
         assert NAMED[change] in " ".join(refused.output.split())
     monkeypatch.setenv("CHANGE", "")
     for arguments in (fit, connect, scan, walk, compare):
         ok(here, *arguments, "--resume")
 
 
-def test_resume_finds_the_same_files_under_other_names(here, tmp_path):
+def test_resume_option_accepts_the_same_files_under_other_names(here, tmp_path):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
     connect, scan = ["--epochs", "1", "--out", "curve"], ["--points", "3", "--no-line", "--out", "scan"]
     ok(here, "connect", "ends/seed-0", "ends/seed-1", *connect)
@@ -83,7 +83,7 @@ def test_resume_finds_the_same_files_under_other_names(here, tmp_path):
     assert "the start of the curve has changed" in " ".join(swapped.output.split())
 
 
-def test_connect_with_one_network_says_what_a_folder_holds(here):
+def test_connect_command_with_one_network_says_what_a_folder_holds(here):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
     for given, told in (
         ("ends", "it holds seed-0, seed-1"),
@@ -98,7 +98,7 @@ def test_connect_with_one_network_says_what_a_folder_holds(here):
     ("wrong", "told"),
     [
         (["--seed", "9" * 30], "a seed must fit into 64 bits"),
-        (["--device", "meta"], "the network cannot go to device 'meta'"),
+        (["--device", "meta"], "the network cannot be moved to device 'meta'"),
         (["--out", "n" * 300], "cannot be a path (File name too long): give the name of a file or a folder"),
     ],
 )

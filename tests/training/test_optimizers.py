@@ -74,17 +74,17 @@ def plainly(optimizer, named):
     return optimizer([p for _, p in named]) if isinstance(optimizer, type | partial) else optimizer(named)
 
 
-def plain_training(animal, module, optimizer, epochs, rate=rate):
+def plain_training(case, module, optimizer, epochs, rate=rate):
     module.train()
     made = plainly(optimizer, [(name, p) for name, p in module.named_parameters() if p.requires_grad])
     given, i = [group["lr"] for group in made.param_groups], 0
     for _ in range(epochs):
-        for batch in animal.batches():
+        for batch in case.batches():
             i += 1
             for group, own in zip(made.param_groups, given if rate else (), strict=rate is not None):
                 group["lr"] = rate(i) * (own / given[0])
             made.zero_grad()
-            animal.losses(module, batch).mean().backward()
+            case.losses(module, batch).mean().backward()
             made.step()
     return tw.Weights.of(module)
 
@@ -92,14 +92,14 @@ def plain_training(animal, module, optimizer, epochs, rate=rate):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_is_plain_torch_to_the_bit(name, optimizer):
-    animal, chosen = ZOO[name], OPTIMIZERS[optimizer]
-    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=3, schedule=rate, optimizer=chosen)
-    theirs = plain_training(animal, animal.module(1), chosen, 3)
+    case, chosen = ZOO[name], OPTIMIZERS[optimizer]
+    ours = tw.fit(case.module(1), case.task, case.batches(), epochs=3, schedule=rate, optimizer=chosen)
+    theirs = plain_training(case, case.module(1), chosen, 3)
     # the products of an LSTM depend on where in memory its weights lie, in the last bit
     close = torch.allclose(ours.vector, theirs.vector, rtol=1e-11, atol=1e-13)
     assert close if name == "tied_lstm" else torch.equal(ours.vector, theirs.vector)
     assert all(torch.equal(ours.buffers[key], theirs.buffers[key]) for key in theirs.buffers)
-    assert (ours.vector - tw.Weights.of(animal.module(1)).vector).abs().max() > 1e-3
+    assert (ours.vector - tw.Weights.of(case.module(1)).vector).abs().max() > 1e-3
 
 
 EVERY = {
@@ -156,7 +156,7 @@ def test_parameters_without_gradient_in_a_step_are_left_alone_in_it(optimizer, a
 
 
 @pytest.mark.parametrize("optimizer", EVERY)
-def test_every_optimizer_resumes_to_the_bit(optimizer, tmp_path):
+def test_resume_every_optimizer_to_the_bit(optimizer, tmp_path):
     (module, data), seen = routed(torch.float32), []
 
     def predict(net, batch):
@@ -179,23 +179,23 @@ def test_every_optimizer_resumes_to_the_bit(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_without_lr_the_rates_are_the_optimizers_own(optimizer):
+def test_lr_defaults_to_the_optimizers_own(optimizer):
     """A loop that never sets a rate; in `connect`, the same as a constant schedule of that rate."""
-    animal, chosen = ZOO["mlp"], OPTIMIZERS[optimizer]
-    ours = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, optimizer=chosen)
-    assert torch.equal(ours.vector, plain_training(animal, animal.module(1), chosen, 2, None).vector)
-    own = plainly(chosen, list(animal.module(1).named_parameters())).param_groups[0]["lr"]
+    case, chosen = ZOO["mlp"], OPTIMIZERS[optimizer]
+    ours = tw.fit(case.module(1), case.task, case.batches(), epochs=2, optimizer=chosen)
+    assert torch.equal(ours.vector, plain_training(case, case.module(1), chosen, 2, None).vector)
+    own = plainly(chosen, list(case.module(1).named_parameters())).param_groups[0]["lr"]
     one, two = (
-        tw.connect(animal.module(1), tw.Bezier(*animal.ends(), 2), animal.task, animal.batches(), epochs=2,
+        tw.connect(case.module(1), tw.Bezier(*case.ends(), 2), case.task, case.batches(), epochs=2,
                    optimizer=chosen, **given)
         for given in ({}, {"schedule": lambda i: own})
     )  # fmt: skip
     assert all(torch.equal(a.vector, b.vector) for a, b in zip(one.bends, two.bends, strict=True))
 
 
-def test_a_warmup_without_a_rate_scales_the_one_there_is():
-    animal = ZOO["mlp"]
-    common = (animal.module(1), animal.task, animal.batches())
+def test_warmup_without_a_rate_scales_the_one_there_is():
+    case = ZOO["mlp"]
+    common = (case.module(1), case.task, case.batches())
     expected = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(0.02, 1), optimizer=partial(Adam, lr=0.3))
     for given in ({"optimizer": partial(Adam, lr=0.02)}, {"optimizer": Adam, "lr": 0.02}):
         ours = tw.fit(*common, epochs=2, schedule=tw.WarmupCosine(warmup=1), **given)
@@ -212,7 +212,7 @@ def in_one_group(named, **settings):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "lr must be above 0, or a schedule given, or an optimizer with a rate of its own; got None"),
         ({"schedule": tw.WarmupCosine()}, "lr must be above 0, or a schedule given, or an optimizer"),
@@ -228,10 +228,10 @@ def in_one_group(named, **settings):
         ({"optimizer": in_one_group}, "parameter groups need a learning rate, and group 1 has none"),
     ],
 )
-def test_rates_that_are_missing_or_given_twice_are_named(given, told):
-    animal = ZOO["mlp"]
-    with pytest.raises(tw.ThalwegError, match=told):
-        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, **given)
+def test_lr_missing_or_given_twice_is_refused(given, message):
+    case = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.fit(case.module(1), case.task, case.batches(), epochs=1, **given)
 
 
 class Replacing(SGD):
@@ -250,7 +250,7 @@ class Rateless(Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "told"),
+    ("optimizer", "message"),
     [
         (AdamW(nn.Linear(2, 2).parameters()), r"not an optimizer that is already made .*; got AdamW$"),
         (lambda named: [p for _, p in named], r"it gave \[Parameter containing:$"),
@@ -267,28 +267,28 @@ class Rateless(Optimizer):
         (partial(Replacing, lr=0.1), "write to its parameters in place, and Replacing has replaced '0.weight'"),
     ],
 )
-def test_what_is_no_optimizer_is_named(optimizer, told):
-    animal = ZOO["mlp"]
-    with pytest.raises(tw.ThalwegError, match=told):
-        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=1, optimizer=optimizer)
+def test_fit_refuses_what_is_no_optimizer(optimizer, message):
+    case = ZOO["mlp"]
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.fit(case.module(1), case.task, case.batches(), epochs=1, optimizer=optimizer)
 
 
-def test_one_rate_given_twice_is_no_contradiction():
-    animal = ZOO["mlp"]
+def test_lr_equal_to_the_optimizers_rate_is_accepted():
+    case = ZOO["mlp"]
     one, two = (
-        tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, lr=0.02, optimizer=optimizer)
+        tw.fit(case.module(1), case.task, case.batches(), epochs=2, lr=0.02, optimizer=optimizer)
         for optimizer in (Adam, partial(Adam, lr=0.02))
     )
     assert torch.equal(one.vector, two.vector)
     groups = partial(in_one_group, lr=0.1)
-    one = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, optimizer=groups)
-    two = tw.fit(animal.module(1), animal.task, animal.batches(), epochs=2, schedule=lambda i: 0.1)
+    one = tw.fit(case.module(1), case.task, case.batches(), epochs=2, optimizer=groups)
+    two = tw.fit(case.module(1), case.task, case.batches(), epochs=2, schedule=lambda i: 0.1)
     assert torch.allclose(one.vector, two.vector, rtol=1e-12, atol=1e-14)
 
 
-def test_a_run_is_not_resumed_with_another_rate_of_the_optimizer(tmp_path):
-    animal = ZOO["mlp"]
-    common = (animal.module(1), animal.task, animal.batches())
+def test_resume_refuses_another_rate_of_the_optimizer(tmp_path):
+    case = ZOO["mlp"]
+    common = (case.module(1), case.task, case.batches())
     made = tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.02), run=tmp_path)
     again = tw.fit(*common, epochs=2, optimizer=partial(Adam, lr=0.02), run=tmp_path)
     assert torch.equal(made.vector, again.vector)
@@ -300,46 +300,46 @@ def test_a_run_is_not_resumed_with_another_rate_of_the_optimizer(tmp_path):
 
 
 def test_parameter_groups_alone_are_trained_by_sgd():
-    animal = ZOO["mlp"]
+    case = ZOO["mlp"]
 
     def groups(named):
         return [{"params": [p for name, p in named if "weight" in name], "weight_decay": 0.1},
                 {"params": [p for name, p in named if "bias" in name], "lr": 0.05}]  # fmt: skip
 
     ours = tw.fit(
-        animal.module(1),
-        animal.task,
-        animal.batches(),
+        case.module(1),
+        case.task,
+        case.batches(),
         epochs=2,
         schedule=lambda i: 0.1,
         momentum=0.5,
         optimizer=groups,
     )
-    module = animal.module(1)
+    module = case.module(1)
     made = SGD(groups(list(module.named_parameters())), lr=0.1, momentum=0.5)
-    for batch in animal.batches() * 2:
+    for batch in case.batches() * 2:
         made.zero_grad()
-        animal.losses(module, batch).mean().backward()
+        case.losses(module, batch).mean().backward()
         made.step()
     assert torch.equal(ours.vector, tw.Weights.of(module).vector)
 
 
-def naive_curve(animal, curve, ts, optimizer, penalty=0.0, batches=None):
+def naive_curve(case, curve, ts, optimizer, penalty=0.0, batches=None):
     """Bends as tensors of their own, phi(t) by functional_call, all gradients by autograd."""
-    module, layout = animal.module(1), curve.layout
+    module, layout = case.module(1), curve.layout
     module.train()
     bends = [[nn.Parameter(p.clone()) for p in layout.split(bend.vector).values()] for bend in curve.bends]
     made = plainly(optimizer, [pair for bend in bends for pair in zip(layout.names, bend, strict=True)])
     given = [group["lr"] for group in made.param_groups]
     ends = [list(layout.split(end.vector).values()) for end in (curve.start, curve.end)]
-    for i, (t, batch) in enumerate(zip(ts, (batches or animal.batches()) * 3, strict=True), start=1):
+    for i, (t, batch) in enumerate(zip(ts, (batches or case.batches()) * 3, strict=True), start=1):
         for group, own in zip(made.param_groups, given, strict=True):
             group["lr"] = rate(i) * (own / given[0])
         made.zero_grad()
         parts = zip(ends[0], *bends, ends[1], strict=True)
         phi = [sum(c * p for c, p in zip(curve.coefficients(t).tolist(), points, strict=True)) for points in parts]
         inside = dict(zip(layout.names, phi, strict=True))
-        loss = animal.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
+        loss = case.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
         (loss + penalty / 2 * sum(p.square().sum() for p in phi)).backward()
         made.step()
     return torch.stack([torch.cat([p.detach().flatten() for p in bend]) for bend in bends])
@@ -355,13 +355,13 @@ def naive_curve(animal, curve, ts, optimizer, penalty=0.0, batches=None):
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen", "tied_lstm"])
 def test_connect_is_a_naive_loop(name, chosen, penalty):
     """The optimizer's own decay acts on the bends, and that of the call at phi(t)."""
-    animal, ts, bends = ZOO[name], [], 1 if name == "mlp" else 2  # a single bend has no gradient of its own
-    curve = tw.Bezier(*animal.ends(), bends)
-    recorded, plain = tw.Bezier(*animal.ends(), bends), curve.coefficients
+    case, ts, bends = ZOO[name], [], 1 if name == "mlp" else 2  # a single bend has no gradient of its own
+    curve = tw.Bezier(*case.ends(), bends)
+    recorded, plain = tw.Bezier(*case.ends(), bends), curve.coefficients
     recorded.coefficients = lambda t: ts.append(t) or plain(t)
     settings = {"epochs": 3, "schedule": rate, "optimizer": chosen, "weight_decay": penalty}
-    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
-    theirs = naive_curve(animal, curve, ts[2:11], chosen, penalty)
+    ours = tw.connect(case.module(1), recorded, case.task, case.batches(), **settings)
+    theirs = naive_curve(case, curve, ts[2:11], chosen, penalty)
     torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-12)
 
 
@@ -369,35 +369,35 @@ def test_connect_is_a_naive_loop(name, chosen, penalty):
 @pytest.mark.parametrize("name", ["mlp", "frozen", "tied_lstm"])
 def test_accumulating_on_a_curve_is_a_naive_loop_over_larger_batches(name, optimizer):
     """Two batches at one t, and the third of each epoch alone."""
-    animal, chosen, ts = ZOO[name], OPTIMIZERS[optimizer], []
-    curve = tw.PolyChain(*animal.ends(), 2)
-    recorded, plain = tw.PolyChain(*animal.ends(), 2), curve.coefficients
+    case, chosen, ts = ZOO[name], OPTIMIZERS[optimizer], []
+    curve = tw.PolyChain(*case.ends(), 2)
+    recorded, plain = tw.PolyChain(*case.ends(), 2), curve.coefficients
     recorded.coefficients = lambda t: ts.append(t) or plain(t)
     settings = {"epochs": 3, "schedule": rate, "optimizer": chosen, "accumulate": 2}
-    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
-    first, second, third = animal.batches()
+    ours = tw.connect(case.module(1), recorded, case.task, case.batches(), **settings)
+    first, second, third = case.batches()
     larger = [tuple(torch.cat(pair) for pair in zip(first, second, strict=True)), third]
-    theirs = naive_curve(animal, curve, ts[2:8], chosen, batches=larger)
+    theirs = naive_curve(case, curve, ts[2:8], chosen, batches=larger)
     torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [AdamW, partial(SGD, momentum=0.9), partial(Adam, amsgrad=True)])
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "conv_bn", "frozen"])
-def test_the_optimizers_decay_may_act_at_phi(name, streamed, kind):
+def test_optimizers_decay_may_act_at_phi(name, streamed, kind):
     """Decoupled, bend i moves by lr * decay * c_i * phi besides; otherwise the penalty of each group is in its loss."""
-    animal, ts = ZOO[name], []
-    curve = tw.Bezier(*animal.ends(), 2)
-    recorded, plain = tw.Bezier(*animal.ends(), 2), curve.coefficients
+    case, ts = ZOO[name], []
+    curve = tw.Bezier(*case.ends(), 2)
+    recorded, plain = tw.Bezier(*case.ends(), 2), curve.coefficients
     recorded.coefficients = lambda t: ts.append(t) or plain(t)
     settings = {"epochs": 3, "schedule": rate, "optimizer": in_groups(kind, weight_decay=0.4), "decay_at": "phi"}
     settings["compute"] = tw.Compute(stream=streamed)
-    ours = tw.connect(animal.module(1), recorded, animal.task, animal.batches(), **settings)
-    module, layout = animal.module(1).train(), curve.layout
+    ours = tw.connect(case.module(1), recorded, case.task, case.batches(), **settings)
+    module, layout = case.module(1).train(), curve.layout
     bends = [[nn.Parameter(p.clone()) for p in layout.split(bend.vector).values()] for bend in curve.bends]
     made = in_groups(kind, weight_decay=0.0)([pair for bend in bends for pair in zip(layout.names, bend, strict=True)])
     ends = [list(layout.split(end.vector).values()) for end in (curve.start, curve.end)]
-    for i, (t, batch) in enumerate(zip(ts[2:11], animal.batches() * 3, strict=True), start=1):
+    for i, (t, batch) in enumerate(zip(ts[2:11], case.batches() * 3, strict=True), start=1):
         made.param_groups[0]["lr"], made.param_groups[1]["lr"] = rate(i), rate(i) * 0.2
         made.zero_grad()
         c = plain(t).tolist()
@@ -405,7 +405,7 @@ def test_the_optimizers_decay_may_act_at_phi(name, streamed, kind):
             sum(a * p for a, p in zip(c, points, strict=True)) for points in zip(ends[0], *bends, ends[1], strict=True)
         ]
         inside = dict(zip(layout.names, phi, strict=True))
-        loss = animal.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
+        loss = case.losses(lambda *a, inside=inside, **k: functional_call(module, inside, a, k), batch).mean()
         penalty = 0.4 / 2 * sum(p.square().sum() for p in phi if p.ndim > 1)
         (loss if kind is AdamW else loss + penalty).backward()
         with torch.no_grad():
@@ -449,20 +449,20 @@ def check_pull(optimizer):
 
 
 def test_decay_at_phi_needs_a_known_optimizer_and_one_t():
-    animal = ZOO["mlp"]
+    case = ZOO["mlp"]
 
     class Own(SGD):
         pass
 
     def go(**settings):
         settings = {"epochs": 1, "lr": 0.1, "decay_at": "phi", **settings}
-        tw.connect(animal.module(1), tw.Bezier(*animal.ends()), animal.task, animal.batches(), **settings)
+        tw.connect(case.module(1), tw.Bezier(*case.ends()), case.task, case.batches(), **settings)
 
     with pytest.raises(tw.ThalwegError, match="how Own decays weights is not known"):
         go(optimizer=partial(Own, weight_decay=0.1))
     with pytest.raises(tw.ThalwegError, match="decay_at must be 'bends' or 'phi'; got 'middle'"):
         go(decay_at="middle")
-    trainable = UniformBends(Probe(animal.module(1), animal.ends()[0]), tw.Bezier(*animal.ends()))
+    trainable = UniformBends(Probe(case.module(1), case.ends()[0]), tw.Bezier(*case.ends()))
     trainable.same_t = False
     settings = Settings(1, 0.1, 0.9, 0.0, None, AdamW, None, 0, decay_at="phi")
     with pytest.raises(tw.ThalwegError, match="ranks at different t would decay differently"):
@@ -471,11 +471,11 @@ def test_decay_at_phi_needs_a_known_optimizer_and_one_t():
 
 def test_walk_moves_with_the_users_optimizer_from_a_kept_epoch():
     """Two epochs, then two more from the kept state, are four."""
-    animal, chosen = ZOO["transformer_dict"], OPTIMIZERS["adamw in groups"]
+    case, chosen = ZOO["transformer_dict"], OPTIMIZERS["adamw in groups"]
     settings = {"optimizer": chosen, "seed": 1}
-    common = animal.task, animal.batches()
-    four = tw.fit(animal.module(1), *common, epochs=4, schedule=lambda i: 0.01, keep=[2], **settings)
-    walk = tw.walk(animal.module(1), *common, tw.SWA(lr=0.01), epochs=2, start=four.kept[2], **settings)
+    common = case.task, case.batches()
+    four = tw.fit(case.module(1), *common, epochs=4, schedule=lambda i: 0.01, keep=[2], **settings)
+    walk = tw.walk(case.module(1), *common, tw.SWA(lr=0.01), epochs=2, start=four.kept[2], **settings)
     assert torch.equal(walk.members[-1].vector, four.vector)
 
 
@@ -508,7 +508,7 @@ def test_parameters_that_no_loss_has_reached_are_left_alone():
     assert torch.equal(ours.vector, tw.Weights.of(module).vector)
 
 
-def test_a_function_sees_the_attributes_of_the_parameters():
+def test_optimizer_function_sees_the_attributes_of_the_parameters():
     module, seen = nn.Linear(2, 2), []
     module.bias.no_decay = True
 
@@ -520,10 +520,10 @@ def test_a_function_sees_the_attributes_of_the_parameters():
     assert seen == [("weight", (2, 2), False, True), ("bias", (2,), True, True)]
 
 
-def test_names_come_once_for_each_bend():
-    animal = ZOO["mlp"]
+def test_optimizer_function_gets_names_once_for_each_bend():
+    case = ZOO["mlp"]
     with pytest.raises(tw.ThalwegError, match=r"once for each bend; '0\.weight' is in no group"):
         tw.connect(
-            animal.module(1), tw.Bezier(*animal.ends(), 2), animal.task, animal.batches(), epochs=1, lr=0.1,
+            case.module(1), tw.Bezier(*case.ends(), 2), case.task, case.batches(), epochs=1, lr=0.1,
             optimizer=lambda named: SGD(list(dict(named).values())),
         )  # fmt: skip

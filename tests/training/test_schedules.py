@@ -9,7 +9,7 @@ from thalweg.training.sgd import decay
 
 @pytest.mark.parametrize("epochs", [2, 10, 150, 200])
 @pytest.mark.parametrize("steps", [1, 7])
-def test_decay(epochs, steps):
+def test_decay_schedule(epochs, steps):
     rate = decay(0.05, epochs, steps)
     for i in range(1, epochs * steps + 1):
         share = ((i - 1) // steps + 1) / epochs
@@ -22,7 +22,7 @@ def test_decay(epochs, steps):
         assert rate(i) == pytest.approx(0.05 * factor, rel=1e-12)
 
 
-def test_decay_of_a_single_epoch_goes_by_iterations():
+def test_decay_schedule_of_a_single_epoch_goes_by_iterations():
     rate = decay(0.1, 1, 10)
     expected = [0.1] * 6 + [0.1 * (1 - 0.99 * k / 4) for k in (1, 2, 3)] + [0.001]
     assert [rate(i) for i in range(1, 11)] == pytest.approx(expected, rel=1e-12)

@@ -242,7 +242,7 @@ def test_resume_restores_state_outside_parameters(case, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", [ScheduleFree, Lookahead])
-def test_a_kept_epoch_has_all_of_the_optimizer(optimizer, tmp_path):
+def test_kept_epoch_has_the_whole_optimizer_state(optimizer, tmp_path):
     """From the file or from memory, a walk begins as training would have gone on; a file without it is still read."""
 
     def begun(start):
@@ -349,14 +349,14 @@ UNSAVED = {
 
 
 @pytest.mark.parametrize(("kind", "name"), UNSAVED.items())
-def test_a_run_warns_of_what_cannot_be_saved(kind, name, tmp_path):
+def test_run_warns_of_what_cannot_be_saved(kind, name, tmp_path):
     with pytest.warns(NotExact, match=f"'{name}' may change in training and cannot be saved") as heard:
         tw.fit(kind(), plain_loss(), BATCHES, epochs=2, lr=0.1, run=tmp_path / "r")
     assert len(heard) == 1
     tw.fit(kind(), plain_loss(), BATCHES, epochs=2, lr=0.1)  # nothing to resume, nothing to say
 
 
-def test_the_warning_comes_when_the_second_step_is_done(tmp_path):
+def test_run_warns_of_unsaved_state_after_the_second_step(tmp_path):
     """Early enough to stop the run and change that."""
     steps = []
 
@@ -394,7 +394,7 @@ class LateData(Stops):
             yield item
 
 
-def test_resume_leaves_what_cannot_be_saved_to_those_who_make_it(tmp_path):
+def test_resume_leaves_unsaved_state_to_the_caller(tmp_path):
     def run(kind=Plain, data=BATCHES, **settings):
         tw.fit(made(kind), plain_loss(), data, epochs=4, lr=0.1, run=Run(tmp_path / "r", every="0m"), **settings)
 
@@ -407,7 +407,7 @@ def test_resume_leaves_what_cannot_be_saved_to_those_who_make_it(tmp_path):
         shutil.rmtree(tmp_path / "r")
 
 
-def test_a_run_warns_of_data_that_cannot_be_followed(tmp_path):
+def test_run_warns_of_data_that_cannot_be_followed(tmp_path):
     with pytest.warns(NotExact, match="'turn' may change"):
         tw.fit(Plain(), plain_loss(), Passes(BATCHES), epochs=1, lr=0.1, run=tmp_path / "a")
     examples = [(x, y) for batch in BATCHES for x, y in zip(*batch, strict=True)]

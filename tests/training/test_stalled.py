@@ -32,54 +32,91 @@ def trained(net, task=None, epochs=EPOCHS, batches=None, **settings):
     return tw.fit(net, task or tw.classification(), batches or data(), epochs=epochs, lr=0.05, **settings)
 
 
-def test_a_dead_network_is_noticed_once_after_a_tenth_of_the_training():
+def test_stalled_warns_once_of_a_dead_network():
     with pytest.warns(tw.Stalled, match="not begun to learn: after 5 of 50 epochs") as caught:
         trained(network(dead=True))
     assert len(caught) == 1
 
 
 @pytest.mark.parametrize("middle", [nn.Identity, partial(nn.BatchNorm1d, 16), partial(nn.Dropout, 0.5)])
-def test_a_network_that_learns_is_not(middle):
+def test_stalled_does_not_warn_of_a_network_that_learns(middle):
     trained(network(middle=middle))
 
 
-def test_labels_that_say_nothing_are_noticed_in_a_regression_too():
+def sorted_data(size=8):
+    """One class after another, so that most batches have only one."""
+    x, y = (torch.cat(parts) for parts in zip(*data(), strict=True))
+    order = y.argsort(stable=True)
+    return list(zip(x[order].split(size), y[order].split(size), strict=True))
+
+
+def rare_positives():
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(400, 4, generator=draw)
+    return list(zip(x.split(8), (x[:, 0] > 2).long().split(8), strict=True))
+
+
+def constant_targets():
+    return [(x, torch.ones(len(x), 3)) for x, _ in data()]
+
+
+LEARNABLE = {
+    "single examples": (lambda: [(x[k : k + 1], y[k : k + 1]) for x, y in data() for k in range(8)], tw.classification),
+    "sorted by class": (sorted_data, tw.classification),
+    "rare positives": (rare_positives, tw.classification),
+    "constant targets": (constant_targets, tw.regression),
+}
+
+
+@pytest.mark.parametrize("name", LEARNABLE)
+def test_stalled_is_not_raised_where_the_first_batch_has_one_target(name):
+    make, task = LEARNABLE[name]
+    trained(network(), task(), batches=make())
+
+
+@pytest.mark.parametrize("name", ["single examples", "sorted by class", "rare positives"])
+def test_stalled_is_raised_for_a_dead_network_wherever_targets_differ(name):
+    with pytest.warns(tw.Stalled, match="not begun to learn"):
+        trained(network(dead=True), batches=LEARNABLE[name][0]())
+
+
+def test_stalled_warns_of_a_regression_with_random_targets():
     draw = torch.Generator().manual_seed(0)
     batches = [(torch.zeros(8, 4), torch.randn(8, 3, generator=draw)) for _ in range(STEPS)]
-    with pytest.warns(tw.Stalled):
+    with pytest.warns(tw.Stalled, match="not begun to learn"):
         trained(network(), tw.regression(), batches=batches)
 
 
-def test_a_filter_stops_the_training_there():
+def test_stalled_as_an_error_stops_the_training():
     seen = []
 
     def loss(outputs, targets):
         seen.append(1)
         return F.cross_entropy(outputs, targets, reduction="none")
 
-    with pytest.raises(tw.Stalled):  # here every warning is an error
+    with pytest.raises(tw.Stalled, match="not begun to learn"):  # here every warning is an error
         trained(network(dead=True), tw.Task(loss))
     assert len(seen) == 5 * STEPS  # what the loss remembers of being looked at is undone
 
 
-def test_a_walk_is_looked_at_and_a_curve_is_not():
-    with pytest.warns(tw.Stalled):
+def test_stalled_warns_in_walk_and_not_in_connect():
+    with pytest.warns(tw.Stalled, match="not begun to learn"):
         tw.walk(network(dead=True), tw.classification(), data(), tw.FGE(2, 0.05, 0.01), epochs=EPOCHS)
     ends = [tw.Weights.of(network(dead=True, seed=seed)) for seed in range(2)]
     tw.connect(network(), tw.Bezier(*ends), tw.classification(), data(), epochs=EPOCHS, lr=0.05)
 
 
-def test_short_trainings_and_later_epochs_are_left_alone():
+def test_stalled_ignores_short_trainings_and_later_epochs():
     trained(network(dead=True), epochs=4)
 
 
-def test_outputs_without_a_row_per_example_are_left_alone():
+def test_stalled_ignores_outputs_without_a_row_per_example():
     net = network(dead=True)
     task = tw.Task(lambda outputs, targets: outputs["loss"], lambda net, batch: ({"loss": net(batch[0]).sum(1)}, None))
     trained(net, task)
 
 
-def test_looking_changes_nothing_in_the_training(monkeypatch):
+def test_stalled_check_changes_nothing_in_the_training(monkeypatch):
     class Counting(nn.Module):
         """A loss with state: a count, a tensor of two dimensions, random numbers."""
 

@@ -3,6 +3,9 @@
 from math import ceil, cos, pi
 
 import pytest
+import torch
+from torch import nn
+from zoo import ZOO
 
 import thalweg as tw
 from thalweg.training.walk_methods import Method
@@ -27,7 +30,7 @@ def test_fge_is_the_papers_formula_and_algorithm(c):
 
 
 @pytest.mark.parametrize(("cycle", "epochs", "members"), [(2, 22, 11), (4, 22, 6), (4, 20, 5), (0.5, 3, 6)])
-def test_cycles_in_epochs_give_the_papers_numbers_of_networks(cycle, epochs, members):
+def test_fge_cycles_in_epochs_give_the_papers_numbers_of_networks(cycle, epochs, members):
     plan = tw.FGE(cycle=cycle, lr_max=0.05, lr_min=0.0005).plan(steps=392, epochs=epochs)
     assert len(plan.collected) == members
 
@@ -72,12 +75,12 @@ def test_swa_is_constant_and_collects_at_the_end_of_each_cycle():
         (lambda: tw.SWA(lr=0.1, cycle=5).plan(5, 4), "must not be longer"),
     ],
 )
-def test_bad_methods(make, message):
+def test_walk_methods_refuse_bad_settings(make, message):
     with pytest.raises(tw.ThalwegError, match=message):
         make()
 
 
-def test_a_method_of_the_users_own():
+def test_custom_walk_method():
     from thalweg.training.walk_methods import Plan
 
     class Sparse(Method):
@@ -86,7 +89,89 @@ def test_a_method_of_the_users_own():
 
     from zoo import ZOO
 
-    animal = ZOO["mlp"]
-    walk = tw.walk(animal.module(1), animal.task, animal.batches(), Sparse(), epochs=1)
+    case = ZOO["mlp"]
+    walk = tw.walk(case.module(1), case.task, case.batches(), Sparse(), epochs=1)
     assert walk.traces[0].collected == [2, 3]
     assert walk.traces[0].lr.tolist() == [0.1, 0.05, 0.1 / 3]
+
+
+@pytest.mark.parametrize("warmup", [2, 0.5, tw.Iterations(6), 0])
+def test_warmup_cosine(warmup):
+    rate = tw.WarmupCosine(lr_max=0.4, warmup=warmup, lr_min=0.1).plan(steps=10, epochs=5).rate
+    warm = {2: 20, 0.5: 5, 0: 0}.get(warmup, 6)
+    for i in range(1, 51):
+        along = 0.1 + 0.3 * (1 + cos(pi * (i - 1 - warm) / (50 - warm))) / 2
+        assert rate(i) == pytest.approx(0.4 * i / warm if i <= warm else along, rel=1e-12)
+
+
+def test_warmup_cosine_knows_the_length_of_the_run():
+    case, seen = ZOO["mlp"], []
+
+    class Recorded(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append([group["lr"] for group in self.param_groups])
+            super().step(closure)
+
+    def made(named):
+        return Recorded([{"params": named[:2], "lr": 1.0}, {"params": named[2:], "lr": 0.5}])
+
+    schedule = tw.WarmupCosine(0.2, warmup=1)
+    settings = {"epochs": 3, "schedule": schedule, "accumulate": 2, "optimizer": made}
+    tw.fit(case.module(1), case.task, case.batches(), **settings)
+    rates = [schedule.plan(2, 3).rate(i) for i in range(1, 7)]
+    assert [first for first, _ in seen] == rates
+    assert [second for _, second in seen] == pytest.approx([0.5 * lr for lr in rates], rel=1e-15)
+
+
+def test_warmup_cosine_in_your_own_loop():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = tw.WarmupCosine(0.2, warmup=tw.Iterations(2))
+    scheduler, seen = tw.WalkScheduler(optimizer, schedule, steps=5, epochs=2, accumulate=2), []
+    for _ in range(6):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert seen == [schedule.plan(3, 2).rate(i) for i in range(1, 7)]
+    assert schedule.plan(3, 2).rate(7) == schedule.plan(3, 2).rate(99) == 0.0  # a loop that goes on stays there
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_warmup_cosine_scales_the_rate_of_your_own_optimizer(resumed):
+    def made():
+        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        return torch.optim.AdamW([{"params": p, "lr": lr} for p, lr in zip(parameters, (0.2, 0.05), strict=True)])
+
+    optimizer = made()
+    schedule, seen = tw.WarmupCosine(warmup=tw.Iterations(2)), []
+    scheduler = tw.WalkScheduler(optimizer, schedule, steps=3, epochs=2)
+    for i in range(6):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+        if resumed and i == 2:
+            states = optimizer.state_dict(), scheduler.state_dict()
+            optimizer = made()
+            optimizer.load_state_dict(states[0])
+            scheduler = tw.WalkScheduler(optimizer, schedule, steps=3, epochs=2, last_epoch=i)
+            scheduler.load_state_dict(states[1])
+            optimizer.load_state_dict(states[0])
+    rates = [tw.WarmupCosine(0.2, tw.Iterations(2)).plan(3, 2).rate(i) for i in range(1, 7)]
+    assert seen == [pytest.approx([rate, 0.25 * rate]) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: tw.WarmupCosine(0.0), "needs lr_max > 0"),
+        (lambda: tw.WarmupCosine(0.1, warmup=-1), "warmup >= 0"),
+        (lambda: tw.WarmupCosine(0.1, lr_min=0.2), "lr_min <= lr_max"),
+        (lambda: tw.WarmupCosine(0.1, warmup=3).plan(4, 3), "it is 12 iterations, and the run is 12"),
+        (
+            lambda: tw.fit(nn.Linear(1, 1), tw.regression(), [1], epochs=1, schedule=tw.WarmupCosine),
+            "must be a function",
+        ),
+    ],
+)
+def test_warmup_cosine_refuses_bad_settings(made, message):
+    with pytest.raises(tw.ThalwegError, match=message):
+        made()

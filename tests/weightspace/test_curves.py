@@ -69,7 +69,7 @@ def test_chain_is_the_formula(bends, t):
 
 @pytest.mark.parametrize("kind", [tw.Segment, tw.PolyChain, tw.Bezier, Parabola])
 @pytest.mark.parametrize("name", ZOO)
-def test_ends_are_bit_exact(kind, name):
+def test_curve_ends_are_bit_exact(kind, name):
     a, b = ZOO[name].ends()
     a.vector[0] = -0.0
     curve = kind(a, b)
@@ -97,7 +97,7 @@ def test_points_of_a_curve_carry_no_statistics():
 
 @pytest.mark.parametrize("kind", [tw.PolyChain, tw.Bezier, Parabola])
 @pytest.mark.parametrize("t", [0.0, 0.0003, 0.2, 0.31, 0.77, 0.9999, 1.0])
-def test_velocity_is_the_derivative(kind, t):
+def test_curve_velocity_is_the_derivative(kind, t):
     curve = bent(kind)
     h = 1e-6
     low, high = max(t - h, 0), min(t + h, 1)
@@ -125,13 +125,13 @@ def test_length_of_a_bezier_parabola_has_a_closed_form(height):
     assert curve.length(0, 0.5) == pytest.approx(exact / 2, rel=1e-9)
 
 
-def test_length_of_the_users_own_curve():
+def test_length_of_a_custom_curve():
     curve = Parabola(vector(-1.0, 0.0), vector(1.0, 0.0)).with_bends([torch.tensor([0.0, 1.0]).double()])
     assert curve.length() == pytest.approx(sqrt(5) + asinh(2) / 2, rel=1e-8)
 
 
 @pytest.mark.parametrize("kind", [tw.PolyChain, tw.Bezier])
-def test_spacing_by_length_is_even(kind):
+def test_curve_spaced_by_length_is_even(kind):
     curve = bent(kind, 2, seed=3)
     times = curve.spaced(13, by="length")
     steps = [curve.length(a, b) for a, b in itertools.pairwise(times)]
@@ -141,7 +141,7 @@ def test_spacing_by_length_is_even(kind):
     assert curve.spaced(5) == [0, 0.25, 0.5, 0.75, 1]
 
 
-def test_the_geometry_survives_large_weights_in_float32():
+def test_curve_geometry_survives_large_weights_in_float32():
     """Raw inner products of weights around 1e3 would lose differences of 1e-3 entirely."""
     far = 1e3 + torch.randn(1000)
     a, b = (vector(*far).vector.float() for _ in range(2))
@@ -151,7 +151,7 @@ def test_the_geometry_survives_large_weights_in_float32():
     assert line.length() == pytest.approx(float((b.double() - a.double()).norm()), rel=1e-12)
 
 
-def test_other_bends_have_another_length():
+def test_curve_with_other_bends_has_another_length():
     curve = bent(tw.PolyChain)
     before = curve.length()
     assert curve.with_bends([2 * curve.bends[0].vector]).length() > 1.5 * before
@@ -169,7 +169,7 @@ class Waves(tw.Curve):
         return [cos(pi * t / 2) ** 2 - bump / 2, bump, sin(pi * t / 2) ** 2 - bump / 2]
 
 
-def test_a_rounding_error_at_the_ends_is_forgiven_and_settings_are_kept(tmp_path):
+def test_curve_forgives_rounding_of_t_at_the_ends(tmp_path):
     a, b = ZOO["mlp"].ends()
     curve = Waves(a, b, 0.3)
     assert torch.equal(curve.point(1.0).vector, b.vector)
@@ -180,7 +180,7 @@ def test_a_rounding_error_at_the_ends_is_forgiven_and_settings_are_kept(tmp_path
     assert torch.equal(back.point(0.4).vector, trained.point(0.4).vector)
 
 
-def test_a_chain_through_given_points_meets_them():
+def test_chain_through_given_points_meets_them():
     points = [tw.Weights.of(ZOO["mlp"].module(seed)) for seed in range(4)]
     chain = tw.PolyChain.through(points)
     for i, point in enumerate(points):
@@ -188,7 +188,7 @@ def test_a_chain_through_given_points_meets_them():
 
 
 @pytest.mark.parametrize("kind", [tw.Segment, tw.PolyChain, tw.Bezier, Parabola])
-def test_files_bring_back_the_curve(kind, tmp_path):
+def test_curve_save_and_load(kind, tmp_path):
     a, b = ZOO["conv_bn"].ends()
     curve = kind(a, b)
     curve.save(tmp_path / "c.safetensors")
@@ -199,21 +199,21 @@ def test_files_bring_back_the_curve(kind, tmp_path):
     assert torch.equal(back.point(0.3).vector, curve.point(0.3).vector)
 
 
-def test_a_curve_of_the_users_own_names_its_class(tmp_path):
+def test_curve_load_names_the_class_of_a_custom_curve(tmp_path):
     Parabola(*ZOO["mlp"].ends()).save(tmp_path / "c.safetensors")
     with pytest.raises(tw.ThalwegError, match=r"a curve of kind .*\.Parabola: load it with Parabola\.load"):
         tw.Curve.load(tmp_path / "c.safetensors")
 
 
 @pytest.mark.parametrize("bends", [0, -1, 1.5])
-def test_bends_are_counted(bends):
+def test_curve_refuses_a_bad_number_of_bends(bends):
     with pytest.raises(tw.ThalwegError, match="at least 1"):
         tw.Bezier(*ZOO["mlp"].ends(), bends=bends)
 
 
 @pytest.mark.parametrize("t", [-0.1, 1.1, float("nan"), float("inf")])
 @pytest.mark.parametrize("method", ["point", "coefficients", "velocity", "speed"])
-def test_t_stays_between_the_ends(t, method):
+def test_curve_refuses_t_outside_of_0_and_1(t, method):
     with pytest.raises(tw.ThalwegError, match="t must lie between 0"):
         getattr(tw.Bezier(*ZOO["mlp"].ends()), method)(t)
 
@@ -223,7 +223,7 @@ class Broken(tw.Curve):
         return [1 - t, t, t]
 
 
-def test_coefficients_of_the_users_own_are_checked():
+def test_custom_curve_coefficients_are_checked():
     with pytest.raises(tw.ThalwegError, match="must give 3 numbers that add up to one"):
         Broken(*ZOO["mlp"].ends()).point(0.5)
 
@@ -239,7 +239,7 @@ class Bulge(tw.Curve):
         return [1 - t - middle, 2 * middle, t - middle]
 
 
-def test_load_keeps_attributes_that_have_a_default_on_the_class(tmp_path):
+def test_curve_load_keeps_attributes_with_a_default_on_the_class(tmp_path):
     curve = Bulge(*ZOO["mlp"].ends())
     curve.power, curve.knots = 3.5, (0.0, 0.25, 1.0)
     assert curve.gram is curve.gram  # a cached property is no attribute of the curve's own
@@ -251,7 +251,7 @@ def test_load_keeps_attributes_that_have_a_default_on_the_class(tmp_path):
     assert back.length() == curve.length()
 
 
-def test_load_never_replaces_methods_and_properties(tmp_path):
+def test_curve_load_never_replaces_methods_and_properties(tmp_path):
     curve = Bulge(*ZOO["mlp"].ends())
     vars(curve).update(coefficients="mine", bends="mine", layout="mine", gram="mine", power=3.0)
     with pytest.MonkeyPatch.context() as patch:

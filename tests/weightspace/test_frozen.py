@@ -48,32 +48,32 @@ def members(run=None):
     return tw.walk(Adapted(), tw.classification(), BATCHES, method, epochs=3, run=run).members
 
 
-def test_points_with_equal_bases_hold_one():
+def test_weights_with_equal_frozen_bases_share_one():
     a, b = points(2)
     assert a.frozen["layer.weight"] is b.frozen["layer.weight"]
     assert memory([a, b]) == BASE + 2 * ADAPTER
 
 
-def test_a_curve_of_many_bends_holds_one_base():
+def test_curve_of_many_bends_holds_one_frozen_base():
     curve = tw.connect(Adapted(), tw.Bezier(*points(2), bends=5), tw.classification(), BATCHES, epochs=1, lr=1e-2)
     assert memory(curve.points) == BASE + 7 * ADAPTER
 
 
-def test_a_fit_and_a_walk_hold_one_base():
+def test_fit_and_walk_hold_one_frozen_base():
     trained = tw.fit(Adapted(), tw.classification(), BATCHES, epochs=2, lr=1e-2, keep=[1])
     found = [trained, trained.kept[1].weights, *members()]
     assert len(found) == 8
     assert memory([*found, *tw.Ensemble(Adapted(), found).members]) == BASE + 8 * ADAPTER
 
 
-def test_other_values_are_not_shared():
+def test_frozen_bases_of_other_values_are_not_shared():
     a, b = tw.Weights.of(Adapted()), tw.Weights.of(Adapted(base=8))
     assert not torch.equal(a.frozen["layer.weight"], b.frozen["layer.weight"])
     with pytest.raises(tw.ThalwegError, match=r"the frozen parameter 'layer\.weight' differs"):
         tw.Segment(a, b)
 
 
-def test_shared_means_bit_for_bit():
+def test_frozen_bases_are_shared_only_bit_for_bit():
     plus, minus = Adapted(), Adapted()
     plus.layer.bias.zero_()
     minus.layer.bias.zero_().neg_()
@@ -82,7 +82,7 @@ def test_shared_means_bit_for_bit():
     assert bool(b.frozen["layer.bias"].signbit().all())
 
 
-def test_what_is_held_is_not_the_modules_own():
+def test_frozen_base_is_not_the_modules_own():
     module = Adapted()
     weights = tw.Weights.of(module)
     before = weights.frozen["layer.bias"].clone()
@@ -91,18 +91,20 @@ def test_what_is_held_is_not_the_modules_own():
     assert not torch.equal(tw.Weights.of(module).frozen["layer.bias"], before)
 
 
-def test_memory_is_given_back_with_the_last_point():
-    from thalweg.weightspace.weights import _held
+def test_frozen_base_is_freed_with_the_last_point():
+    from thalweg.runtime.compute import present
+
+    held = present.get().frozen
 
     weights = tw.Weights.of(Adapted(base=9))
     shape = weights.frozen["layer.weight"].shape
-    count = sum(tensor.shape == shape for tensor in _held.values())
+    count = sum(tensor.shape == shape for tensor in held.values())
     del weights
     gc.collect()
-    assert sum(tensor.shape == shape for tensor in _held.values()) == count - 1
+    assert sum(tensor.shape == shape for tensor in held.values()) == count - 1
 
 
-def test_a_curve_file_holds_one_base(tmp_path):
+def test_curve_file_holds_one_frozen_base(tmp_path):
     curve = tw.Bezier(*points(2), bends=5)
     curve.save(tmp_path / "curve.safetensors")
     assert BASE + 7 * ADAPTER < size(tmp_path) < 1.02 * (BASE + 7 * ADAPTER)
@@ -112,7 +114,7 @@ def test_a_curve_file_holds_one_base(tmp_path):
         assert one.digest() == two.digest()
 
 
-def test_an_ensemble_folder_holds_one_base(tmp_path):
+def test_ensemble_folder_holds_one_frozen_base(tmp_path):
     ensemble = tw.Ensemble(Adapted(), points(6))
     ensemble.save(tmp_path)
     assert BASE + 6 * ADAPTER < size(tmp_path) < 1.03 * (BASE + 6 * ADAPTER)
@@ -121,7 +123,7 @@ def test_an_ensemble_folder_holds_one_base(tmp_path):
     assert memory(back.members) == BASE + 6 * ADAPTER
 
 
-def test_members_may_have_bases_of_their_own(tmp_path):
+def test_ensemble_members_may_have_frozen_bases_of_their_own(tmp_path):
     ensemble = tw.Ensemble(Adapted(), [tw.Weights.of(Adapted(seed, base)) for seed, base in ((1, 7), (2, 8), (3, 7))])
     ensemble.save(tmp_path)
     assert len(list(tmp_path.glob("base-*"))) == 2
@@ -131,7 +133,7 @@ def test_members_may_have_bases_of_their_own(tmp_path):
     assert len(list(tmp_path.glob("base-*"))) == 1
 
 
-def test_a_run_folder_holds_one_base_next_to_what_was_collected_and_one_in_members(tmp_path):
+def test_run_folder_holds_one_frozen_base_with_collected_and_one_in_members(tmp_path):
     found = members(run=tmp_path)
     assert len(found) == 6
     assert size(tmp_path) < 1.05 * 2 * (BASE + 6 * ADAPTER)
@@ -139,7 +141,7 @@ def test_a_run_folder_holds_one_base_next_to_what_was_collected_and_one_in_membe
     assert [m.digest() for m in members(run=tmp_path)] == [m.digest() for m in found]
 
 
-def test_kept_epochs_share_a_base(tmp_path):
+def test_kept_epochs_share_a_frozen_base(tmp_path):
     arguments = {"epochs": 5, "lr": 1e-2, "keep": [1, 2, 3, 4], "run": tmp_path}
     trained = tw.fit(Adapted(), tw.classification(), BATCHES, **arguments)
     assert size(tmp_path) < 1.05 * (2 * BASE + (1 + 2 * 4) * ADAPTER)  # weights.safetensors is whole
@@ -147,7 +149,7 @@ def test_kept_epochs_share_a_base(tmp_path):
     assert again.kept[3].weights.digest() == trained.kept[3].weights.digest()
 
 
-def test_one_file_alone_is_whole_unless_asked(tmp_path):
+def test_weights_file_holds_its_frozen_base_unless_asked(tmp_path):
     weights = tw.Weights.of(Adapted())
     weights.save(tmp_path / "whole.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["whole.safetensors"]
@@ -155,7 +157,7 @@ def test_one_file_alone_is_whole_unless_asked(tmp_path):
     assert tw.Weights.load(tmp_path / "part.safetensors").digest() == weights.digest()
 
 
-def test_a_file_without_its_base_says_so(tmp_path):
+def test_weights_load_names_a_missing_frozen_base(tmp_path):
     tw.Weights.of(Adapted()).save(tmp_path / "part.safetensors", apart=True)
     next(tmp_path.glob("base-*")).unlink()
     with pytest.raises(
@@ -164,7 +166,7 @@ def test_a_file_without_its_base_says_so(tmp_path):
         tw.Weights.load(tmp_path / "part.safetensors")
 
 
-def test_saving_an_ensemble_again_leaves_the_files_of_others(tmp_path):
+def test_ensemble_save_leaves_foreign_frozen_bases(tmp_path):
     module = Adapted(1)
     other = tw.Weights.of(Adapted(2, base=8))
     ensemble = tw.Ensemble(module, [tw.Weights.of(module)])
@@ -196,12 +198,12 @@ def large(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Adapted, MovingTarget])
-def test_training_with_a_large_base_is_plain_training_and_leaves_it(kind, large):
+def test_training_with_a_large_frozen_base_is_plain_training(kind, large):
     check_training(kind)
 
 
 @pytest.mark.parametrize("since", [1, 3])
-def test_a_small_base_may_be_written_to_at_any_time(since):
+def test_small_frozen_base_may_be_written_to_at_any_time(since):
     check_training(partial(MovingTarget, since=since))
 
 
@@ -229,7 +231,7 @@ class Announcing(Adapted):
 
 
 @pytest.mark.parametrize("kind", [Merging, Announcing])
-def test_a_large_base_stays_as_it_is_whatever_train_does(kind, large):
+def test_large_frozen_base_is_kept_whatever_train_does(kind, large):
     module, curve = kind(), tw.Bezier(*(tw.Weights.of(kind(seed)) for seed in range(2)))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     settings = {"epochs": 2, "lr": 1e-2}
@@ -260,7 +262,7 @@ def check_training(kind):
 
 
 @pytest.mark.parametrize("kind", [Adapted, Announcing])
-def test_training_holds_no_second_base_if_it_is_large(kind, peak_bytes, monkeypatch, large):
+def test_training_holds_no_second_large_frozen_base(kind, peak_bytes, monkeypatch, large):
     """Of the module, its ends and the trained copy together: one base in the module, one in the points."""
     monkeypatch.setattr("thalweg.weightspace.weights.BLOCK", 10_000)
     curve, module = tw.Bezier(*points(2)), kind()
@@ -269,7 +271,7 @@ def test_training_holds_no_second_base_if_it_is_large(kind, peak_bytes, monkeypa
     assert peak_bytes(lambda: tw.scan(module, curve, tw.classification(), {"x": BATCHES}, points=3)) > BASE
 
 
-def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored(large):
+def test_module_with_another_frozen_base_is_left_alone(large):
     curve, other = tw.Bezier(*points(2)), Adapted(base=8)
     before = other.layer.weight.detach().clone()
     settings = {"epochs": 2, "lr": 1e-2}
@@ -278,12 +280,12 @@ def test_a_module_with_another_base_is_left_as_it_is_and_its_base_ignored(large)
     assert torch.equal(one.bends[0].vector, two.bends[0].vector)
 
 
-def test_a_large_base_written_to_after_the_first_pass_is_named(large):
+def test_large_frozen_base_written_to_after_the_first_pass_is_named(large):
     with pytest.raises(tw.ThalwegError, match=r"the frozen parameter 'layer.weight' was written to after the first"):
         tw.fit(MovingTarget(since=3), tw.classification(), BATCHES, epochs=1, lr=0.1)
 
 
-def test_a_tensor_beside_a_frozen_parameter_follows_it():
+def test_tensor_beside_a_frozen_parameter_follows_it():
     """With the base of the curve, not that of the module that was given."""
 
     class Beside(Adapted):

@@ -1,5 +1,6 @@
 """Modules that would go wrong without a word, if nobody had thought of them."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -28,7 +29,7 @@ class Listed(nn.Module):
         return self.head(torch.tanh(F.linear(x, self.weights[0])))
 
 
-def test_references_to_parameters_follow():
+def test_references_to_parameters_follow_the_point():
     torch.manual_seed(0)
     one, two = Listed().double(), Listed().double()
     for module in (one, two):
@@ -53,7 +54,7 @@ def test_attributes_and_hooks_of_parameters_come_along():
     assert tw.weightspace.probe.Probe(module).module.weight.note == "mine"
 
 
-def test_a_forward_bound_to_the_original_is_refused():
+def test_forward_bound_to_the_original_is_refused():
     module = nn.Linear(4, 3).double()
     original = module.forward
     module.forward = lambda x: 2 * original(x)
@@ -101,7 +102,7 @@ class TwoBranches(nn.Module):
         return self.branches[(self.calls - 1) // 3 % 2](x)
 
 
-def test_a_branch_reached_late_decays_from_then_on():
+def test_weight_decay_of_a_branch_begins_when_it_is_reached():
     module = TwoBranches().double()
     trained = tw.fit(module, TASK, BATCHES, epochs=2, schedule=lambda i: 0.1, weight_decay=0.5)
     first = tw.fit(module, TASK, BATCHES, epochs=1, schedule=lambda i: 0.1, weight_decay=0.5)
@@ -124,14 +125,14 @@ class Counting(nn.Module):
         return self.layer(self.norm(x)) * (1 + self.state)
 
 
-def test_refresh_changes_statistics_and_nothing_else():
+def test_update_bn_changes_statistics_and_nothing_else():
     module = Counting().double()
     weights = tw.update_bn(module, tw.Weights.of(module), BATCHES)
     assert int(weights.buffers["calls"]) == 0
     tw.average([weights, tw.Weights.of(module)])
 
 
-def test_what_is_no_part_of_the_weights_starts_anew_at_each_point():
+def test_scan_starts_each_point_with_fresh_state_outside_of_the_weights():
     module = Counting().double()
     members = [tw.Weights.of(module), tw.Weights.of(Counting().double())]
     forth, back = (
@@ -153,13 +154,13 @@ class Inline(nn.Module):
         return self.layer(x)
 
 
-def test_batch_norm_that_cannot_be_listened_to_is_refused():
+def test_update_bn_refuses_batch_norm_that_is_not_called():
     module = Inline().double()
     with pytest.raises(tw.ThalwegError, match="the batch-norm layer 'norm' is not called but has its buffers used"):
         tw.update_bn(module, tw.Weights.of(module), BATCHES)
 
 
-def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
+def test_update_bn_leaves_an_unused_layer():
     module = nn.ModuleDict({"used": nn.Linear(4, 3), "spare": nn.BatchNorm1d(3), "norm": nn.BatchNorm1d(4)}).double()
     module.forward = None
     module["spare"].running_mean.fill_(7)
@@ -169,18 +170,18 @@ def test_a_batch_norm_layer_off_the_path_keeps_its_statistics():
     assert torch.allclose(weights.buffers["norm.running_mean"], torch.cat([x for x, _ in BATCHES]).mean(0))
 
 
-def test_a_module_handed_over_in_evaluation_mode_is_trained_in_training_mode():
-    animal = ZOO["conv_bn"]
+def test_module_handed_over_in_evaluation_mode_is_trained_in_training_mode():
+    case = ZOO["conv_bn"]
     runs = [
-        tw.fit(module, animal.task, animal.batches(), epochs=2, lr=0.1)
-        for module in (animal.module(1).eval(), animal.module(1))
+        tw.fit(module, case.task, case.batches(), epochs=2, lr=0.1)
+        for module in (case.module(1).eval(), case.module(1))
     ]
     assert torch.equal(runs[0].vector, runs[1].vector)
     assert torch.equal(runs[0].buffers["1.running_mean"], runs[1].buffers["1.running_mean"])
-    assert not torch.equal(runs[0].buffers["1.running_mean"], animal.module(1)[1].running_mean)
+    assert not torch.equal(runs[0].buffers["1.running_mean"], case.module(1)[1].running_mean)
 
 
-def test_buffers_that_do_not_fit_are_named():
+def test_load_names_buffers_that_do_not_fit():
     module, other = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
     module.register_buffer("scale", torch.ones(3))
     other.register_buffer("scale", torch.ones(1))
@@ -190,7 +191,7 @@ def test_buffers_that_do_not_fit_are_named():
         tw.scan(module, [tw.Weights.of(nn.Linear(4, 3).double())], TASK, {"x": BATCHES})
 
 
-def test_tied_names_in_a_state_dict():
+def test_from_state_with_tied_names():
     module = ZOO["tied_lstm"].module(1)
     state = {**ZOO["tied_lstm"].module(2).state_dict()}
     del state["output.weight"]
@@ -202,41 +203,65 @@ def test_tied_names_in_a_state_dict():
         tw.Weights.from_state(state, module)
 
 
-def test_statistics_that_overflow_are_not_a_result():
+def test_diverged_fit_names_batch_norm_statistics_that_overflow():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     with pytest.raises(tw.Diverged, match="batch-norm statistics are no longer finite"):
         tw.fit(module, TASK, [(torch.tensor([[1e30, 0.0], [-1e30, 1.0]]), torch.tensor([0, 1]))], epochs=1, lr=1e-3)
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "said"),
     [
-        lambda m: tw.Bezier(m, m),
-        lambda m: tw.Plane(m, m, m),
-        lambda m: tw.average([m]),
-        lambda m: tw.average(tw.Weights.of(m)),
-        lambda m: tw.Weights.of(m).distance(m),
-        lambda m: tw.Weights.of(m.state_dict()),
-        lambda m: tw.connect(m, tw.Weights.of(m), TASK, BATCHES, epochs=1, lr=0.1),
-        lambda m: tw.connect(m, tw.Bezier, TASK, BATCHES, epochs=1, lr=0.1),
-        lambda m: tw.fit(m, tw.classification, BATCHES, epochs=1, lr=0.1),
-        lambda m: tw.fit("model", TASK, BATCHES, epochs=1, lr=0.1),
-        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr="0.1"),
-        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer="adam"),
-        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, momentum=1.5),
-        lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, seed=None),
-        lambda m: tw.fit(
-            m, TASK, BATCHES, epochs=1, lr=0.1, optimizer=lambda v: torch.optim.SGD(m.parameters(), lr=0.1)
+        (lambda m: tw.Bezier(m, m), "start must be Weights; got Linear"),
+        (lambda m: tw.Plane(m, m, m), "the first point must be Weights; got Linear"),
+        (lambda m: tw.average([m]), "point 1 must be Weights; got Linear"),
+        (lambda m: tw.average(tw.Weights.of(m)), "an average needs at least 1 network, in a list of Weights"),
+        (lambda m: tw.Weights.of(m).distance(m), "the other point must be Weights; got Linear"),
+        (lambda m: tw.Weights.of(m.state_dict()), "Weights.of takes a module; got OrderedDict"),
+        (
+            lambda m: tw.connect(m, tw.Weights.of(m), TASK, BATCHES, epochs=1, lr=0.1),
+            "connect trains a curve, such as Bezier(a, b); got Weights",
         ),
-        lambda m: tw.fit(m, TASK, torch.utils.data.TensorDataset(torch.ones(3, 4)), epochs=1, lr=0.1),
-        lambda m: tw.figures.profile("scan.json"),
-        lambda m: tw.scan(m, tw.Plane, TASK, {"x": BATCHES}),
-        lambda m: tw.Ensemble("model", [tw.Weights.of(m)]),
+        (
+            lambda m: tw.connect(m, tw.Bezier, TASK, BATCHES, epochs=1, lr=0.1),
+            "connect trains a curve, such as Bezier(a, b); got ABCMeta",
+        ),
+        (
+            lambda m: tw.fit(m, tw.classification, BATCHES, epochs=1, lr=0.1),
+            "the task must be a Task, such as classification()",
+        ),
+        (lambda m: tw.fit("model", TASK, BATCHES, epochs=1, lr=0.1), "the network must be a torch.nn.Module; got str"),
+        (lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr="0.1"), "lr must be a number; got '0.1'"),
+        (
+            lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, optimizer="adam"),
+            "optimizer must be a function that makes one",
+        ),
+        (
+            lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, momentum=1.5),
+            "momentum must be at least 0 and below 1; got 1.5",
+        ),
+        (lambda m: tw.fit(m, TASK, BATCHES, epochs=1, lr=0.1, seed=None), "seed must be a whole number; got None"),
+        (
+            lambda m: tw.fit(
+                m, TASK, BATCHES, epochs=1, lr=0.1, optimizer=lambda v: torch.optim.SGD(m.parameters(), lr=0.1)
+            ),
+            "the optimizer must update the parameters that its function is given",
+        ),
+        (
+            lambda m: tw.fit(m, TASK, torch.utils.data.TensorDataset(torch.ones(3, 4)), epochs=1, lr=0.1),
+            "the batches must come in batches; got the data set TensorDataset",
+        ),
+        (lambda m: tw.figures.profile("scan.json"), "a figure needs a Scan, or several by name; got str"),
+        (
+            lambda m: tw.scan(m, tw.Plane, TASK, {"x": BATCHES}),
+            "a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got type",
+        ),
+        (lambda m: tw.Ensemble("model", [tw.Weights.of(m)]), "the network must be a torch.nn.Module; got str"),
     ],
 )
-def test_the_wrong_kind_of_thing_is_a_sentence(call):
+def test_wrong_types_are_refused(call, said):
     module = nn.Linear(4, 3).double()
     before = bits(module)
-    with pytest.raises(tw.ThalwegError):
+    with pytest.raises(tw.ThalwegError, match=re.escape(said)):
         call(module)
     assert same_bits(before, bits(module))

@@ -11,7 +11,7 @@ from thalweg.weightspace.origin import OriginPath
 
 
 @pytest.mark.parametrize("make", [tw.models.fc, lambda: tw.models.conv3fc3(0.1)])
-def test_logits_are_multiplied_and_predictions_kept(make):
+def test_origin_path_scales_logits_and_keeps_predictions(make):
     torch.manual_seed(0)
     networks = [make().double().eval() for _ in range(2)]
     ends = [tw.Weights.of(network) for network in networks]
@@ -26,13 +26,13 @@ def test_logits_are_multiplied_and_predictions_kept(make):
         assert torch.allclose(module(x), wanted, rtol=1e-9, atol=0)
 
 
-def test_points_do_not_carry_the_story_of_an_end():
+def test_origin_path_points_carry_no_provenance():
     a = tw.Weights.of(tw.models.fc())
     told = replace(a, made={"seed": 1})
     assert OriginPath(tw.models.fc(), told, a).point(0.2).made == {}
 
 
-def test_the_origin_itself_is_left_out():
+def test_origin_path_refuses_the_origin_itself():
     a = tw.Weights.of(tw.models.fc())
     for s in (0.5, -0.1, 1.1):
         with pytest.raises(tw.ThalwegError, match="except the origin"):
@@ -43,14 +43,14 @@ def test_the_origin_itself_is_left_out():
     ("layer", "named"),
     [(nn.Tanh(), "a Tanh"), (nn.BatchNorm1d(4), "a BatchNorm1d"), (nn.InstanceNorm1d(4), "a InstanceNorm1d")],
 )
-def test_networks_without_such_a_path_are_refused(layer, named):
+def test_origin_path_refuses_networks_without_such_a_path(layer, named):
     module = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2))
     a = tw.Weights.of(module)
     with pytest.raises(tw.ThalwegError, match=named):
         OriginPath(module, a, a)
 
 
-def test_frozen_layers_are_refused():
+def test_origin_path_refuses_frozen_layers():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     module[0].weight.requires_grad_(False)
     a = tw.Weights.of(module)

@@ -21,13 +21,13 @@ def plane(points):
     return tw.Plane(*points[:3])
 
 
-def test_a_plane_returns_its_three_points_bit_for_bit(plane, points):
+def test_plane_returns_its_three_points_bit_for_bit(plane, points):
     for corner, point in zip(plane.corners, points, strict=False):
         assert torch.equal(plane.point(*corner).vector, point.vector)
         assert plane.project(point) == pytest.approx(corner, abs=1e-9)
 
 
-def test_the_basis_is_the_papers(plane, points):
+def test_plane_basis_is_the_papers(plane, points):
     w1, w2, w3 = (point.vector for point in points[:3])
     u = w2 - w1
     v = (w3 - w1) - (w3 - w1) @ u / (u @ u) * u
@@ -35,12 +35,12 @@ def test_the_basis_is_the_papers(plane, points):
     assert torch.allclose(plane.point(0.7, -1.3).vector, expected, atol=1e-12)
 
 
-def test_lengths_are_euclidean(plane):
+def test_plane_lengths_are_euclidean(plane):
     one, two = plane.point(0.5, 1.0), plane.point(3.5, 5.0)
     assert one.distance(two) == pytest.approx(5.0, rel=1e-9)
 
 
-def test_projection_is_the_nearest_point(plane, points):
+def test_plane_project_is_the_nearest_point(plane, points):
     x, y = plane.project(points[3])
     foot = plane.point(x, y)
     rest = points[3].vector - foot.vector
@@ -50,21 +50,21 @@ def test_projection_is_the_nearest_point(plane, points):
     assert plane.distance(points[1]) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_curve_is_placed_point_by_point(plane, points):
+def test_plane_path_places_a_curve_point_by_point(plane, points):
     curve = tw.Bezier(points[0], points[1]).with_bends([points[3].vector])
     path = plane.path(curve, points=5)
     for t, place in zip(curve.spaced(5), path, strict=True):
         assert plane.project(curve.point(t)) == pytest.approx(place, abs=1e-9)
 
 
-def test_all_three_points_must_agree(points):
+def test_plane_refuses_points_of_different_networks(points):
     other = tw.Weights.of(ZOO["mlp"].module(1))
     for wrong in ((other, points[0], points[1]), (points[0], other, points[1]), (points[0], points[1], other)):
         with pytest.raises(tw.ThalwegError, match="do not describe the same network"):
             tw.Plane(*wrong)
 
 
-def test_points_on_one_line_are_refused(points):
+def test_plane_refuses_points_on_one_line(points):
     a, b = points[:2]
     with pytest.raises(tw.ThalwegError, match="do not lie on one line"):
         tw.Plane(a, b, tw.average([a, b], [0.3, 0.7]))
@@ -82,7 +82,7 @@ def naive_main_directions(points):
     return stacked.mean(0), centred, singular, directions
 
 
-def test_a_fitted_plane_holds_the_principal_components():
+def test_fitted_plane_holds_the_principal_components():
     points = [tw.Weights.of(ZOO["conv_bn"].module(seed)) for seed in range(7)]
     mean, centred, singular, directions = naive_main_directions(points)
     plane = tw.Plane.fit(points)
@@ -99,7 +99,7 @@ def test_a_fitted_plane_holds_the_principal_components():
         assert plane.distance(point) == pytest.approx(far, rel=1e-7)
 
 
-def test_the_axes_of_a_fitted_plane_run_from_the_first_network_to_the_last():
+def test_axes_of_a_fitted_plane_run_from_the_first_network_to_the_last():
     points = [tw.Weights.of(ZOO["mlp"].module(seed)) for seed in range(5)]
     for order in (points, points[::-1]):
         corners = tw.Plane.fit(order).corners
@@ -107,7 +107,7 @@ def test_the_axes_of_a_fitted_plane_run_from_the_first_network_to_the_last():
         assert corners[0][1] <= corners[-1][1]
 
 
-def test_a_fitted_plane_of_three_networks_is_the_plane_through_them(points):
+def test_fitted_plane_of_three_networks_is_the_plane_through_them(points):
     fitted, through = tw.Plane.fit(points[:3]), tw.Plane(*points[:3])
     assert sum(fitted.shares) == pytest.approx(1)
     for x, y in [(0.3, 0.2), (-2.0, 1.0)]:
@@ -115,7 +115,7 @@ def test_a_fitted_plane_of_three_networks_is_the_plane_through_them(points):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_fitted_plane_keeps_small_directions_of_large_weights(dtype):
+def test_fitted_plane_keeps_small_directions_of_large_weights(dtype):
     module = nn.Linear(64, 64, bias=False).to(dtype)
     generator = torch.Generator().manual_seed(0)
     base = 1 + torch.rand(4096, generator=generator)
@@ -130,7 +130,7 @@ def test_a_fitted_plane_keeps_small_directions_of_large_weights(dtype):
     assert plane.point(0, 0).vector.dtype == plane.point(0.1, 0.1).vector.dtype == dtype
 
 
-def test_what_no_plane_can_be_fitted_to_is_refused(points):
+def test_plane_fit_refuses_bad_points(points):
     a, b = points[:2]
     with pytest.raises(tw.ThalwegError, match="a fitted plane needs at least 3 networks"):
         tw.Plane.fit([a])
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_have_no_place_in_a_plane(plane, points):
             ask(bad)
 
 
-def test_the_line_of_a_plane_around_a_network_goes_through_it():
+def test_line_of_a_plane_around_a_network_goes_through_it():
     weights = tw.Weights.of(ZOO["mlp"].module(1))
     plane = tw.Plane.around(weights, radius=0.5)
     line = plane.line()
@@ -208,15 +208,15 @@ def test_the_line_of_a_plane_around_a_network_goes_through_it():
     assert (line.end.vector - weights.vector).allclose(0.5 * (plane.points[1].vector - weights.vector))
 
 
-def test_bad_input_around_a_network():
+def test_plane_around_refuses_bad_input():
     weights = tw.Weights.of(ZOO["mlp"].module(1))
-    with pytest.raises(tw.ThalwegError, match="normalise is 'filter', 'layer' or None; got 'filters'"):
+    with pytest.raises(tw.ThalwegError, match="normalise must be 'filter', 'layer' or None; got 'filters'"):
         tw.Plane.around(weights, "filters")
-    with pytest.raises(tw.ThalwegError, match="a radius is above 0; got 0"):
+    with pytest.raises(tw.ThalwegError, match="radius must be above 0 and finite; got 0"):
         tw.Plane.around(weights, radius=0.0)
     with pytest.raises(tw.ThalwegError, match="the network in the middle must be Weights; got Sequential"):
         tw.Plane.around(ZOO["mlp"].module(1))
-    with pytest.raises(tw.ThalwegError, match="those that would move are all 0"):
+    with pytest.raises(tw.ThalwegError, match="those that it would change are all 0"):
         tw.Plane.around(tw.Weights.of(nn.LayerNorm(4)))
     with pytest.raises(tw.ThalwegError, match="a plane has two directions, and only one weight of this network"):
         tw.Plane.around(tw.Weights.of(nn.Linear(1, 1)))

@@ -10,10 +10,10 @@ import thalweg as tw
 from thalweg.weightspace.probe import Probe
 
 
-def plain_gradient(animal, module, batch):
+def plain_gradient(case, module, batch):
     """Autograd on an untouched module, as a vector in the layout's order."""
     module.zero_grad()
-    animal.losses(module, batch).mean().backward()
+    case.losses(module, batch).mean().backward()
     inner = getattr(module, "_orig_mod", module)
     return torch.cat([p.grad.reshape(-1) for p in inner.parameters() if p.requires_grad])
 
@@ -24,19 +24,19 @@ def train_mode(module):
 
 @pytest.mark.parametrize("by_copy", [False, True])
 @pytest.mark.parametrize("name", ZOO)
-def test_the_probe_computes_what_the_module_computes(name, by_copy):
-    animal = ZOO[name]
-    probe, module = Probe(animal.module(1)), animal.module(2)
+def test_probe_computes_what_the_module_computes(name, by_copy):
+    case = ZOO[name]
+    probe, module = Probe(case.module(1)), case.module(2)
     if by_copy:
-        probe = ByCopy(animal.module(1))
+        probe = ByCopy(case.module(1))
     probe.load(tw.Weights.of(module))
     for part in (probe.module, module):
         train_mode(part)
-    batch = animal.batches()[0]
+    batch = case.batches()[0]
     torch.manual_seed(0)
-    probe.backward(animal.losses(probe.module, batch).mean())
+    probe.backward(case.losses(probe.module, batch).mean())
     torch.manual_seed(0)
-    expected = plain_gradient(animal, module, batch)
+    expected = plain_gradient(case, module, batch)
     assert torch.allclose(probe.to_layout_order(probe.grad), expected, rtol=1e-12, atol=1e-14)
     assert expected.abs().max() > 0
 
@@ -49,17 +49,17 @@ class ByCopy(Probe):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_standing_somewhere_leaves_the_callers_module_alone(name):
-    animal = ZOO[name]
-    module = animal.module(1)
+def test_probe_leaves_the_callers_module_alone(name):
+    case = ZOO[name]
+    module = case.module(1)
     before = bits(module)
-    probe = Probe(module, tw.Weights.of(animal.module(2)))
-    probe.backward(animal.losses(probe.module, animal.batches()[0]).mean())
+    probe = Probe(module, tw.Weights.of(case.module(2)))
+    probe.backward(case.losses(probe.module, case.batches()[0]).mean())
     probe.point.zero_()
     assert same_bits(before, bits(module))
 
 
-def test_parameters_view_one_vector():
+def test_probe_parameters_are_views_of_one_vector():
     probe = Probe(ZOO["tied_lstm"].module(1))
     probe.point.fill_(0.25)
     assert all(p.eq(0.25).all() for p in probe.module.parameters())
@@ -67,7 +67,7 @@ def test_parameters_view_one_vector():
     assert probe.module.output.weight is probe.module.embedding.weight
 
 
-def test_channels_last_strides_survive():
+def test_probe_keeps_channels_last_strides():
     probe = Probe(ZOO["channels_last"].module(1))
     assert probe.module[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(probe.to_layout_order(probe.point), tw.Weights.of(ZOO["channels_last"].module(1)).vector)
@@ -76,7 +76,7 @@ def test_channels_last_strides_survive():
     assert not torch.equal(probe.from_layout_order(vector), vector)
 
 
-def test_two_points_in_one_graph_are_an_error_not_a_wrong_gradient():
+def test_probe_with_two_points_in_one_graph_is_an_error():
     probe = Probe(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)))
     loss = probe.module(torch.randn(4, 3)).sum()
     probe.point.mul_(2)
@@ -95,7 +95,7 @@ BREAKERS = {
 
 
 @pytest.mark.parametrize("breaker", BREAKERS.values(), ids=BREAKERS)
-def test_what_cuts_a_parameter_loose_is_seen(breaker):
+def test_probe_sees_a_parameter_outside_of_the_vector(breaker):
     probe = Probe(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten()))
     probe.check()
     breaker(probe.module)
@@ -103,7 +103,7 @@ def test_what_cuts_a_parameter_loose_is_seen(breaker):
         probe.check()
 
 
-def test_a_network_that_cuts_itself_loose_is_refused_in_training():
+def test_training_refuses_a_network_that_replaces_its_parameters():
     class Rebinds(nn.Module):
         def __init__(self):
             super().__init__()
@@ -127,7 +127,7 @@ class WithSpare(nn.Module):
         return self.last(self.first(x))
 
 
-def test_parameters_the_loss_never_reaches_do_not_decay():
+def test_parameters_without_gradient_do_not_decay():
     module = WithSpare()
     batches = ZOO["mlp"].batches()
     trained = tw.fit(module.double(), tw.classification(), batches, epochs=3, lr=0.1, weight_decay=0.1)
@@ -135,27 +135,27 @@ def test_parameters_the_loss_never_reaches_do_not_decay():
     assert not torch.equal(trained.state_dict()["first.weight"], module.first.weight)
 
 
-def test_tensors_left_behind_by_a_forward_pass_do_not_stop_the_copy():
+def test_module_with_tensors_of_a_forward_pass_can_be_copied():
     module = nn.Linear(2, 2)
     module.last = module(torch.randn(1, 2))
     assert Probe(module).module.last.requires_grad is False
 
 
-def test_a_module_that_cannot_be_copied_is_named():
+def test_module_that_cannot_be_copied_is_named():
     module = nn.Linear(2, 2)
     module.stream = (i for i in range(3))
     with pytest.raises(tw.ThalwegError, match=r"copyable with copy\.deepcopy, and Linear is not"):
         Probe(module)
 
 
-def test_compiled_parts_inside_a_module():
+def test_probe_of_a_module_with_compiled_parts():
     module = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))
     weights = tw.Weights.of(module)
     assert weights.layout.names == ("0.weight", "0.bias", "1.weight", "1.bias")
     assert torch.equal(Probe(module).to_layout_order(Probe(module).point), weights.vector)
 
 
-def test_a_loss_that_ignores_the_weights_is_an_error():
+def test_loss_that_ignores_the_weights_is_an_error():
     task = tw.Task(lambda outputs, targets: targets.sum(1), lambda net, batch: (net(batch[0]), batch[0]))
     with pytest.raises(tw.ThalwegError, match="does not depend on any moving weight"):
         tw.fit(nn.Linear(2, 2), task, [(torch.ones(3, 2),)], epochs=1, lr=0.1)

@@ -227,7 +227,7 @@ def plain_loss(module):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_point_is_measured_as_by_a_network_of_its_own(kind):
+def test_stateful_network_is_measured_as_by_a_network_of_its_own(kind):
     members = [tw.Weights.of(made(kind, seed)) for seed in (1, 2, 3)]
     module = made(kind, 0)
     scan = tw.scan(module, members, TASK, {"x": BATCHES, "again": BATCHES})
@@ -252,19 +252,19 @@ def plain_training(module, epochs):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_training_is_that_of_plain_torch(kind):
+def test_stateful_network_is_trained_as_in_plain_torch(kind):
     trained = tw.fit(made(kind, 1), TASK, BATCHES, epochs=2, schedule=lambda i: 0.1)
     assert torch.allclose(trained.vector, plain_training(made(kind, 1), 2), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [Merges, Hidden, CachesInEval, InContainers, OwnRandomness])
-def test_a_look_in_the_middle_of_training_changes_nothing(kind):
+def test_walk_watch_of_a_stateful_network_changes_nothing(kind):
     method = tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.05)
     walks = [tw.walk(made(kind, 1), TASK, BATCHES, method, epochs=3, watch=watch) for watch in (None, {"x": BATCHES})]
     assert [w.digest() for w in walks[0].members] == [w.digest() for w in walks[1].members]
 
 
-def test_the_weight_decay_is_that_of_the_point_before_eval_merges():
+def test_weight_decay_is_that_of_the_point_before_eval_merges():
     class MergesMoving(Merges):
         def __init__(self):
             super().__init__()
@@ -292,7 +292,7 @@ def test_state_restores_what_was_replaced_resized_or_removed():
     assert (module.thing.count, module.small.count, module.known, module.last) == (0, 0, before.known, before.last)
 
 
-def test_loading_a_point_into_a_network_of_many_parts_is_quick():
+def test_load_into_a_network_of_many_parts_is_fast():
     from itertools import pairwise
     from time import process_time
 
@@ -305,14 +305,14 @@ def test_loading_a_point_into_a_network_of_many_parts_is_quick():
     assert min(b - a for a, b in pairwise(times)) < 0.02
 
 
-def test_a_parameter_and_a_buffer_that_share_memory_are_refused():
+def test_parameter_and_a_buffer_that_share_memory_are_refused():
     module = nn.Linear(4, 3)
     module.register_buffer("shown", module.weight.data[1])
     with pytest.raises(tw.ThalwegError, match=r"the parameter 'weight' and the buffer 'shown' share memory"):
         tw.Weights.of(module)
 
 
-def test_a_tensor_over_several_parameters_is_refused():
+def test_tensor_over_several_parameters_is_refused():
     module = nn.Linear(4, 3)
     module.flat = torch.zeros(15)
     module.weight, module.bias = nn.Parameter(module.flat[:12].view(3, 4)), nn.Parameter(module.flat[12:])
@@ -320,7 +320,7 @@ def test_a_tensor_over_several_parameters_is_refused():
         tw.fit(module, TASK, BATCHES, epochs=1, lr=0.1)
 
 
-def test_a_copy_that_keeps_the_parameters_of_the_original_is_refused():
+def test_copy_that_keeps_the_parameters_of_the_original_is_refused():
     class Same(Base):
         def __deepcopy__(self, memo):
             return self
@@ -379,7 +379,7 @@ def test_hooks_of_parameters_come_along(kind):
     assert Probe(module).module.layer.bias.note == "mine"
 
 
-def test_a_state_renewed_is_that_of_now():
+def test_renewed_state_is_the_current_one():
     class Keeps(nn.Linear):
         def __init__(self):
             super().__init__(2, 2)
@@ -406,7 +406,7 @@ def test_a_state_renewed_is_that_of_now():
 
 
 @pytest.mark.parametrize("change", ["attribute", "item", "tensor", "size"])
-def test_a_state_renewed_finds_what_is_new(change):
+def test_renewed_state_finds_new_attributes(change):
     module = nn.Linear(2, 2)
     module.register_buffer("seen", torch.zeros(2))
     module.notes = [1]

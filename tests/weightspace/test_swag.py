@@ -30,7 +30,7 @@ def covariance(values, rank, scale):
     return scale * (np.diag(((values - mean) ** 2).mean(0)) + low)
 
 
-def test_mean_variance_and_deviations_are_those_of_the_networks():
+def test_swag_mean_variance_and_deviations():
     values = drawn(9)
     swag = tw.SWAG([point(v) for v in values], rank=5)
     assert torch.allclose(swag.mean.vector, values.mean(0), rtol=1e-14)
@@ -40,7 +40,7 @@ def test_mean_variance_and_deviations_are_those_of_the_networks():
 
 
 @pytest.mark.parametrize(("rank", "scale"), [(5, 0.5), (20, 0.5), (0, 1.0), (3, 0.25)])
-def test_samples_have_the_covariance_of_the_paper(rank, scale):
+def test_swag_samples_have_the_covariance_of_the_paper(rank, scale):
     values = drawn(9)
     swag = tw.SWAG([point(v) for v in values], rank=rank)
     samples = torch.stack([w.vector for w in swag.sample(8000, scale=scale, seed=1)])
@@ -49,13 +49,13 @@ def test_samples_have_the_covariance_of_the_paper(rank, scale):
     assert np.cov(samples.numpy().T) == pytest.approx(expected, abs=0.07 * np.abs(expected).max())
 
 
-def test_with_all_networks_low_rank_is_the_sample_covariance():
+def test_swag_low_rank_of_all_networks_is_the_sample_covariance():
     values = drawn(12)
     rows = tw.SWAG([point(v) for v in values], rank=12).deviations
     assert (rows.T @ rows / 11).numpy() == pytest.approx(np.cov(values.numpy().T), rel=1e-9)
 
 
-def test_variance_of_sgd_on_a_quadratic():
+def test_swag_variance_of_sgd_on_a_quadratic():
     """Weights under SGD on h/2 (w - noise)^2 vary by lr h s^2 / (2 - lr h) around the mean of the noise."""
     lr, h, spread, size = 0.3, 1.0, 2.0, 400
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_variance_of_sgd_on_a_quadratic():
     assert float(swag.mean.vector.mean()) == pytest.approx(5, abs=0.02)
 
 
-def test_seed_and_scale():
+def test_swag_seed_and_scale():
     swag = tw.SWAG([point(v) for v in drawn(5)])
     few, many, other = swag.sample(2, seed=3), swag.sample(4, seed=3), swag.sample(2, seed=4)
     assert [torch.equal(a.vector, b.vector) for a, b in zip(few, many, strict=False)] == [True, True]
@@ -84,7 +84,7 @@ def test_seed_and_scale():
     assert far == pytest.approx(2 * near, rel=1e-9)
 
 
-def test_samples_of_one_seed_are_the_same_in_every_precision():
+def test_swag_samples_of_one_seed_are_the_same_in_every_precision():
     networks = [nn.Linear(8, 4) for _ in range(4)]
     narrow = tw.SWAG([tw.Weights.of(network) for network in networks])
     wide = tw.SWAG([tw.Weights.of(network.double()) for network in networks])
@@ -92,7 +92,7 @@ def test_samples_of_one_seed_are_the_same_in_every_precision():
         torch.testing.assert_close(a.vector.float(), b.vector)
 
 
-def test_random_state_of_the_caller_is_untouched():
+def test_swag_leaves_the_callers_random_state():
     swag = tw.SWAG([point(v) for v in drawn(3)])
     before = torch.get_rng_state()
     swag.sample(2)
@@ -100,9 +100,9 @@ def test_random_state_of_the_caller_is_untouched():
 
 
 @pytest.mark.parametrize("rank", [0, 2, 20])
-def test_file_brings_back_everything(tmp_path, rank):
-    animal = ZOO["conv_bn"]
-    members = [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1) for s in range(4)]
+def test_swag_save_and_load(tmp_path, rank):
+    case = ZOO["conv_bn"]
+    members = [tw.fit(case.module(s), case.task, case.batches(), epochs=1, lr=0.1) for s in range(4)]
     swag = tw.SWAG(members[:3], rank=rank)
     swag.save(tmp_path / "swag.safetensors")
     back = tw.SWAG.load(tmp_path)
@@ -112,17 +112,20 @@ def test_file_brings_back_everything(tmp_path, rank):
     assert (back.count, back.rank, repr(back)) == (4, rank, repr(swag))
 
 
-def test_samples_of_batch_norm_networks_take_statistics():
-    animal = ZOO["conv_bn"]
-    members = [tw.fit(animal.module(s), animal.task, animal.batches(), epochs=1, lr=0.1) for s in range(3)]
+def test_swag_samples_of_batch_norm_networks_need_update_bn():
+    case = ZOO["conv_bn"]
+    members = [tw.fit(case.module(s), case.task, case.batches(), epochs=1, lr=0.1) for s in range(3)]
     [sample] = tw.SWAG(members).sample(1)
     with pytest.raises(tw.ThalwegError, match="member 1 has no batch-norm statistics"):
-        tw.Ensemble(animal.module(1), [sample])
-    ready = tw.update_bn(animal.module(1), sample, animal.batches())
-    assert tw.Ensemble(animal.module(1), [ready]).score(animal.task, animal.batches())["nll"] > 0
+        tw.Ensemble(case.module(1), [sample])
+    ready = tw.update_bn(case.module(1), sample, case.batches())
+    found, net = tw.Ensemble(case.module(1), [ready]).score(case.task, case.batches()), case.module(1).eval()
+    ready.load_into(net)
+    inputs, labels = map(torch.cat, zip(*case.batches(), strict=True))
+    assert found["nll"] == pytest.approx(nn.functional.cross_entropy(net(inputs), labels).item(), rel=1e-10)
 
 
-def test_frozen_and_half_precision_networks():
+def test_swag_of_frozen_and_half_precision_networks():
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(torch.bfloat16)
     net[0].requires_grad_(False)
     swag = tw.SWAG()
@@ -139,7 +142,7 @@ def test_frozen_and_half_precision_networks():
         swag.collect(net)
 
 
-def test_bad_input():
+def test_swag_refuses_bad_input():
     swag = tw.SWAG([point([1.0, 2.0])])
     for call in (lambda: swag.sample(1), lambda: tw.SWAG().sample(1)):
         with pytest.raises(tw.ThalwegError, match="SWAG needs at least 2 collected networks for this, and has"):
@@ -154,10 +157,16 @@ def test_bad_input():
         swag.collect([1.0])
     assert swag.count == 1
     swag.collect(point([2.0, 2.0]))
-    for bad in ({"n": 0}, {"n": 1.5}, {"n": 1, "scale": -1}, {"n": 1, "scale": float("inf")}, {"n": 1, "seed": "a"}):
-        with pytest.raises(tw.ThalwegError):
+    for bad, said in (
+        ({"n": 0}, "n must be a whole number, at least 1; got 0"),
+        ({"n": 1.5}, "n must be a whole number, at least 1; got 1.5"),
+        ({"n": 1, "scale": -1}, "scale .* must be at least 0 and finite; got -1"),
+        ({"n": 1, "scale": float("inf")}, "scale .* must be at least 0 and finite; got inf"),
+        ({"n": 1, "seed": "a"}, "seed must be a whole number; got 'a'"),
+    ):
+        with pytest.raises(tw.ThalwegError, match=said):
             swag.sample(**bad)
     assert len(swag.sample(1, seed=2**70)) == 1
-    for rank in (1, -1, 2.5):
-        with pytest.raises(tw.ThalwegError):
+    for rank, said in ((1, "give a rank of at least 2, or 0"), (-1, "at least 0; got -1"), (2.5, "number, .* got 2.5")):
+        with pytest.raises(tw.ThalwegError, match=said):
             tw.SWAG(rank=rank)

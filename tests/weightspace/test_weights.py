@@ -15,8 +15,8 @@ from thalweg.weightspace.layout import Layout
 
 @pytest.mark.parametrize("name", ZOO)
 def test_weights_carry_a_module_into_another(name):
-    animal = ZOO[name]
-    module, other = animal.module(1), animal.module(2)
+    case = ZOO[name]
+    module, other = case.module(1), case.module(2)
     weights = tw.Weights.of(module)
     weights.load_into(other)
     back = tw.Weights.of(other)
@@ -28,14 +28,14 @@ def test_weights_carry_a_module_into_another(name):
     assert weights.distance(back) == 0
 
 
-def test_vector_is_a_copy():
+def test_weights_vector_is_a_copy():
     module = nn.Linear(2, 2)
     weights = tw.Weights.of(module)
     weights.vector.zero_()
     assert module.weight.abs().sum() > 0
 
 
-def test_vector_order_does_not_depend_on_memory_format():
+def test_weights_vector_order_does_not_depend_on_memory_format():
     module = nn.Conv2d(3, 4, 3)
     plain = tw.Weights.of(module).vector
     assert torch.equal(plain, tw.Weights.of(module.to(memory_format=torch.channels_last)).vector)
@@ -93,21 +93,21 @@ def test_average_needs_coefficients_that_add_up_to_one(coefficients, count):
 
 
 def test_load_into_refuses_weights_without_batch_norm_statistics():
-    animal = ZOO["conv_bn"]
-    module, members = animal.module(0), [tw.Weights.of(animal.module(seed)) for seed in (1, 2)]
+    case = ZOO["conv_bn"]
+    module, members = case.module(0), [tw.Weights.of(case.module(seed)) for seed in (1, 2)]
     before = bits(module)
     with pytest.raises(
         tw.ThalwegError, match=r"these have no '1\.running_mean'.*update_bn\(module, weights, batches\)"
     ):
         tw.average(members).load_into(module)
     assert same_bits(before, bits(module))
-    tw.update_bn(module, tw.average(members), animal.batches()).load_into(module)
+    tw.update_bn(module, tw.average(members), case.batches()).load_into(module)
     assert torch.equal(module[4].weight, torch.stack([m.state_dict()["4.weight"] for m in members]).mean(0))
     assert module[1].running_mean.abs().max() > 0
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_files_bring_back_every_bit(name, tmp_path):
+def test_weights_save_and_load_every_bit(name, tmp_path):
     weights = tw.Weights.of(ZOO[name].module(1))
     weights.save(tmp_path / "w.safetensors")
     back = tw.Weights.load(tmp_path / "w.safetensors")
@@ -118,7 +118,7 @@ def test_files_bring_back_every_bit(name, tmp_path):
     assert torch.equal(back.vector, weights.vector)
 
 
-def test_state_dict_of_the_users_own():
+def test_weights_from_state_of_a_state_dict():
     module = ZOO["conv_bn"].module(1)
     before = bits(module)
     state = ZOO["conv_bn"].module(2).state_dict()
@@ -130,7 +130,7 @@ def test_state_dict_of_the_users_own():
         tw.Weights.from_state(state, module)
 
 
-def test_disagreement_names_the_tensor():
+def test_mismatched_weights_name_the_tensor():
     ten, hundred = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, n)) for n in (10, 100))
     message = r"start and end do not describe the same network: '1\.weight' is \(10, 8\) in start and \(100, 8\) in end"
     with pytest.raises(tw.ThalwegError, match=message):
@@ -151,14 +151,14 @@ def _with(change) -> tw.Weights:
     ("change", "message"),
     [
         (lambda m: m.append(nn.Linear(4, 4)), r"'3\.weight' is in end but not in start"),
-        (lambda m: m[0].weight.requires_grad_(False), r"'0\.weight' moves in start and is frozen in end"),
+        (lambda m: m[0].weight.requires_grad_(False), r"'0\.weight' is trainable in start and frozen in end"),
         (lambda m: m.double(), r"float32 in start and torch\.float64 in end"),
         (lambda m: m.scale.zero_(), "the buffer 'scale' differs"),
         (lambda m: setattr(m[2], "weight", m[0].weight), r"'2\.weight' is in start but not in end"),
-        (lambda m: m.register_buffer("more", torch.ones(1)), "buffer 'more' is in one only"),
+        (lambda m: m.register_buffer("more", torch.ones(1)), "buffer 'more' is in only one of them"),
     ],
 )
-def test_agreement_is_checked(change, message):
+def test_mismatched_weights_are_refused(change, message):
     with pytest.raises(tw.ThalwegError, match=message):
         tw.Segment(_with(lambda m: None), _with(change))
 
@@ -174,7 +174,7 @@ def test_frozen_weights_must_be_equal():
         tw.Segment(_with(freeze(1.0)), _with(freeze(2.0)))
 
 
-def test_one_dtype_for_everything_that_moves():
+def test_weights_need_one_dtype():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(
         tw.ThalwegError, match=r"'0\.weight' is torch\.float32 on cpu and '1\.weight' is torch\.float64"
@@ -184,22 +184,22 @@ def test_one_dtype_for_everything_that_moves():
     assert tw.Weights.of(module).layout.size == 6
 
 
-def test_something_must_move():
-    with pytest.raises(tw.ThalwegError, match="nothing can move"):
+def test_weights_need_a_trainable_parameter():
+    with pytest.raises(tw.ThalwegError, match="there is nothing to train"):
         tw.Weights.of(nn.Linear(2, 2).requires_grad_(False))
 
 
-def test_lazy_modules_are_run_first():
+def test_weights_of_refuses_an_uninitialized_lazy_module():
     with pytest.raises(tw.ThalwegError, match="has no shape yet"):
         tw.Weights.of(nn.LazyLinear(2))
 
 
-def test_files_and_dicts_of_training_scripts_are_distinguished(tmp_path):
+def test_weights_load_distinguishes_files_of_training_scripts(tmp_path):
     module = torch.nn.Linear(2, 1)
     torch.save(module.state_dict(), tmp_path / "net.pt")
     with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole safetensors file .*give module="):
         tw.Weights.load(tmp_path / "net.pt")
-    with pytest.raises(tw.ThalwegError, match="give what is under 'model'"):
+    with pytest.raises(tw.ThalwegError, match="give the one under 'model'"):
         tw.Weights.from_state({"epoch": torch.ones(1), "model": module.state_dict()}, module)
 
 
@@ -226,12 +226,10 @@ def test_weights_can_be_copied_and_pickled(copied):
 
 
 def test_saving_weights_says_that_kept_epochs_are_left_out(tmp_path):
-    animal = ZOO["mlp"]
-    trained = tw.fit(
-        animal.module(1), animal.task, animal.batches(), epochs=3, lr=0.1, keep=[1, 3], run=tmp_path / "run"
-    )
+    case = ZOO["mlp"]
+    trained = tw.fit(case.module(1), case.task, case.batches(), epochs=3, lr=0.1, keep=[1, 3], run=tmp_path / "run")
     with pytest.warns(UserWarning, match=r"holds the weights alone, without the kept epochs 1, 3: fit with run="):
         trained.save(tmp_path / "weights.safetensors")
     assert not tw.Weights.load(tmp_path / "weights.safetensors").kept
-    tw.Ensemble(animal.module(1), [trained]).save(tmp_path / "ensemble")
+    tw.Ensemble(case.module(1), [trained]).save(tmp_path / "ensemble")
     replace(trained, kept={}).save(tmp_path / "weights.safetensors")

@@ -82,7 +82,7 @@ def _options(
 
 
 def _plainly(command: Callable[..., None]) -> Callable[..., None]:
-    """What went wrong in one sentence: exit code 2 for bad input, 1 for a run that diverged, 130 for Ctrl-C."""
+    """Report errors in one sentence: exit code 2 for bad input, 1 for a run that diverged, 130 for Ctrl-C."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
         except Diverged as error:
             _fail(_kept(error, kwargs["out"]), 1, error)
-        except BrokenPipeError:  # the reader of our output has gone, such as head
+        except BrokenPipeError:  # the reader of our output, such as head, has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
@@ -105,7 +105,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:
-    """An error in user code becomes one sentence that names the line; paths are looked at before anything is done."""
+    """Check paths before anything is done; an error in user code becomes one sentence that names the line."""
     from ..store.files import place
 
     given = [path for value in settings.values() for path in (value if isinstance(value, list) else [value])]
@@ -145,7 +145,7 @@ def _with_others(command: Callable[..., None], settings: dict[str, Any]) -> None
 
 
 def _kept(error: Diverged, out: Path) -> str:
-    """The message, and the weights it mentions in a file."""
+    """Save the last good weights, and name their file in the message."""
     path = out / "last-good.safetensors"
     try:
         error.last_good.save(path)

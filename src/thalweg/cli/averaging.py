@@ -84,14 +84,14 @@ def soup(
     how: Annotated[
         Literal["greedy", "uniform"],
         typer.Option(
-            help="Take in what does not worsen the score of the average, from the best network on; or average all.",
+            help="Add networks, the best first, unless they worsen the score of the average; or average all.",
             case_sensitive=False,
         ),
     ] = "greedy",
     data: Annotated[
         str | None,
         typer.Option(
-            help="Which of the factory's data to choose by; best neither trained nor reported on. [default: the last]",
+            help="Which of the factory's data to choose by, preferably used for nothing else. [default: the last]",
             show_default=False,
         ),
     ] = None,

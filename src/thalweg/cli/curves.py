@@ -75,11 +75,13 @@ def connect(
 ) -> None:
     """Train a curve of low loss between two trained networks, START and END.
 
-    Writes `curve.safetensors`, and `permutation.safetensors` if END was aligned.
+    Writes `curve.safetensors`, and `permutation.safetensors` if units of END could be renumbered.
     """
     own = options.Arguments({name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
+    if points is not None:
+        _check_statistics(inputs)
     if align:
         b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
         typer.echo(f"aligned: {aligned}")
@@ -87,8 +89,10 @@ def connect(
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
     if a.distance(b) == 0:
         raise tw.ThalwegError(f"a curve joins two networks, and {ends[0]} and {ends[1]} are the same: give another end")
-    found = tw.connect(inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training)
-    if align:
+    found = tw.connect(
+        inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training, **own.rates
+    )
+    if align and aligned.symmetries.groups:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     measured = {**own.given, "weight_decay": own.penalty}
@@ -97,6 +101,26 @@ def connect(
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
     known |= {"what": [out], "out": out / "scan", "points": str(points)}
     _scan(options.Arguments(known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
+
+
+def _check_statistics(inputs: Any) -> None:
+    """Raise before training if the points of the curve could not be measured after it."""
+    from ..weightspace.layout import Layout
+
+    norms = Layout.of(inputs.model).statistics
+    if norms and inputs.bn_batches is None:
+        raise tw.ThalwegError(
+            f"batch norm ('{norms[0]}') needs statistics at each point that --points measures: add the training "
+            "batches without augmentation to the task's dict as 'bn_batches', or leave --points out"
+        )
+
+
+def _permutation(path: Path) -> Path | None:
+    """Where the order of an aligned curve is stored: in its folder, or next to its file."""
+    from ..store.files import CURVE
+
+    folder = path.parent if path.name == CURVE and path.is_file() else path
+    return folder / PERMUTATION if (folder / PERMUTATION).is_file() else None
 
 
 def two_networks(own: options.Arguments, rule: str) -> "list[tw.Weights]":
@@ -159,8 +183,8 @@ def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
     others: dict[str, tw.Curve] = {"other": more[0][1]} if more else {}
     if line and target.bends and target.start.distance(target.end) > 0:
         others["line"] = tw.Segment(target.start, target.end)
-        if (path / PERMUTATION).is_file():
-            others["unaligned"] = tw.Segment(target.start, tw.Permutation.load(path).inverse().apply(target.end))
+        if order := _permutation(path):
+            others["unaligned"] = tw.Segment(target.start, tw.Permutation.load(order).inverse().apply(target.end))
     for name, curve in others.items():
         number = wanted if curve.bends else on_lines or wanted
         results = {out / name: _measured(own, curve, points=number, run=own.run.child(name)), **results}
@@ -267,7 +291,7 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
 
     what, model = own.given["what"], own.inputs.model
     if len(what) == 1 or (len(what) == 2 and all(map(is_curve, what))):
-        ordered = sorted(what, key=lambda path: not (path / PERMUTATION).is_file())
+        ordered = sorted(what, key=lambda path: _permutation(path) is None)
         return {path: load_curve(path, model) for path in ordered}
     if len(what) != 2 or any(map(is_curve, what)):
         raise tw.ThalwegError(

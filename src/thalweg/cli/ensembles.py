@@ -181,7 +181,11 @@ def compare(
         seeds=range(seeds),
         bn_batches=inputs.bn_batches,
         held_out=inputs.data[held_out] if held_out else None,
-        **own.training,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip=clip,
+        **own.running,
     )
     tw.figures.save(tw.figures.panels(partial(tw.figures.budget, result, None)), out / "comparison")
     if not all(isnan(result.equivalent(name, k)) for name in result.entries for k in result.multiples):

@@ -58,13 +58,19 @@ def fit(
     each = [options.Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
     inputs = [own.inputs for own in each]
     jobs = [
-        partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training)
+        partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training, **own.rates)
         for own, made in zip(each, inputs, strict=True)
     ]
     trained = at_once(jobs, next(inputs[0].model.parameters()).device)
-    measuring: Any = {"weight_decay": each[0].penalty, "progress": options.progress(quiet)}
     for number, made, weights in zip(folders, inputs, trained, strict=True):
-        scan = tw.scan(made.model, [weights], made.task, made.data, **measuring)
+        scan = tw.scan(
+            made.model,
+            [weights],
+            made.task,
+            made.data,
+            weight_decay=each[0].penalty,
+            progress=options.progress(quiet),
+        )
         typer.echo(replace(scan, name=f"seed {number}").table())
     options.done(out, _after_fit(given, list(folders.values())))
 

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -20,6 +20,7 @@ import thalweg as tw
 if TYPE_CHECKING:
     from ..loading import Inputs
     from ..store.runs import Run
+    from ..training import sgd, walk_methods
 
 RATE, SMALL_RATE = 0.05, 0.001  # default learning rates, of SGD and of Adam
 MANY = 30  # with more files, only those at the top level are listed
@@ -58,8 +59,8 @@ OwnRate = Annotated[
 Optimizer = Annotated[
     Literal["sgd", "adam", "adamw"] | None,
     typer.Option(
-        help="The optimizer. The weight decay of adamw is decoupled, and leaves out what is no matrix, such as biases "
-        "and norms. [default: the factory's `optimizer`, or sgd]",
+        help="The optimizer. The weight decay of adamw is decoupled, and leaves out biases, norms and other vectors. "
+        "[default: the factory's `optimizer`, or sgd]",
         case_sensitive=False,
         show_default=False,
     ),
@@ -133,7 +134,7 @@ StopIfStalled = Annotated[
     bool,
     typer.Option(
         "--stop-if-stalled",
-        help="Stop, instead of a warning, if the network has not begun to learn after a tenth of the training.",
+        help="Stop, instead of warning, if the network has not begun to learn after a tenth of the training.",
     ),
 ]
 Cycle = Annotated[
@@ -148,9 +149,39 @@ Data = Annotated[
 ]
 
 
+class RunArguments(TypedDict):
+    """Arguments of every long call in Python."""
+
+    compute: "tw.Compute"
+    run: "Run"
+    progress: bool | None
+
+
+class TrainingArguments(RunArguments):
+    """Arguments of `fit`, `connect` and `walk`."""
+
+    epochs: int
+    momentum: float
+    weight_decay: float
+    optimizer: "sgd.OptimizerFactory | None"
+    clip: float | None
+    accumulate: int
+    seed: int
+
+
+class ScheduleArguments(TypedDict):
+    """Arguments of `fit` and `connect`."""
+
+    lr: float | None
+    schedule: "sgd.Schedule | walk_methods.Method | None"
+
+
 class Arguments:
-    """What a command was given, and what all commands make of it; with the inputs of the command that calls it, if one
-    does.
+    """The arguments of a command, and what every command derives from them.
+
+    Args:
+        given: The arguments by name.
+        inputs: The network and data, if another command has loaded them.
     """
 
     def __init__(self, given: Mapping[str, Any], inputs: "Inputs | None" = None):
@@ -169,7 +200,7 @@ class Arguments:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As JSON, what determines the results."""
+        """The arguments that determine the results, as JSON."""
         return json.loads(json.dumps({k: v for k, v in self.given.items() if k not in WITHOUT_EFFECT}, default=str))
 
     @cached_property
@@ -182,66 +213,69 @@ class Arguments:
 
     @property
     def compute(self) -> "tw.Compute":
-        return tw.Compute(**self._chosen("precision", "compile", "graph", "stream"))
+        names = [name for name in ("precision", "compile", "graph", "stream") if name in self.given]
+        return tw.Compute(**{name: self.given[name] for name in names})
 
     @property
-    def running(self) -> dict[str, Any]:
-        """Arguments of every long call in Python."""
+    def running(self) -> RunArguments:
         return {"compute": self.compute, "run": self.run, "progress": progress(self.given["quiet"])}
 
     @property
-    def training(self) -> dict[str, Any]:
-        """Arguments of every call that trains."""
-        plain = self._chosen("epochs", "lr", "momentum", "weight_decay", "clip", "accumulate", "seed")
-        return {**self.running, **plain, **self._optimizer(), **self._rates()}
+    def training(self) -> TrainingArguments:
+        return {
+            **self.running,
+            "epochs": self.given["epochs"],
+            "momentum": self.given["momentum"],
+            "weight_decay": self.penalty,
+            "optimizer": self._optimizer(),
+            "clip": self.given["clip"],
+            "accumulate": self.given["accumulate"],
+            "seed": self.given["seed"],
+        }
 
     @property
     def penalty(self) -> float:
         """The weight decay that is part of the loss, which that of AdamW is not."""
         return 0.0 if self.given.get("optimizer") == "adamw" else self.given["weight_decay"]
 
-    def _optimizer(self) -> dict[str, Any]:
-        """The one chosen, or the factory's."""
-        if "optimizer" not in self.given:
-            return {}
+    def _optimizer(self) -> "sgd.OptimizerFactory | None":
+        """The optimizer chosen, or the factory's."""
         from ..training.optimizers import named_optimizer
 
         chosen, decay, lr = self.given["optimizer"], self.given["weight_decay"], self.given.get("lr")
         made = named_optimizer(chosen, decay) if chosen else self.inputs.optimizer
         if lr is not None and isinstance(made, partial) and "lr" in made.keywords:
             made = partial(made, lr=lr)  # a rate on the command line replaces that of the factory's partial
-        return {"optimizer": made, "weight_decay": self.penalty}
+        return made
 
-    def _rates(self) -> dict[str, Any]:
+    @property
+    def rates(self) -> ScheduleArguments:
         """The learning rate and the schedule chosen, or the factory's."""
-        if "schedule" not in self.given:
-            return {}
         lr, schedule, warmup = (self.given[name] for name in ("lr", "schedule", "warmup"))
         if warmup and schedule != "cosine":
             raise tw.ThalwegError(f"a warm-up comes before a cosine; got --warmup {warmup:g} without --schedule cosine")
         if schedule is None and self.inputs.schedule is not None:
-            return {"schedule": self.inputs.schedule}
+            return {"lr": lr, "schedule": self.inputs.schedule}
         if lr is None and schedule in (None, "constant") and self._factory_optimizes:
-            return {"lr": None}  # the optimizer's own
+            return {"lr": None, "schedule": None}  # the optimizer's own
         rate = self._default_rate() if lr is None else lr
         if schedule == "cosine":
-            return {"schedule": tw.WarmupCosine(rate, warmup), "lr": None}
-        return {"schedule": lambda i: rate, "lr": None} if schedule == "constant" else {"lr": rate}
+            return {"lr": None, "schedule": tw.WarmupCosine(rate, warmup)}
+        if schedule == "constant":
+            return {"lr": None, "schedule": lambda i: rate}
+        return {"lr": rate, "schedule": None}
 
     @property
     def _factory_optimizes(self) -> bool:
         return self.given["optimizer"] is None and self.inputs.optimizer is not None
 
     def _default_rate(self) -> float:
-        """That of a factory's own optimizer is its own."""
+        """The learning rate if none is given: that of the factory's optimizer, or the default of the one chosen."""
         if self._factory_optimizes:
             from ..training.optimizers import user_rate
 
             return user_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
-
-    def _chosen(self, *names: str) -> dict[str, Any]:
-        return {name: self.given[name] for name in names if name in self.given}
 
 
 def progress(quiet: bool) -> bool | None:

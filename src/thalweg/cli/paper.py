@@ -1,7 +1,7 @@
 """thalweg paper list, run, show and draw."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,11 +37,14 @@ def run(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Change a setting of the recipe, as weight_decay=1e-4; stored in a folder of its own. Repeatable.",
+            help="Change a setting of the recipe, such as weight_decay=1e-4; stored in its own folder. Repeatable.",
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="How many runs, where an entry has several; or which, as 0,1,3 for networks too.")
+        str,
+        typer.Option(
+            help="How many runs, if an entry has several; or a list of seeds, such as 0,1,3, for networks too."
+        ),
     ] = "3",
     scale: Annotated[
         Literal["full", "smoke"], typer.Option(help="All of it, or just enough to run every line.")
@@ -53,9 +56,10 @@ def run(
     shard: Annotated[
         str | None,
         typer.Option(
-            help="Only train, and only part i of n of what is missing, as 1/4: for machines that share the folder."
+            help="Only train part i of n of what is missing, such as 1/4, if several machines share the folder."
         ),
     ] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="How many trainings are interleaved on a GPU.")] = 3,
     device: Device = None,
     compile: Compile = None,
     graph: Graph = None,
@@ -72,7 +76,6 @@ def run(
 
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     number, listed = entries.listed_seeds(seeds)
-    common: Any = {"given": data, "device": where, "progress": progress(quiet), "download": download, "seeds": listed}
     chosen = [
         (entry, pair)
         for entry in map(entries.find_entry, entries.ENTRIES if names == ["all"] else names)
@@ -83,7 +86,19 @@ def run(
         recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
         precision = entries.find_recipe(*pair, changes or ()).precision if where.startswith("cuda") else "fp32"
         compute = tw.Compute(precision, False if recurrent and compile is None else compile, graph)
-        opened[pair] = entries.open_experiment(out, *pair, scale, changes or (), compute=compute, **common)
+        opened[pair] = entries.open_experiment(
+            out,
+            *pair,
+            scale,
+            changes or (),
+            given=data,
+            device=where,
+            compute=compute,
+            progress=progress(quiet),
+            download=download,
+            seeds=listed,
+            interleaved=at_once,
+        )
     runs = [(entry, opened[pair]) for entry, pair in chosen]
     typer.echo(f"{len(runs)} run{'s' * (len(runs) > 1)} at {scale} scale on {where}; {running.price(runs, number)}")
     if shard is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ..alignment import align as alignment
 from ..batches import Batches
 from ..errors import ThalwegError, whole_number
 from ..results import Barriers, Scan, Values
@@ -15,13 +16,12 @@ from ..store.files import BARRIERS
 from ..store.records import array
 from ..store.runs import Run
 from ..tasks import Task, check_task
-from ..weightspace import align as alignment
 from ..weightspace.curves import Segment
 from ..weightspace.weights import Weights, check_agreement, check_list, check_weights
 from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
-Lines = dict[tuple[int, int], Scan]  # what lies between two networks, without the two
+Lines = dict[tuple[int, int], Scan]  # what was measured strictly between two networks
 
 
 def barriers(
@@ -67,24 +67,33 @@ def barriers(
         progress: Whether to show a progress bar. By default it is shown on a terminal.
 
     Raises:
-        ThalwegError: If these are not at least two networks of the same kind, or as in `scan` and `align`.
+        ThalwegError: If these are not at least two networks of one architecture, or as in `scan` and `align`.
     """
     check_task(task)
     networks = named(weights, "a matrix of barriers")
     points, ends = whole_number(points, "points", least=3), list(networks.values())
     data = data if isinstance(data, Mapping) else {"data": data}
-    call = Call(compute or Compute(), progress)
-    how: dict[str, Any] = {"weight_decay": weight_decay, "bn_batches": bn_batches}
+    call = Call(Compute() if compute is None else compute, progress)
     between = [i / (points - 1) for i in range(1, points - 1)]
 
     def fingerprint() -> Facts:
-        measured = scan_fingerprint(module, ends[0], task, data, compute=call.compute, **how)
+        measured = scan_fingerprint(module, ends[0], task, data, weight_decay, bn_batches, call.compute)
         asked = {"align": f"{groups}" if align and groups else align, "points": points, "networks": list(networks)}
         return {**asked, **points_fingerprint(ends, "list"), **measured}
 
-    def along(target: Segment | list[Weights], name: str, **where: Any) -> Scan:
-        folder = Run.of(run, f"lines/{name}")
-        return scan(module, target, task, data, compute=compute, run=folder, progress=progress, **how, **where)
+    def along(target: Segment | list[Weights], name: str, points: Sequence[float] | None = None) -> Scan:
+        return scan(
+            module,
+            target,
+            task,
+            data,
+            points=points,
+            weight_decay=weight_decay,
+            bn_batches=bn_batches,
+            compute=compute,
+            run=Run.of(run, f"lines/{name}"),
+            progress=progress,
+        )
 
     def measured(_: Run | None) -> Barriers:
         lines, matched, said = Lines(), Lines(), ""
@@ -92,9 +101,9 @@ def barriers(
             others = ends[i + 1 :]
             aligned = _aligned(module, a, others, task, next(iter(data.values())), groups) if align else []
             for j, b in enumerate(others, start=i + 1):
-                lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", points=between)
+                lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", between)
             for j, b in enumerate(aligned, start=i + 1):
-                matched[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}-aligned", points=between)
+                matched[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}-aligned", between)
                 said = _share(b)
         alone = along(ends, "ends")
         return Barriers(
@@ -150,7 +159,7 @@ def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str) -> dict
     names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))
     found = dict(zip(names, given, strict=True))
     if len(found) < len(given):
-        raise ThalwegError(f"{what} needs a name of its own for each network; got {', '.join(names)}")
+        raise ThalwegError(f"{what} needs a different name for each network; got {', '.join(names)}")
     first, *_ = names
     for name, each in found.items():
         check_weights(each, f"'{name}'")

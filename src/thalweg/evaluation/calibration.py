@@ -8,8 +8,8 @@ from torch import Tensor
 from ..errors import ThalwegError
 from .metrics import TINY
 
-COLDEST, HOTTEST = 1e-3, 1e3
-MANY = 10**8  # of more probabilities than these, as language models give, every n-th example is fitted
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+MANY = 10**8  # with more probabilities, as language models give, only every n-th example is used
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -40,7 +40,7 @@ def fit_scale(logits: list[Tensor], labels: Tensor, relative: list[float]) -> fl
             "temperatures are fitted to finite logits; these hold NaN or infinity: leave that network out"
         )
     of_truth = sum(float(_of_truth(values, labels).mean()) for values in scaled)
-    low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
+    low, high, inverse = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE, 1.0
     for _ in range(100):
         slope, curvature = -of_truth, 0.0
         for values in scaled:
@@ -66,8 +66,8 @@ class Temperature:
     """A temperature with the lowest NLL.
 
     Attributes:
-        value: The temperature; NaN where there is none, since a lower or a higher one would always be better.
-        why: Why there is none, and what to do.
+        value: The temperature; NaN if a lower or a higher one would always be better.
+        why: Why that is so, and what to do.
     """
 
     value: float
@@ -87,7 +87,7 @@ def lowest_nll(probabilities: Tensor, truth: Tensor, part: str = "") -> Temperat
     Args:
         probabilities: (count, classes).
         truth: Labels (count,), or soft ones (count, classes).
-        part: Which part of the data these are, in words.
+        part: The part of the data that these are, for the message.
     """
     step = 1 + probabilities.numel() // MANY
     logits, truth = _logarithms(probabilities[::step]), truth[::step]
@@ -104,9 +104,11 @@ def lowest_nll(probabilities: Tensor, truth: Tensor, part: str = "") -> Temperat
         rule = "are right, so that a lower one is always better; use more or harder data"
         return Temperature(nan, f"all {len(right)} predictions{part} {rule}")
     found = fit_temperature(logits, truth)
-    if COLDEST * 1.001 < found < HOTTEST / 1.001:
+    if MIN_TEMPERATURE * 1.001 < found < MAX_TEMPERATURE / 1.001:
         return Temperature(found)
-    return Temperature(nan, f"the best one{part} is not between {COLDEST:g} and {HOTTEST:g}; check the predictions")
+    return Temperature(
+        nan, f"the best one{part} is not between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}; check the predictions"
+    )
 
 
 def tempered(probabilities: Tensor, temperature: float | Tensor) -> Tensor:

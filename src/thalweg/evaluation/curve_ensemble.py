@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..results import CurveEnsemble
-from ..runtime.compute import Compute, present
-from ..runtime.cuda_graphs import aside
-from ..runtime.progress import Progress
+from ..runtime.compute import Call, Compute
 from ..runtime.rng import seeded
+from ..runtime.streams import on_side_stream
 from ..tasks import Task, check_task, outputs_of, softmax, token_softmax
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
@@ -21,6 +20,7 @@ from .measure import (
     check_alone,
     check_finite,
     check_order,
+    penalty,
     predicted,
     prove_measuring,
 )
@@ -53,19 +53,21 @@ def curve_ensemble(
         bn_batches: Training data without augmentation, for the batch-norm statistics and the train loss at each point.
         points: The number of points.
         held_out: Data neither trained nor tested on, to fit the temperatures. Without it they are cross-fitted: each
-            half of the test set is scaled by what was fitted on the other, and the result says so.
+            half of the test set is scaled by temperatures fitted on the other, and the result says so.
         weight_decay: The one used in training; it is part of the train loss that temperatures follow.
         compute: How to compute statistics and train loss; see `Compute`.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     check_task(task)
+    weight_decay = penalty(weight_decay)
     if task.probabilities not in (None, softmax, token_softmax):
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has probabilities= of its own: leave it out"
         )
     count(test, "the test batches")
     count(bn_batches, "bn_batches")
-    compute = compute or Compute()
+    call = Call(Compute() if compute is None else compute, progress)
+    compute = call.compute
     probe, ts = Probe(module, None, compute), curve.spaced(points)
     compute.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
@@ -74,8 +76,8 @@ def curve_ensemble(
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
     measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
-    bar = Progress("predicting along the curve", len(ts), progress)
-    with aside(probe.device, present.get().stream), bar:
+    bar = call.bar("predicting along the curve", len(ts))
+    with on_side_stream(probe.device, call.context.stream), bar:
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
@@ -112,19 +114,22 @@ def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tenso
 def _assemble(ts: list[float], losses: dict[str, list[float]], tested: Predicted, held: Predicted) -> CurveEnsemble:
     logits, labels, folds = [x for x, _ in tested], tested[0][1], _folds(tested, held)
     alone = [x.softmax(1) for x in logits]
-    temperatures, nll, scores, reliability = {}, {}, {}, {}
+    temperatures = {}
+    nll = {}
+    scores = {}
+    reliability = {}
     relative = {"none": [1.0] * len(ts), "one": [1.0] * len(ts)}
     for name, values in losses.items():
         positive = [max(loss, 1e-6) for loss in values]  # a loss of zero has no inverse
         relative |= {name: positive, f"inverse {name}": [1 / loss for loss in positive]}
     for scaling in (*relative, "per point"):
-        heat = torch.ones(len(labels), len(ts), dtype=torch.float64)
+        each = torch.ones(len(labels), len(ts), dtype=torch.float64)
         for fit_logits, fit_labels, where in folds:
             found = _temperatures(scaling, fit_logits, fit_labels, relative.get(scaling))
-            heat[where] = torch.tensor(found, dtype=torch.float64)
-        scaled = [(x / heat[:, k : k + 1]).softmax(1) for k, x in enumerate(logits)]
+            each[where] = torch.tensor(found, dtype=torch.float64)
+        scaled = [(x / each[:, k : k + 1]).softmax(1) for k, x in enumerate(logits)]
         mean = torch.stack(scaled).mean(0)
-        temperatures[scaling] = heat.mean(0).tolist()
+        temperatures[scaling] = each.mean(0).tolist()
         nll[scaling] = [metrics.nll(p, labels) for p in scaled]
         scores[scaling] = metrics.scores(mean, labels)
         reliability[scaling] = metrics.reliability(mean, labels)

@@ -15,8 +15,7 @@ from ..batches import Batches, count, to_device
 from ..error_notes import explained
 from ..errors import ThalwegError, real_number
 from ..results import Report
-from ..runtime.compute import present
-from ..runtime.progress import Progress
+from ..runtime.compute import Call, Compute
 from ..runtime.rng import seeded
 from ..store import files
 from ..tasks import Task, check_task, identity, softmax, token_softmax
@@ -88,12 +87,13 @@ class Ensemble:
 
     @property
     def temperature(self) -> float | None:
+        """The temperature of the averaged probabilities, or None; set by `calibrate`, or by hand."""
         return self._temperature
 
     @temperature.setter
     def temperature(self, value: float | None) -> None:
         if value is not None and not 0 < (value := float(real_number(value, "the temperature"))) < inf:
-            raise ThalwegError(f"a temperature is above 0 and finite, or None; got {value!r}")
+            raise ThalwegError(f"a temperature must be above 0 and finite, or None; got {value!r}")
         self._temperature = value
 
     @property
@@ -101,19 +101,28 @@ class Ensemble:
         return None if self.temperature is None else Temperature(self.temperature)
 
     def add(self, member: Weights) -> None:
-        """Add a member of the same architecture, with its batch-norm statistics; the temperature is no longer valid."""
+        """Add a member, and forget the temperature, which was fitted without it.
+
+        Args:
+            member: A network of the same architecture, with its batch-norm statistics; it is kept on the CPU.
+        """
         name = f"member {len(self.members) + 1}"
         check_weights(member, name)
         self._probe.layout.check(member.layout, "the network", name)
         if not member.has_statistics:
             raise ThalwegError(
-                f"{name} has no batch-norm statistics, as points of curves and averages have none: use update_bn first"
+                f"{name} has no batch-norm statistics, like all points of curves and averages: call update_bn first"
             )
         self.members.append(member.to("cpu"))
         self.temperature = None
 
     def predict(self, task: Task, batches: Batches, *, progress: bool | None = None) -> tuple[Tensor, Tensor]:
-        """Predict with the ensemble.
+        """Predict for a whole data set.
+
+        Args:
+            task: How the network is called on a batch, and how its outputs become probabilities.
+            batches: The data, with targets.
+            progress: Whether to show a progress bar. By default it is shown on a terminal.
 
         Returns:
             The averaged probabilities (for regression the outputs), at the ensemble's temperature if it has one, and
@@ -164,7 +173,7 @@ class Ensemble:
         return Prediction(together, found)
 
     def _to_scale(self, probabilities: Tensor) -> Tensor:
-        """The same; an error if there is a temperature for what are no probabilities."""
+        """Return the probabilities; raise if there is a temperature and they do not add up to one."""
         if self.temperature is not None and not metrics.distributions(probabilities):
             raise ThalwegError(
                 "a temperature scales probabilities that add up to one over dimension 1, and those of this task do "
@@ -173,7 +182,7 @@ class Ensemble:
         return probabilities
 
     def _steady(self, module: EnsembleModule, inputs: Any) -> EnsembleModule:
-        """The same module; an error if its members keep something from one call to the next."""
+        """Return the module; raise if its members carry state from one call to the next."""
         answers = list[Tensor]()
         for _ in range(2):
             with seeded(0):
@@ -195,23 +204,23 @@ class Ensemble:
             includes the ensemble's temperature, and has classes in dimension 1, as `probabilities`. For batches of any
             size give `torch.export` the inputs by position.
         """
-        self._probe.load(self.members[0])  # without what earlier passes left in the network
+        self._probe.load(self.members[0])  # without state that earlier passes left in the network
         networks = [network_at(self._probe.module, member) for member in self.members]
         return EnsembleModule(networks, _own_probabilities(task), self.temperature)
 
     def calibrate(self, task: Task, held_out: Batches, *, progress: bool | None = None) -> float:
-        """Fit the temperature with which `predict` and `probabilities` scale what they give from then on.
+        """Fit the temperature with which `predict` and `probabilities` scale their results from then on.
 
         Args:
             task: A task with labels.
-            held_out: Data that were not trained on; the data to score on are better left for that.
+            held_out: Data that were not trained on, preferably other data than those to score on.
             progress: Whether to show a progress bar. By default it is shown on a terminal.
 
         Returns:
             The temperature, which is above 1 if the ensemble was too sure. It is saved and loaded with the ensemble.
 
         Raises:
-            ThalwegError: If there is none, as where all predictions are right.
+            ThalwegError: If no temperature is best, for example because all predictions are right.
         """
         [(_, found)] = deque(self._on_held_out(task, held_out, progress), maxlen=1)
         if found.best.why:
@@ -242,7 +251,14 @@ class Ensemble:
     def scored(
         self, task: Task, batches: Batches, held_out: Batches | None = None, progress: bool | None = None
     ) -> tuple[Scored, dict[str, float]]:
-        """The predictions of the ensemble against the truth, and the disagreement of its members."""
+        """The predictions of the ensemble next to the targets, and the disagreement of its members.
+
+        Args:
+            task: The task.
+            batches: The data to score on.
+            held_out: Other data, to fit the temperature of the calibrated scores; as in `report`.
+            progress: Whether to show a progress bar. By default it is shown on a terminal.
+        """
         fitted = self._kept
         if held_out is not None:
             fitted = deque(self._on_held_out(task, held_out, progress), maxlen=1)[0][1].best
@@ -273,11 +289,15 @@ class Ensemble:
             bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
             progress: Whether to show a progress bar. By default it is shown on a terminal.
         """
-        heats: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self._kept)]
+        temperatures: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self._kept)]
         if held_out is not None:
-            heats = [(own.best, mean.best) for own, mean in self._on_held_out(task, held_out, progress)]
-        growth, members, chosen, notes = [], [], [], list[str]()
-        for (apart, pooled), (own, mean, targets) in zip(heats, self._growing(task, batches, progress), strict=True):
+            temperatures = [(own.best, mean.best) for own, mean in self._on_held_out(task, held_out, progress)]
+        growth = []
+        members = []
+        chosen = []
+        for (apart, pooled), (own, mean, targets) in zip(
+            temperatures, self._growing(task, batches, progress), strict=True
+        ):
             alone, together = Scored(task, own, targets, apart), Scored(task, mean, targets, pooled)
             members.append(alone.scores)
             growth.append(together.scores)
@@ -285,8 +305,7 @@ class Ensemble:
         pairs = metrics.disagreement(torch.stack(chosen)).tolist() if chosen else []
         for k, entry in enumerate(growth, start=1):
             entry |= _disagreement(pairs, k)
-        if together.why_none:
-            notes.append(f"no calibrated scores, since {together.why_none}")
+        notes = [f"no calibrated scores, since {together.why_none}"] if together.why_none else []
         averaged = self._averaged(task, batches, held_out, bn_batches, notes)
         scaled = together.after is not None
         fitted_on = (CROSS_FITTED if self.temperature is None else KEPT) if held_out is None else HELD_OUT
@@ -297,7 +316,7 @@ class Ensemble:
             [a.distance(b) for a, b in pairwise(self.members)],
             together.reliability,
             calibrated_reliability=together.calibrated_reliability,
-            temperature=float(together.heat.mean()) if scaled else None,
+            temperature=float(together.temperatures.mean()) if scaled else None,
             fitted_on=(SAME if held_out is batches else fitted_on) * scaled,
             averaged=averaged,
             megabytes=megabytes(self.members),
@@ -308,6 +327,9 @@ class Ensemble:
     def save(self, folder: str | Path) -> None:
         """Write one safetensors file per member, one for shared frozen parameters, and a manifest with hashes and
         provenance.
+
+        Args:
+            folder: A new folder, or that of an earlier ensemble, which is replaced.
         """
         save(files.place(folder), self._probe.layout, self.members, self.temperature)
 
@@ -325,7 +347,7 @@ class Ensemble:
             files.no_link(manifest.parent)
         entries, temperature = read(manifest, Layout.of(module))
         found = cls(module, [load_member(manifest, entry) for entry in entries if entry["file"] not in skip])
-        found.temperature = temperature if len(found) == len(entries) else None  # it is that of all of them
+        found.temperature = temperature if len(found) == len(entries) else None  # which was fitted to all of them
         return found
 
     def _on_held_out(self, task: Task, held_out: Batches, progress: bool | None) -> Iterator[tuple[Scored, Scored]]:
@@ -373,10 +395,11 @@ class Ensemble:
         """For each member: its predictions, those of the ensemble so far, and the targets."""
         check_task(task)
         count(batches)
-        total, first, processes = torch.zeros(()), None, present.get().processes
+        call = Call(Compute(), progress)
+        total, first, processes = torch.zeros(()), None, call.processes
         new, probe = not any(task is known for known in self._proven), self._probe
         proof = prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches) if new else None
-        with Progress("predicting", len(self), progress) as bar:
+        with call.bar("predicting", len(self)) as bar:
             # each rank has one member of a round, or perhaps none in the last
             own = (
                 [predictions(probe, w, task, batches) for w in self.members[start + processes.rank :][:1]]
@@ -420,7 +443,7 @@ def _disagreement(pairs: list[list[float]], k: int) -> dict[str, float]:
 
 
 def _own_probabilities(task: Task | None) -> Callable[..., Tensor]:
-    """What is averaged of the outputs of a member."""
+    """The function that turns the outputs of a member into what is averaged."""
     if task is not None:
         check_task(task)
     given = None if task is None else task.probabilities

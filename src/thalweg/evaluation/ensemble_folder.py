@@ -15,13 +15,13 @@ MANIFEST = "ensemble.json"
 
 
 def save(folder: Path, layout: Layout, members: Sequence[Weights], temperature: float | None) -> None:
-    """Write members and manifest, and remove what an earlier one named."""
+    """Write the members and the manifest, and remove files that only an earlier manifest names."""
     manifest = folder / MANIFEST
     again = manifest.is_file()
     files.sweep(folder)
     if not again and folder.exists() and not (folder.is_dir() and all(map(_is_member, folder.iterdir()))):
         raise ThalwegError(
-            f"{folder} holds something that is no ensemble, and nothing is written over: choose another folder"
+            f"{folder} holds something other than an ensemble, and is never overwritten: choose another folder"
         )
     before = _files(manifest, read(manifest, layout)[0]) if again else set()
     entries = [_save_member(folder, member) for member in members]

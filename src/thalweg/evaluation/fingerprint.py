@@ -15,7 +15,7 @@ from ..batches import Batches, count, to_device
 from ..object_state import modules_in
 from ..runtime.compute import Compute, shards_of
 from ..runtime.rng import seeded, undisturbed
-from ..runtime.transfer import home
+from ..runtime.transfer import defining_class
 from ..store import facts
 from ..store.content import Content, digest_of
 from ..store.files import gathered
@@ -42,12 +42,16 @@ def data_fingerprint(batches: Batches, name: str) -> tuple[Facts, Any]:
     length = count(batches, name)
     ours = ("__iter__", "draws", "make_batch")
     with undisturbed(batches, seed=0), catch_warnings(action="ignore"):  # the call itself will show them
-        if all(home(batches, method).__module__.startswith("thalweg.paper.data.") for method in ours):
+        if all(defining_class(batches, method).__module__.startswith("thalweg.paper.data.") for method in ours):
             parts, first = _on_device(batches)
         elif isinstance(batches, list | tuple) and type(batches).__iter__ in (list.__iter__, tuple.__iter__):
             parts, first = _in_memory(batches), batches[0]
-        elif type(batches).__iter__ is DataLoader.__iter__ and not isinstance(batches.dataset, IterableDataset):  # type: ignore[attr-defined]
-            parts, first = _of_loader(batches)  # type: ignore[arg-type]
+        elif (
+            isinstance(batches, DataLoader)
+            and type(batches).__iter__ is DataLoader.__iter__
+            and not isinstance(batches.dataset, IterableDataset)
+        ):
+            parts, first = _of_loader(batches)
         else:
             parts, first = _of_one_pass(batches, length)
     return {name: facts.data(length, parts)}, first
@@ -132,7 +136,7 @@ def first_pass(
     if shards is not None:
         batch = shards.first_example(batch)
     within = rounding(weights.layout.dtype, exact=device == "cpu" and compute.precision == "fp32")
-    both = [_look(module, weights, task, batch, compute, trains) for _ in range(2)]
+    both = [_evaluate(module, weights, task, batch, compute, trains) for _ in range(2)]
     evaluated, trained = (
         {key: one[key] for key in one if key in two and facts.near(one[key], two[key], within)}
         for one, two in zip(*both, strict=True)
@@ -179,7 +183,7 @@ def scan_fingerprint(
     }
 
 
-def _look(
+def _evaluate(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
 ) -> tuple[Quantities, Quantities]:
     """In eval mode, and in training mode if it is to be trained; each with its own batch, which a loss may write to."""
@@ -266,7 +270,7 @@ def points_fingerprint(points: Sequence[Weights], owner: str) -> Facts:
 
 @contextmanager
 def unwritten(task: Task) -> Iterator[None]:
-    """Undo what is written into modules that a loss holds, such as a teacher that follows the network."""
+    """Undo changes to modules that a loss holds, such as a teacher that follows the network."""
     tables: list[dict[str, Any]] = [
         table for part in modules_in(task).values() for table in (part._parameters, part._buffers)
     ]

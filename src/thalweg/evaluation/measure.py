@@ -11,10 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batches import Batches, not_finite
 from ..error_notes import explained
-from ..errors import ThalwegError
+from ..errors import ThalwegError, real_number
 from ..object_state import same
 from ..runtime.compute import Compute
-from ..runtime.cuda_graphs import Replay, form_of
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
@@ -22,7 +21,7 @@ from ..tasks import Number, Task, summed
 from ..weightspace.batchnorm import SHARE, Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree, prove_on
-from ..weightspace.state import ModuleState, kept
+from ..weightspace.state import ModuleState, preserved
 from ..weightspace.weights import Weights
 from .metrics import Metrics, are_labels, rows
 
@@ -46,17 +45,15 @@ class Measurement:
     def __init__(
         self, module: nn.Module, task: Task, batches: Batches, device: torch.device, compute: Compute, pool: Any = None
     ):
-        self.module, self.task, self.batches, self.device, self.compute, self.pool = (
-            module,
-            task,
-            batches,
-            device,
-            compute,
-            pool,
-        )
+        self.module = module
+        self.task = task
+        self.batches = batches
+        self.device = device
+        self.compute = compute
+        self.pool = pool
         self.metrics, self.totals = Metrics(task), dict[str, Tensor]()
         self.state: ModuleState | None = None
-        self.ways = _narrower(batches, task, module, device)
+        self.ways = _smaller_batches(batches, task, module, device)
         self._batched(next(self.ways))
 
     def __call__(self, first: bool = False) -> None:
@@ -77,7 +74,7 @@ class Measurement:
         self.used = used
         self.passes, self.make_batch = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
-        self.replay = Replay(self._add, self.module, self.device, self.compute.captures(self.device), self.pool)
+        self.add = self.compute.repeated(self._add, self.module, self.device, self.pool)
         self.sizes: dict[str, dict[str, int]] = {}
 
     def means(self) -> dict[str, float]:
@@ -101,15 +98,15 @@ class Measurement:
             total.zero_()
         counts = self.counts = dict[str, int]()
         # such as the state that a recurrent network carries
-        with torch.no_grad(), kept(self.module, self.state) as self.state:
+        with torch.no_grad(), preserved(self.module, self.state) as self.state:
             for number, drawn in enumerate(self.passes(), start=1):
                 self.seen: dict[str, int] = {}
                 with explained(self.module, drawn):
-                    self.replay(drawn)
-                form = form_of(drawn) if self.replay.active else ""
+                    self.add(drawn)
+                signature = self.add.signature(drawn)
                 # a replayed pass does not count: as one of its shapes before
-                self.sizes[form] = self.seen or self.sizes[form]
-                counts.update({name: counts.get(name, 0) + size for name, size in self.sizes[form].items()})
+                self.sizes[signature] = self.seen or self.sizes[signature]
+                counts.update({name: counts.get(name, 0) + size for name, size in self.sizes[signature].items()})
                 if number == self.some:
                     self.early = self.totals["data_loss"].clone(), self._number("data_loss")
                     if first:
@@ -188,10 +185,10 @@ def predicted(
     Returns:
         What `then` gave, and the targets, of the whole data set, on the CPU.
     """
-    for used in _narrower(batches, task, module, device):
+    for used in _smaller_batches(batches, task, module, device):
         values, targets = list[Tensor](), list[Tensor]()
         try:
-            with torch.no_grad(), kept(module):
+            with torch.no_grad(), preserved(module):
                 for batch in moved(used, device):
                     with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)
@@ -266,20 +263,28 @@ def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor
     return torch.cat(values), torch.cat(targets)
 
 
-def _narrower(batches: Batches, task: Task, module: nn.Module, device: torch.device) -> Iterator[Batches]:
+def penalty(weight_decay: Any) -> float:
+    """A weight decay as a plain number, which must not be negative."""
+    found = real_number(weight_decay, "weight_decay")
+    if not found >= 0:
+        raise ThalwegError(f"weight_decay must be 0 or more; got {found!r}")
+    return found
+
+
+def _smaller_batches(batches: Batches, task: Task, module: nn.Module, device: torch.device) -> Iterator[Batches]:
     """On a GPU, if results do not depend on the batch size: large batches, half as large ones if these do not fit
     into memory, and so on; finally, and elsewhere, the batches as they are."""
     alike = task.size is None and not any(
         isinstance(p, _BatchNorm) and p.running_mean is None for p in module.modules()
     )
-    widened, width = getattr(batches, "widened", None), _widest(device)
+    widened, width = getattr(batches, "widened", None), _largest_batch(device)
     while widened is not None and alike and width and (used := widened(width)) is not batches:
         yield used
         width //= 2
     yield batches
 
 
-def _widest(device: torch.device) -> int:
+def _largest_batch(device: torch.device) -> int:
     return WIDE if device.type == "cuda" else 0
 
 

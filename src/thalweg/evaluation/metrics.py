@@ -199,7 +199,9 @@ def labelled(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     check_labels(labels, outputs.shape[1])
     counted = labels != IGNORED
     if not bool(counted.any()):
-        raise ThalwegError(f"none of these {len(labels)} labels counts: labels of {IGNORED} do not")
+        raise ThalwegError(
+            f"at least one label must count, and all {len(labels)} are {IGNORED}, which are ignored: check the data"
+        )
     return rows(outputs)[counted], labels[counted]
 
 

@@ -1,4 +1,4 @@
-"""Where a scan measures: at all points at once, or in rounds, each where the earlier ones ask for it."""
+"""Which points a scan measures: all at once, or in rounds, each placed by the results of the earlier ones."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ Target = Curve | Plane | Sequence[Weights]
 Place = dict[str, float]  # t, or x and y
 Measured = Mapping[str, Mapping[str, float]]  # data set -> quantity -> value at one point
 TOLERANCE = 0.002  # of an adaptive scan, as a share of how far the loss varies along the curve
-FLAT = 0.02  # a loss that varies by less than this share of itself is taken to vary by that
+FLAT = 0.02  # a loss that varies by less than this share of itself counts as varying by that much
 FIRST = 12  # intervals of the first round of an adaptive scan
-MOST = 121  # points of an adaptive scan along a curve, as many as of one with equal steps
+MOST = 121  # most points of an adaptive scan along a curve; the default number of equal steps
 CUBIC = 4  # how many times smaller the error of a cubic is than that of a trapezoid, at least, if the loss is rough
 FINEST = 1 / 64  # of the tolerance: narrower intervals, as at a jump, are not divided
 COARSE = 10  # least cells along each side of an adaptive plane in its first round
@@ -34,9 +34,9 @@ class Sampling(ABC):
     """The points of a scan, a round at a time.
 
     Attributes:
-        where: What the result says about the points, as far as it is known before they are measured.
+        where: What the result says about the points, as far as that is known in advance.
         places: The coordinates of all points so far, in the order in which they are measured.
-        rule: How points are chosen, where they are not known before.
+        rule: How points are chosen, if they are not known in advance.
     """
 
     rule = ""
@@ -68,7 +68,7 @@ class Sampling(ABC):
 
 
 class AllAtOnce(Sampling):
-    """Points that are known before."""
+    """Points that are known in advance."""
 
     def __init__(self, target: Target, where: Mapping[str, Any], places: list[Place]):
         super().__init__(target, where)
@@ -137,8 +137,8 @@ def _unresolved(loss: np.ndarray, t: np.ndarray, length: np.ndarray, cuts: np.nd
 
 
 def _jumps(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """How far off each trapezoid may be because the loss jumps in its interval: by how much that is steeper, or less
-    steep, than the one before, the one after, and one between the two.
+    """How far off each trapezoid may be because the loss jumps in its interval: by how much its slope differs from that
+    of the interval before, of the one after, or of one interpolated between the two, whichever is least.
     """
     found = np.zeros(len(t) - 1)
     for start, stop in pairwise(cuts):
@@ -172,7 +172,9 @@ def _highest(loss: np.ndarray, t: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     for start, stop in pairwise(cuts):
         values, steps = loss[start : stop + 1], np.diff(t[start : stop + 1])
         slopes = np.diff(values) / steps
-        left, right, step, rise, fall = values[1:-2], values[2:-1], steps[1:-1], slopes[:-2], slopes[2:]
+        step = steps[1:-1]
+        left, right = values[1:-2], values[2:-1]
+        rise, fall = slopes[:-2], slopes[2:]
         meet = np.clip((right - left - fall * step) / (rise - fall), 0, step)
         inner = np.minimum(left + rise * meet, right - fall * (step - meet))  # NaN where both are the same line
         found[start:stop] = [values[1] - slopes[1] * steps[0], *inner, values[-2] + slopes[-2] * steps[-1]]

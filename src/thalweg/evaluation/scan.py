@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import Batches, count
-from ..errors import ThalwegError, during, real_number, warn
+from ..errors import ThalwegError, during, warn
 from ..results import Scan, plain
-from ..runtime.compute import Alone, Call, Compute, Context, Processes, StoredResult
-from ..runtime.cuda_graphs import aside
+from ..runtime.compute import Call, Compute, Context, Processes, SingleProcess, StoredResult
 from ..runtime.progress import Progress
 from ..runtime.rng import undisturbed
+from ..runtime.streams import on_side_stream
 from ..store import facts
 from ..store.content import digest_of
 from ..store.files import SCAN
@@ -31,7 +31,7 @@ from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
 from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
-from .measure import Points, bad_values, check_alone, measurement_of, prove_measuring
+from .measure import Points, bad_values, check_alone, measurement_of, penalty, prove_measuring
 from .sampling import Sampling, Target, sampling_of
 
 NEW = "start a new run in another folder"
@@ -92,10 +92,8 @@ def scan(
     """
     check_task(task)
     data = data if isinstance(data, Mapping) else {"data": data}
-    weight_decay = real_number(weight_decay, "weight_decay")
-    if not weight_decay >= 0:
-        raise ThalwegError(f"weight_decay must be 0 or more; got {weight_decay!r}")
-    call = Call(compute or Compute(), progress)
+    weight_decay = penalty(weight_decay)
+    call = Call(Compute() if compute is None else compute, progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
     sampling = sampling_of(target, points, grid, margin, tolerance)
     drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}
@@ -120,8 +118,8 @@ def scan(
         probe, proof = ready.pop()
         at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
         with (
-            aside(probe.device, call.context.stream),
-            Progress(f"scanning {sampling.where['name']}", 0, progress) as bar,
+            on_side_stream(probe.device, call.context.stream),
+            call.bar(f"scanning {sampling.where['name']}", 0) as bar,
         ):
             found = _measured(at, sampling, held, bar, call.context, proof)
             last, (where, values) = at.last, sampling.arranged(found)
@@ -131,7 +129,7 @@ def scan(
                 proof.again()
         _look_for_nan(found, data, bn_batches)
         layout = probe.layout
-        del at, probe, proof  # before there is another
+        del at, probe, proof  # before the next copy of the network is made
         if last is not None:
             least, fresh = min(data, key=lambda name: len(data[name])), probe_at(module, None, call.compute, layout)
             _look_again(Measurer(fresh, task, {least: data[least]}, bn_batches, weight_decay, call.compute), last)
@@ -145,18 +143,18 @@ def scan(
 def _proven(
     module: nn.Module, target: Target, task: Task, data: Mapping[str, Batches], bn_batches: Batches | None, call: Call
 ) -> tuple[Probe, Proof | None]:
-    """Before the fingerprint, which measures too, and may fill what the network keeps elsewhere."""
+    """Made before the fingerprint, which calls the network too, and may fill its caches."""
     probe = probe_at(module, None, call.compute)
     call.compute.check(probe.device)
     _check(probe, target, data, bn_batches)
-    with aside(probe.device, call.context.stream):
+    with on_side_stream(probe.device, call.context.stream):
         first = next(iter(data.values()))
         return probe, prove_measuring(probe, task, first, call.compute) if probe.copied else None
 
 
 def _kept(run: Run, labels: Sequence[dict[str, float]], done: int) -> list[Any]:
-    """What a run measured of these points before it was stopped; after `done` others, every line must be the expected
-    point. Without any points, there must be no more lines.
+    """What a run has stored of these points, which come after `done` others; every line must be that of the expected
+    point, and without any points there must be no more lines.
     """
     path, lines = run.folder / POINTS, run.lines(POINTS)
     some = lines[done : done + len(labels)] if labels else lines[done:]
@@ -183,27 +181,27 @@ def _said(label: Mapping[str, float]) -> str:
 def _measured(
     at: "Measurer", sampling: Sampling, held: Run | None, bar: Progress, context: Context, proof: Proof | None
 ) -> list[Any]:
-    """Every point; those stored in a run folder are not measured again; stops between two of them on request."""
+    """Measure every point that the run folder does not hold; stop between two of them on request."""
     processes, measured = context.processes, list[Any]()
 
     def kept(labels: Sequence[dict[str, float]]) -> list[Any]:
         return processes.once(lambda: _kept(held, labels, len(measured)) if held is not None else [])
 
-    with Interrupts(processes.once(lambda: held is not None), context.slot) as interrupts:
+    with Interrupts(processes.once(lambda: held is not None), context.job) as interrupts:
         while new := sampling.more(measured):
             labels = [{"point": place, **own} for place, own in enumerate(new, start=len(measured) + 1)]
             bar.total, before = bar.total + len(new), len(measured)
             measured += kept(labels)
             bar.done = len(measured)
             makers = [partial(sampling.weights, index) for index in range(len(measured), bar.total)]
-            for found in _rounds(at, makers, processes if at.probe.copied else Alone(), proof):
+            for found in _rounds(at, makers, processes if at.probe.copied else SingleProcess(), proof):
                 for point in found:
                     if held is not None:
                         held.append(POINTS, {**labels[len(measured) - before], "measured": point})
                     measured.append(point)
                     bar.advance()
-                if any(processes.gather(interrupts.asked is not None)) and interrupts.wanted:
-                    interrupts.grant(held, f"point {len(measured)} of {bar.total}")
+                if any(processes.gather(interrupts.requested is not None)) and interrupts.wanted:
+                    interrupts.stop(held, f"point {len(measured)} of {bar.total}")
         kept([])
     return measured
 
@@ -226,8 +224,8 @@ def _look_for_nan(
 def _rounds(
     at: "Measurer", makers: Sequence[Callable[[], Weights]], processes: Processes, proof: Proof | None
 ) -> Iterator[list[Any]]:
-    """Points in order, a few at a time: one, or with several ranks as many as keep each busy for a while. The first
-    batch of the last ones is observed.
+    """Measure points in order, a few at a time: one, or with several ranks as many as keep each busy for a while. The
+    proof observes the first batch of the last ones.
     """
     each = 1
     while makers:
@@ -276,7 +274,7 @@ class Measurer:
             for name, measure in self.measures.items():
                 with undisturbed(self.data[name], seed=0):
                     measure(first)
-            # waits for a GPU once; of the first batches alone perhaps none counts
+            # waits for a GPU once; in the first batches alone, perhaps no label counts
             found = {} if first else {name: measure.means() for name, measure in self.measures.items()}
             decay = 0.5 * self.weight_decay * float(square)
         losses = {name: measure.early for name, measure in self.measures.items()}
@@ -293,7 +291,7 @@ class Measurer:
 
 def _look_again(at: Measurer, last: LastPoint) -> None:
     """Measure the first batches of the last point again with a new copy of the network; a difference is an error."""
-    with during("measuring the last point again"), aside(at.probe.device):
+    with during("measuring the last point again"), on_side_stream(at.probe.device):
         at(last.weights, first=True, whole=last.pools and last.pools[1])
     both = (moments(pools[0]) for pools in (at.points.pools, last.pools) if pools)
     for by_itself, with_others in zip(*both, strict=False):
@@ -301,7 +299,7 @@ def _look_again(at: Measurer, last: LastPoint) -> None:
         check_alone(at.probe, by_itself, with_others, what)
     for name, measure in at.measures.items():
         (alone, size), (after, as_many) = measure.early, last.losses[name]
-        if size == as_many and size:  # otherwise less fits into GPU memory than before
+        if size == as_many and size:  # otherwise fewer examples fit into GPU memory than before
             what = (
                 f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "
                 f"after the others and {float(alone) / size:.6g} by itself"
@@ -323,7 +321,7 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
             f"{type(target).__name__}"
         )
     for part in [target] if between else target:
-        probe.layout.check(part.layout, "the network", "what is scanned")
+        probe.layout.check(part.layout, "the network", "the target of the scan")
     if probe.layout.statistics and bn_batches is None and (between or not all(w.has_statistics for w in target)):
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
@@ -353,6 +351,6 @@ def _warn_off_plane(scan: Scan) -> None:
         across = "the distance between its first two networks" if len(scan.corners) > 1 else "its width"
         each = ", ".join(f"'{name}' leaves it by up to {far:.3g}, {share:.0%}" for name, (far, share) in off.items())
         warn(
-            f"not all that is drawn lies in this plane: {each} of {across}; it is drawn faded at the nearest points of "
+            f"not everything drawn lies in this plane: {each} of {across}; it is drawn faded at the nearest points of "
             "the plane, which have another loss: to see its own, scan the curve or the list itself",
         )

@@ -1,4 +1,4 @@
-"""Predictions against the truth, before and after temperature scaling."""
+"""Scores of predictions against the targets, before and after temperature scaling."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,11 +13,11 @@ from . import metrics
 from .calibration import Temperature, lowest_nll, tempered
 
 CALIBRATED = "calibrated_"
-SCALED = ("error", "nll", "ece")  # what is also given after temperature scaling
+SCALED = ("error", "nll", "ece")  # scores that are also given after temperature scaling
 
 
 class Scores(dict[str, float]):
-    """Scores by name; one that is not there is an error that says why."""
+    """Scores by name; looking up one that was not computed raises an error that says why."""
 
     def __init__(self, values: Mapping[str, float], why: str):
         super().__init__(values)
@@ -29,7 +29,7 @@ class Scores(dict[str, float]):
 
 
 class Scored:
-    """What a network or an ensemble predicts for a data set, and its scores; computed where they are asked for.
+    """What a network or an ensemble predicts for a data set, and its scores, computed on demand.
 
     Args:
         task: The task.
@@ -44,7 +44,7 @@ class Scored:
         self.known = metrics.known(values, targets) if task.probabilities is not identity else None
 
     def labelled(self) -> "Scored":
-        """The same, or an error if there is nothing to fit a temperature to."""
+        """Return itself; raise if there is nothing to fit a temperature to."""
         if self.known is None:
             raise ThalwegError(
                 "a temperature is fitted to labels, or to probabilities of classes, and there are none: outputs are "
@@ -64,14 +64,14 @@ class Scored:
 
     @cached_property
     def halves(self) -> list[Temperature]:
-        """Those of every other example, from the first on and from the second on."""
+        """The temperatures fitted on every other example, from the first on and from the second on."""
         assert self.known is not None
         probabilities, truth = self.known
         return [lowest_nll(probabilities[k::2], truth[k::2], " in one half of the data") for k in (0, 1)]
 
     @property
     def why_none(self) -> str:
-        """Why there are no scores after scaling; nothing where there are, or if there are no labels."""
+        """Why there are no scores after scaling; empty if there are, or if there are no labels."""
         if self.known is None or self.after is not None:
             return ""
         if self.fitted is not None:
@@ -80,24 +80,24 @@ class Scored:
         return f"no temperature has the lowest NLL: {next(filter(None, whys))}"
 
     @cached_property
-    def heat(self) -> Tensor:
+    def temperatures(self) -> Tensor:
         """The temperature of every example, (count, 1), or a single one."""
         if self.fitted is not None:
             return torch.tensor(self.fitted.value, dtype=torch.float64)
-        heat = torch.empty(len(self.known[1]) if self.known else 0, 1, dtype=torch.float64)
-        heat[1::2], heat[0::2] = (half.value for half in self.halves)
-        return heat
+        temperatures = torch.empty(len(self.known[1]) if self.known else 0, 1, dtype=torch.float64)
+        temperatures[1::2], temperatures[0::2] = (half.value for half in self.halves)
+        return temperatures
 
     @cached_property
     def after(self) -> Tensor | None:
         """The probabilities after scaling; None where there is no temperature, or nothing to scale."""
-        if self.known is None or bool(self.heat.isnan().any()):
+        if self.known is None or bool(self.temperatures.isnan().any()):
             return None
-        return tempered(self.known[0], self.heat)
+        return tempered(self.known[0], self.temperatures)
 
     @property
     def scores(self) -> dict[str, float]:
-        """Those of the metrics, then those after scaling, where there is a temperature."""
+        """The scores before scaling, then those after it if there is a temperature."""
         if self.known is None:
             return _squared_error(self.values, self.targets)
         before, truth = metrics.scores(*self.known), self.known[1]

@@ -51,7 +51,7 @@ class EnsembleModule(nn.Module):
     Args:
         networks: The members, in evaluation mode.
         probabilities: Outputs of a network -> what is averaged.
-        temperature: The one that the average is scaled with, if any.
+        temperature: The temperature that scales the average, if any.
     """
 
     def __init__(self, networks: Sequence[nn.Module], probabilities: Callable[..., Tensor], temperature: float | None):
@@ -78,7 +78,7 @@ def class_probabilities(outputs: Any, form: Form = torch.softmax) -> Tensor:
     shape = tuple(outputs_of(outputs).shape)
     if len(shape) == 3:
         raise ThalwegError(
-            f"which dimension of outputs {shape} has the classes must be said: give task=classification() if it is "
+            f"outputs {shape} do not say which dimension holds the classes: give task=classification() if it is "
             "dimension 1, and task=language_modelling() if it is the last"
         )
     return class_softmax(outputs, form)
@@ -89,7 +89,7 @@ def class_softmax(outputs: Any, form: Form = torch.softmax) -> Tensor:
     logits = outputs_of(outputs)
     if logits.ndim < 2 or logits.shape[1] < 2:
         raise ThalwegError(
-            "probabilities are of two classes or more, in dimension 1 of the outputs; got outputs "
+            "probabilities need two classes or more, in dimension 1 of the outputs; got outputs "
             f"{tuple(logits.shape)}: give a task whose probabilities= has a column for each class"
         )
     return form(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
@@ -112,7 +112,7 @@ def scaled(probabilities: Tensor, temperature: float | None) -> Tensor:
 
 
 def entropy(probabilities: Tensor, dim: int) -> Tensor:
-    """In nats; of a certain prediction 0.
+    """In nats; 0 for a certain prediction.
 
     >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), 1)
     tensor([0.6931, 0.0000])

@@ -1,10 +1,10 @@
 """Soups: the average of the weights of several networks, of all or of those that improve it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -23,24 +23,24 @@ from .measure import bad_values
 from .scan import scan
 
 HELD_OUT = "held-out"
-# a loss this much above those of the parts, relative to the higher one, is a barrier; or an error, as it is
-CLEAR, FAINT = 0.1, 0.01  # in which case the loss is at least a little higher
+# a barrier: the loss of an average exceeds that of its parts by this share, or its error by this much
+CLEAR, FAINT = 0.1, 0.01  # an error counts only if the loss exceeds that of the parts by the second
 Means = dict[str, float]  # quantity -> its mean over the held-out data
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Soup(Weights):
-    """The average of several networks, with batch-norm statistics of its own; printed, a table. Points made from it are
-    plain `Weights`, and so is what loads from its file, whose `made` says the same.
+    """The average of several networks, with batch-norm statistics of its own; it prints as a table. Points made from it
+    are plain `Weights`, and so is what loads from its file, whose `made` holds the attributes below.
 
     Attributes:
-        members: The names of the networks that went in, in that order.
-        metric: What was scored.
-        score: That of the average.
+        members: The names of the networks that were averaged, in the order in which they were added.
+        metric: The name of the score.
+        score: The score of the average.
         alone: Name -> the score of each network by itself, best first.
-        tried: Name -> the score of the average with it, in the order in which networks were tried; only what did not
-            worsen the score went in.
-        barrier: A sentence about the highest barrier that was met, or nothing.
+        tried: Name -> the score of the average with it, in the order in which networks were tried; those that made the
+            score worse were left out.
+        barrier: A sentence about the highest barrier that was met, or an empty string.
         units: As in `Scan`.
     """
 
@@ -54,7 +54,7 @@ class Soup(Weights):
 
     @classmethod
     def of_weights(cls, weights: Weights) -> "Soup":
-        """From the average and its `made`, which says the same."""
+        """The average, with its attributes from `made`."""
         said = {key: value for key, value in weights.made["soup"].items() if key != "how"}
         made = {**said, "members": tuple(said["members"])}
         return cls(weights.layout, weights.vector, weights.buffers, weights.frozen, weights.made, **made)
@@ -110,7 +110,7 @@ def soup(
         module: A network of the same architecture; it is not changed. Measuring runs on its device.
         weights: Two networks or more, in a list or by name.
         task: The loss and metrics to measure.
-        held_out: Data that were neither trained on nor are tested on, to choose by.
+        held_out: Data used neither for training nor for testing, to choose by.
         how: "greedy" starts with the best network and takes the others in, from the second best on, unless the score of
             the average becomes worse; "uniform" averages all.
         metric: What to choose by; the task's error by default, or the loss if it has none, as for soft labels.
@@ -129,11 +129,11 @@ def soup(
             message says how high.
 
     Raises:
-        ThalwegError: If these are not networks of the same kind, or none of them can be scored.
+        ThalwegError: If the networks differ in architecture, or none of them can be scored.
     """
     check_task(task)
     if how not in ("greedy", "uniform"):
-        raise ThalwegError(f"a soup is 'greedy' or 'uniform'; got {how!r}")
+        raise ThalwegError(f"how must be 'greedy' or 'uniform'; got {how!r}")
     _check(metric, ("loss", "data_loss", *(("error",) if task.metrics is None else task.metrics)))
     networks = named(weights, "a soup")
     norms = next(iter(networks.values())).layout.statistics
@@ -142,7 +142,11 @@ def soup(
             f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: give bn_batches=, "
             "the training batches without augmentation (a task factory: the key 'bn_batches')"
         )
-    data, ends, call = {HELD_OUT: held_out}, list(networks.values()), Call(compute or Compute(), progress)
+    data, ends, call = (
+        {HELD_OUT: held_out},
+        list(networks.values()),
+        Call(Compute() if compute is None else compute, progress),
+    )
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)
@@ -150,8 +154,8 @@ def soup(
         return {**chosen, **points_fingerprint(ends, "list"), **measured}
 
     def measure(points: list[Weights], name: str) -> list[Means]:
-        own: dict[str, Any] = {"compute": compute, "run": Run.of(run, f"scores/{name}"), "progress": progress}
-        found = scan(module, points, task, data, bn_batches=bn_batches, **own)
+        folder = Run.of(run, f"scores/{name}")
+        found = scan(module, points, task, data, bn_batches=bn_batches, compute=compute, run=folder, progress=progress)
         return [{key: float(each[k]) for key, each in found.values[HELD_OUT].items()} for k in range(len(points))]
 
     def averaged(_: Run | None) -> Weights:
@@ -183,31 +187,35 @@ def soup(
     return found
 
 
+@dataclass
 class Selection:
     """Which networks are averaged, and what was measured on the way.
 
     Attributes:
+        networks: All networks, by name.
+        alone: What was measured at each of them.
+        metric: What to choose by.
+        maximise: Whether higher values of `metric` are better.
+        measure: Measures a list of points, under a name.
         members: The names of those that are in.
         best: What was measured at their average.
         tried: The score of the average with each network that was tried.
         barriers: For each average whose loss or error is clearly above that of its parts: how clearly, and a sentence.
     """
 
-    def __init__(
-        self,
-        networks: Mapping[str, Weights],
-        alone: Mapping[str, Means],
-        metric: str,
-        maximise: bool,
-        measure: Callable[[list[Weights], str], list[Means]],
-    ):
-        self.networks, self.alone, self.metric, self.maximise, self.measure = networks, alone, metric, maximise, measure
-        self.members, self.best = list[str](), Means()
-        self.tried, self.barriers = dict[str, float](), list[tuple[float, str]]()
+    networks: Mapping[str, Weights]
+    alone: Mapping[str, Means]
+    metric: str
+    maximise: bool
+    measure: Callable[[list[Weights], str], list[Means]]
+    members: list[str] = field(default_factory=list)
+    best: Means = field(default_factory=dict)
+    tried: dict[str, float] = field(default_factory=dict)
+    barriers: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def barrier(self) -> str:
-        """A sentence about the highest; empty if there is none."""
+        """A sentence about the highest barrier; empty if there is none."""
         if not self.barriers:
             return ""
         _, which = max(self.barriers)
@@ -220,7 +228,7 @@ class Selection:
     def uniform(self, order: Sequence[str]) -> None:
         self.members, parts = list(order), [self.alone[name] for name in order]
         self.best = self._average(self.members)
-        self._look("all", parts, [1 / len(parts)] * len(parts), self.best)
+        self._warn_of_barrier("all", parts, [1 / len(parts)] * len(parts), self.best)
 
     def greedy(self, order: Sequence[str]) -> None:
         first, *others = order
@@ -231,12 +239,12 @@ class Selection:
             if self.tried[name] >= before if self.maximise else self.tried[name] <= before:
                 self.members, self.best = [*self.members, name], found
             else:
-                self._look(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
+                self._warn_of_barrier(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
 
     def _average(self, names: Sequence[str]) -> Means:
         return self.measure([average([self.networks[name] for name in names])], f"average-{len(self.tried) + 1}")[0]
 
-    def _look(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
+    def _warn_of_barrier(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
         """Note a barrier: how far the loss, or else the error, of an average is above the average of its parts'."""
         for quantity in ("loss", "error") if "error" in found else ("loss",):
             own = [part[quantity] for part in parts]
@@ -253,7 +261,9 @@ class Selection:
 
 def _check(metric: str | None, known: Iterable[str]) -> None:
     if metric is not None and metric not in known:
-        raise ThalwegError(f"metric is one of what the task measures, {', '.join(known)}; got {metric!r}")
+        raise ThalwegError(
+            f"metric must be one of the quantities that the task measures, {', '.join(known)}; got {metric!r}"
+        )
 
 
 def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:

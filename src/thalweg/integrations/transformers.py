@@ -90,8 +90,8 @@ class _Tokens:
 
     @torch.no_grad()
     def look(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """At the first answer to labels that count, since some models called causal predict the token itself: the other
-        way, if it gives the loss.
+        """Find out, at the first batch with labels that count, whether the model predicts the next token: some models
+        called causal predict the token itself, and only one of the two gives the model's own loss.
         """
         if self.looked or compiler.is_compiling() or logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
             return
@@ -113,7 +113,7 @@ class Answer:
 
     @property
     def logits(self) -> Tensor:
-        """One row for each label; copied only where they are asked for, which training does not."""
+        """One row for each label; copied only on demand, which training does not need."""
         return self.each if self.each.ndim < 3 else self.each.flatten(0, 1)
 
 

@@ -82,7 +82,7 @@ def chain_losses(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         _row(experiment, out, "loss (2), over t", "polychain", OVER_T),
         _row(experiment, out, "loss (1), over length", "polychain-arclength", OVER_LENGTH),
     ]
-    return rows, losses_judged(*rows)
+    return rows, claims_of_losses(*rows)
 
 
 def _row(experiment: Experiment, out: Path, name: str, stem: str, need: Need) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def unsteadiness(losses: list[float]) -> float:
     return statistics.mean(abs(after - before) for before, after in pairwise(second_quarter))
 
 
-def losses_judged(over_t: dict[str, Any], over_length: dict[str, Any]) -> list[Claim]:
+def claims_of_losses(over_t: dict[str, Any], over_length: dict[str, Any]) -> list[Claim]:
     steady, other = over_t[UNSTEADY], over_length[UNSTEADY]
     near, exact = over_t[LOSS_OVER_LENGTH], over_length[LOSS_OVER_LENGTH]
     return [

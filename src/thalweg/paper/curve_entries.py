@@ -16,7 +16,7 @@ import thalweg as tw
 from ..reporting.axes import factor
 from ..reporting.result import PAPER, Claim
 from ..results import titled
-from ..runtime.cuda_graphs import aside
+from ..runtime.streams import on_side_stream
 from ..weightspace.origin import OriginPath
 from .claims import TWENTIETH, limit, paper_number, quoted, row_of, with_published
 from .drawing import PANELS
@@ -282,7 +282,7 @@ def _in_float64(experiment: Experiment, ends: Sequence[tw.Weights]) -> tuple[flo
 
 
 def cost(experiment: Experiment, out: Path, seeds: int) -> Outcome:
-    with aside(experiment.device):
+    with on_side_stream(experiment.device):
         times = experiment.timer(experiment.compute, rounds=9).training()
     extra = 100 * (times["curve step"].median / times["plain step"].median - 1)
     most = paper_number("extra time of a curve epoch over a plain epoch (%)")

@@ -29,8 +29,15 @@ def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveE
     members, found = experiment.scale.members, experiment.curve(curve)
     file = experiment.results / f"points-{curve}-{members}-{found.points[1].digest()[:8]}.json"
     if not file.is_file():
-        settings: Any = {"bn_batches": experiment.clean, "points": members, **experiment.settings}
-        tw.curve_ensemble(experiment.architecture, found, experiment.task, experiment.test, **settings).save(file)
+        tw.curve_ensemble(
+            experiment.architecture,
+            found,
+            experiment.task,
+            experiment.test,
+            points=members,
+            bn_batches=experiment.clean,
+            **experiment.settings,
+        ).save(file)
     result = tw.CurveEnsemble.load(file)
     result.save(copy)
     return result

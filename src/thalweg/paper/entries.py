@@ -67,7 +67,7 @@ class Entry:
         return known and model in (self.networks or (model,))
 
     def chosen(self, data: str | None, model: str | None) -> list[Pair]:
-        """Its own pairs, or those made of the names given, separated by commas."""
+        """Its own pairs, or all pairs of the names given, which are separated by commas."""
         if data is None and model is None:
             return list(self.pairs)
         own_sets, own_networks = zip(*self.pairs, strict=True)
@@ -212,7 +212,7 @@ ENTRIES = {
             ensemble_entries.fge_path,
             PRERESNET,
             [NETWORKS[0], FGE_WALK],
-            points=lambda own, seeds: 81,
+            points=lambda own, seeds: 8 * own.recipe.walk.pieces + 1 if own.recipe.walk else 0,
         ),
         Entry(
             "ptb",

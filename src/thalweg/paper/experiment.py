@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from ..loading import Inputs
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
+from ..training.stalled import LEARNT
 from ..weightspace.layout import batch_norms
 from .recipes import Preset, Recipe, changed
 
@@ -51,11 +53,29 @@ class Need:
         return 0 if self.kind in ("network", "snapshot") else 1
 
 
+class CommonArguments(TypedDict):
+    """Arguments of every call that trains or measures."""
+
+    weight_decay: float
+    compute: tw.Compute
+    progress: bool | None
+
+
+class RateArguments(TypedDict, total=False):
+    """Arguments of `fit` and `connect`."""
+
+    lr: float
+    schedule: Callable[[int], float]
+    momentum: float
+    clip: float
+
+
 class Experiment:
-    """Trains what is needed for one recipe at one scale, under `folder`.
+    """Trains networks, curves and walks for one recipe at one scale, under `folder`.
 
     Without data (`given`), random images are used at smoke scale. With `seeds`, networks and walks have these instead
-    of 0, 1, 2, ...; what is made of several of them is stored in a folder of its own.
+    of 0, 1, 2, ...; results of several of them are stored in a folder of their own. On a GPU, up to `interleaved`
+    trainings run at a time.
     """
 
     task = tw.classification()
@@ -71,6 +91,7 @@ class Experiment:
         progress: bool | None = None,
         download: bool = False,
         seeds: Sequence[int] = (),
+        interleaved: int = 3,
     ):
         self.recipe = scale.shrunk(recipe)
         self.scale = scale
@@ -81,6 +102,7 @@ class Experiment:
         self.progress = progress
         self.download = download
         self.seeds = tuple(seeds)
+        self.interleaved = interleaved
         self._made: dict[Need, Any] = {}
         self._pairs: dict[tuple[int, ...], Experiment] = {}
 
@@ -171,10 +193,10 @@ class Experiment:
         return self.model(0)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> CommonArguments:
         return {"weight_decay": self.recipe.weight_decay, "compute": self.compute, "progress": self.progress}
 
-    def rates(self, lr: float) -> dict[str, Any]:
+    def rates(self, lr: float) -> RateArguments:
         """Arguments to train a network or a curve whose recipe has the rate `lr`."""
         return {"lr": lr}
 
@@ -184,35 +206,102 @@ class Experiment:
             try:
                 self._made[need] = self._trained(need)
             except (tw.Stalled, tw.Diverged) as error:
-                raise tw.ThalwegError(
-                    f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {error}; list "
-                    "other seeds, as in --seeds 0,1,3"
-                ) from error
+                raise self._unusable(need, str(error)) from error
+            if need.kind == "network":
+                self._check_learnt(need)
             (self.folder_of(need) / DONE).touch()
         return self._made[need]
 
+    def _unusable(self, need: Need, why: str) -> tw.ThalwegError:
+        return tw.ThalwegError(
+            f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {why}; list other seeds "
+            "with --seeds"
+        )
+
+    @property
+    def constant_loss(self) -> float:
+        """The loss of a network that gives every class the same probability."""
+        return log(self.recipe.classes)
+
+    def _check_learnt(self, need: Need) -> None:
+        """Refuse an end at the loss of a constant answer, which may have been trained by an earlier version or on
+        another machine.
+        """
+        logged = [entry["loss"] for entry in Run(self.folder_of(need)).lines(LOG)]
+        if self.scale.name == "full" and logged and not logged[-1] < (1 - LEARNT) * self.constant_loss:
+            self._made.pop(need)
+            raise self._unusable(
+                need,
+                f"its train loss ended at {logged[-1]:.4g}, and that of a constant answer is {self.constant_loss:.4g}",
+            )
+
     def _trained(self, need: Need) -> Any:
-        recipe, way, seed = self.recipe, self.recipe.walk, self._seed(need)
-        common: dict[str, Any] = {"run": self.folder_of(need), **self.settings}
+        recipe, seed, run = self.recipe, self._seed(need), self.folder_of(need)
         match need.kind:
-            case "network":  # keeping the epochs at which FGE branches off
-                common |= {"keep": way.starts if way else (), **self.rates(recipe.lr)}
-                return tw.fit(self.model(seed), self.task, self.train, epochs=recipe.epochs, seed=seed, **common)
+            case "network":
+                return tw.fit(
+                    self.model(seed),
+                    self.task,
+                    self.train,
+                    epochs=recipe.epochs,
+                    keep=self._branches(),
+                    seed=seed,
+                    run=run,
+                    **self.rates(recipe.lr),
+                    **self.settings,
+                )
             case "snapshot":  # over the whole budget, from newly initialised weights
-                method, seed = tw.Snapshot(cycles=recipe.cycles, lr_max=recipe.sse_lr), seed + 2000
-                common |= {"epochs": recipe.epochs, "seed": seed, "watch": {"test": self.test}}
-                return tw.walk(self.model(seed), self.task, self.train, method, **common)
+                return tw.walk(
+                    self.model(seed + 2000),
+                    self.task,
+                    self.train,
+                    tw.Snapshot(cycles=recipe.cycles, lr_max=recipe.sse_lr),
+                    epochs=recipe.epochs,
+                    watch={"test": self.test},
+                    seed=seed + 2000,
+                    run=run,
+                    **self.settings,
+                )
             case "fge":  # from the kept epochs of a network
-                assert way is not None  # entries with FGE are for recipes with its settings: `Entry.fits`
-                start = [self.network(need.seed).kept[epoch] for epoch in way.starts]
-                common |= {"epochs": way.epochs, "start": start, "seed": seed + 1000, "watch": {"test": self.test}}
-                fge = tw.FGE(cycle=way.cycle, lr_max=way.lr_max, lr_min=way.lr_min)
-                return tw.walk(self.architecture, self.task, self.train, fge, **common)
+                fge = recipe.walk
+                assert fge is not None  # entries with FGE are for recipes with its settings: `Entry.fits`
+                return tw.walk(
+                    self.architecture,
+                    self.task,
+                    self.train,
+                    tw.FGE(cycle=fge.cycle, lr_max=fge.lr_max, lr_min=fge.lr_min),
+                    epochs=fge.epochs,
+                    start=[self.network(need.seed).kept[epoch] for epoch in fge.starts],
+                    watch={"test": self.test},
+                    seed=seed + 1000,
+                    run=run,
+                    **self.settings,
+                )
             case kind:  # between the first two networks; the seed determines the draws of t and of the data
-                common |= {"epochs": need.epochs or recipe.curve_epochs, "seed": seed, "loss": need.loss}
-                common |= self.rates(need.lr_factor * recipe.curve_lr)
-                curve = KINDS[kind](*self.ends(need.aligned_by))
-                return tw.connect(self.architecture, curve, self.task, self.train, **common)
+                return tw.connect(
+                    self.architecture,
+                    KINDS[kind](*self.ends(need.aligned_by)),
+                    self.task,
+                    self.train,
+                    epochs=need.epochs or recipe.curve_epochs,
+                    loss=need.loss,
+                    seed=seed,
+                    run=run,
+                    **self.rates(need.lr_factor * recipe.curve_lr),
+                    **self.settings,
+                )
+
+    def _branches(self) -> list[int]:
+        """The epochs at which FGE branches off, of those that a network has."""
+        return [epoch for epoch in (self.recipe.walk.starts if self.recipe.walk else ()) if epoch <= self.recipe.epochs]
+
+    def check(self, need: Need) -> None:
+        """Raise if a changed recipe does not allow it, before anything is trained for it."""
+        if need.kind == "fge" and self.recipe.walk and len(self._branches()) < len(self.recipe.walk.starts):
+            raise tw.ThalwegError(
+                f"FGE branches off at epoch {self.recipe.walk.starts[-1]} ({self.recipe.label}), and networks have "
+                f"{self.recipe.epochs}: set walk.starts too, as in --set walk.starts={self.recipe.epochs // 2}"
+            )
 
     def network(self, seed: int) -> tw.Weights:
         return self.obtain(Need("network", seed))
@@ -221,7 +310,7 @@ class Experiment:
         return [self.network(seed) for seed in range(count)]
 
     def ends(self, aligned_by: Any = "") -> list[tw.Weights]:
-        """The first two networks, the second aligned to the first in this way; "": as it is."""
+        """The first two networks, the second aligned to the first by "weights" or "activations"; "": not aligned."""
         one, two = self.networks(2)
         need = Need("ends", 0, aligned_by)
         if aligned_by and need not in self._made:
@@ -236,10 +325,9 @@ class Experiment:
 
     def scan(self, name: str, target: Any, **settings: Any) -> tw.Scan:
         """Every data set at every point; stored under `name`."""
-        common: dict[str, Any] = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings}
-        if isinstance(target, tw.Curve):
-            common["points"] = self.scale.points
-        return tw.scan(self.architecture, target, self.task, self.data, **common | settings)
+        points = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
+        own = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings, **points, **settings}
+        return tw.scan(self.architecture, target, self.task, self.data, **own)
 
     def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
         return {kind: self.scan(kind, self.curve(kind)) for kind in kinds}
@@ -297,7 +385,12 @@ class Experiment:
         once.
         """
         listed = self.seeds or range(2 * seeds)
-        pairs = list(zip(listed[::2], listed[1::2], strict=False))
+        if len(listed) % 2:
+            raise tw.ThalwegError(
+                f"pairs of networks are needed here, and seeds {', '.join(map(str, listed))} are {len(listed)}: list "
+                "an even number"
+            )
+        pairs = list(zip(listed[::2], listed[1::2], strict=True))
         self._pairs = {pair: self._copy(seeds=pair) for pair in pairs} | self._pairs
         return [self._pairs[pair] for pair in pairs]
 
@@ -318,10 +411,14 @@ def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
 
 
 def prepare(wanted: Wanted) -> None:
-    """Train everything that does not exist yet; what is independent is interleaved."""
-    # a network that did not train is not an end
+    """Train everything that does not exist yet; independent trainings are interleaved, the longest first."""
+    for experiment, need in wanted:
+        experiment.check(need)
+    # a network that has not trained must not be an end
     with warnings.catch_warnings(action="error", category=tw.Stalled):
         for stage in (0, 1):
             here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
+            here.sort(key=lambda item: item[0].cost(item[1])[0], reverse=True)
             if here:
-                at_once([partial(experiment.obtain, need) for experiment, need in here], here[0][0].device)
+                jobs = [partial(experiment.obtain, need) for experiment, need in here]
+                at_once(jobs, here[0][0].device, here[0][0].interleaved)

@@ -37,7 +37,7 @@ class ImageExperiment(Experiment):
         found = next((place / part for place in (given, given / "imagenet") if (place / part).is_dir()), None)
         if found is None:
             raise tw.ThalwegError(
-                "ImageNet is not for download: put its folders train/<class> and val/<class> into a folder, or into "
+                "ImageNet cannot be downloaded: put its folders train/<class> and val/<class> into a folder, or into "
                 f"'imagenet' in it, and name that with --data; there is no '{part}' in {given}"
             )
         return tw.data.images_in(found, self.recipe.batch, size=self.size, workers=self.workers, **settings)
@@ -53,8 +53,17 @@ class ImageExperiment(Experiment):
 
 def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     method, start = tw.FGE(cycle=2, lr_max=1e-3, lr_min=1e-5), tw.Weights.of(experiment.architecture)
-    own: dict[str, Any] = {"epochs": 5, "start": start, "run": experiment.folder / "fge-0", **experiment.settings}
-    members = [start, *tw.walk(experiment.architecture, experiment.task, experiment.train, method, **own).members]
+    walk = tw.walk(
+        experiment.architecture,
+        experiment.task,
+        experiment.train,
+        method,
+        epochs=5,
+        start=start,
+        run=experiment.folder / "fge-0",
+        **experiment.settings,
+    )
+    members = [start, *walk.members]
     found = experiment.report(members)
     before, after = 100 * found.members[0]["error"], 100 * found.scores["error"]
     together, reported = f"FGE, {len(members)} with the start", "FGE top-1 error after 5 epochs with 4 members (%)"

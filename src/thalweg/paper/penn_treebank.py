@@ -18,7 +18,7 @@ from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
 from .claims import TWENTIETH, row_of
 from .curve_entries import NETWORKS, Outcome, keep
-from .experiment import Experiment, Need
+from .experiment import Experiment, Need, RateArguments
 from .recipes import Preset, Recipe
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
@@ -54,15 +54,6 @@ class TextRecipe(Recipe):
         return lambda i: lr * self.fall ** -max(0, (i - 1) // steps + 1 - self.stay)
 
 
-BOTH: dict[str, Any] = {
-    "weight_decay": 0.0,
-    "lr": float(STEPS),
-    "curve_lr": float(FASTER * STEPS),
-    "batch": 20,
-    "crop": 0,
-    "flip": False,
-    "precision": "fp32",
-}
 LARGE = TextRecipe(
     "ptb",
     "lstm-large",
@@ -70,18 +61,23 @@ LARGE = TextRecipe(
     "large LSTM",
     size="large",
     epochs=55,
+    lr=float(STEPS),
+    weight_decay=0.0,
     curve_epochs=55,
+    curve_lr=float(FASTER * STEPS),
+    batch=20,
+    crop=0,
+    flip=False,
+    precision="fp32",
     stay=14,
     fall=1.15,
     clip=10.0,
     reported={"train": 37.9, "valid": 82.6, "test": 78.3},
-    **BOTH,
 )
-MEDIUM = TextRecipe(
-    "ptb",
-    "lstm-medium",
-    "PTB",
-    "medium LSTM",
+MEDIUM = replace(
+    LARGE,
+    model="lstm-medium",
+    title="medium LSTM",
     size="medium",
     epochs=39,
     curve_epochs=39,
@@ -89,7 +85,6 @@ MEDIUM = TextRecipe(
     fall=1.25,
     clip=5.0,
     reported={"train": 48.5, "valid": 86.2, "test": 82.1},
-    **BOTH,
 )
 RECIPES = {("ptb", recipe.model): recipe for recipe in (LARGE, MEDIUM)}
 
@@ -107,8 +102,10 @@ class TextExperiment(Experiment):
         self.recipe = replace(self.recipe, batch=recipe.batch)
 
     def _network(self) -> nn.Module:
-        own: Any = {"words": int(self.tokens["train"].max()) + 1, "batch": self.recipe.batch}
-        return tw.models.Lstm(16, **own) if self.scale.name == "smoke" else tw.models.lstm(self.recipe.size, **own)
+        words, batch = int(self.tokens["train"].max()) + 1, self.recipe.batch
+        if self.scale.name == "smoke":
+            return tw.models.Lstm(16, words=words, batch=batch)
+        return tw.models.lstm(self.recipe.size, words=words, batch=batch)
 
     @cached_property
     def tokens(self) -> dict[str, Tensor]:
@@ -121,17 +118,24 @@ class TextExperiment(Experiment):
     @cached_property
     def data(self) -> dict[str, Any]:
         few = None if self.scale.name == "full" else 20 * STEPS * 2 + 20
-        own: Any = {"batch_size": self.recipe.batch, "steps": STEPS, "device": self.device}
-        return {name: tw.data.TokenBatches(tokens[:few], **own) for name, tokens in self.tokens.items()}
+        return {
+            name: tw.data.TokenBatches(tokens[:few], batch_size=self.recipe.batch, steps=STEPS, device=self.device)
+            for name, tokens in self.tokens.items()
+        }
 
     @property
     def train(self) -> Any:
         return self.data["train"]
 
+    @property
+    def constant_loss(self) -> float:
+        """The loss of a network that gives every word the same probability."""
+        return math.log(int(self.tokens["train"].max()) + 1)
+
     def batches_per_point(self) -> int:
         return sum(map(len, self.data.values()))
 
-    def rates(self, lr: float) -> dict[str, Any]:
+    def rates(self, lr: float) -> RateArguments:
         return {
             "momentum": 0.0,
             "schedule": self.recipe.schedule(lr, len(self.train)),
@@ -165,7 +169,7 @@ def perplexity(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         scans[name + NOISY] = noisy = experiment.scan_with_dropout(name, targets[name])
         rows[name] |= {f"{key}{NOISY}": value for key, value in _perplexities(noisy, ("train",)).items()}
     keep(scans, out)
-    return [*rows.values()], judged(rows, max(alone), experiment.recipe.reported)
+    return [*rows.values()], claims_of_perplexities(rows, max(alone), experiment.recipe.reported)
 
 
 def _perplexities(found: tw.Scan, parts: Sequence[str]) -> dict[str, float]:
@@ -184,7 +188,9 @@ def _times(curve: Mapping[str, Any], ends: Mapping[str, Any]) -> dict[str, float
     return {part: curve[f"{part}_max"] / ends[f"{part}_max"] for part in PARTS}
 
 
-def judged(found: dict[str, dict[str, Any]], in_training: float, reported: dict[str, float]) -> list[Claim]:
+def claims_of_perplexities(
+    found: dict[str, dict[str, Any]], in_training: float, reported: dict[str, float]
+) -> list[Claim]:
     single, line, curve = (found[name] for name in ("single", "segment", "bezier"))
     sets = ("valid", "test")
     ends = {data: single[f"{data}_max"] for data in sets} | {"train": in_training}

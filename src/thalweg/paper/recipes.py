@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -19,6 +20,11 @@ class FgeSettings:
     cycle: int
     lr_max: float
     lr_min: float
+
+    @property
+    def pieces(self) -> int:
+        """Of the chain through the networks of one walk, which collects one in the middle of each cycle."""
+        return (self.epochs - self.cycle // 2) // self.cycle
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Recipe:
         width: Of the hidden linear layers, relative to the paper's; None if the network has no such argument.
         precision: Of training and scans on a GPU; on a CPU it is fp32.
         grid: Points along each side of a plane.
-        changes: What differs from the recipe as it is listed here, such as "lr=0.1"; see `changed`.
+        changes: Differences from the recipe listed here, such as "lr=0.1"; see `changed`.
     """
 
     data: str
@@ -79,7 +85,7 @@ class Recipe:
 
     @property
     def folder(self) -> str:
-        """The name of a folder of its own for what is trained by it."""
+        """The name of the folder for everything that is trained by it."""
         return "-".join([self.name, *(change.replace("=", "-") for change in self.changes)])
 
     @property
@@ -126,7 +132,7 @@ SETTINGS = (  # what `changed` changes
 
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """A variant of a recipe; what is trained by it lies in a folder of its own, and its title says what differs.
+    """A variant of a recipe, with a folder of its own and a title that says what differs.
 
     >>> variant = changed(RECIPES["cifar10", "vgg16"], ["walk.epochs=40", "walk.starts=160", "lr=0.05"])
     >>> variant.walk.starts, variant.folder  # the rate is that of the recipe anyway
@@ -179,39 +185,55 @@ CIFARS = {
 }
 
 
-def _both(model: str, title: str, colours: bool, **settings: Any) -> list[Recipe]:
-    """The same network on CIFAR-10 and CIFAR-100; `colours`: normalised by the data set's own statistics, not
-    ImageNet's.
-    """
+def _both(recipe: Recipe, own_colours: bool = True) -> list[Recipe]:
+    """The same network on CIFAR-10 and CIFAR-100, normalised by the data set's own statistics, or by ImageNet's."""
     return [
-        Recipe(data, model, name, title, colours=own if colours else IMAGENET, **settings)
-        for data, (name, own) in CIFARS.items()
+        replace(recipe, data=data, dataset=title, colours=own if own_colours else IMAGENET)
+        for data, (title, own) in CIFARS.items()
     ]
 
 
-FINE: dict[str, Any] = {"grid": 61}  # where a point of a plane takes less than a fifth of a second on a GPU
-PLAIN: dict[str, Any] = {"epochs": 200, "lr": 0.05, "weight_decay": 5e-4, "curve_epochs": 200, "curve_lr": 0.015}
-LIKE_VGG: dict[str, Any] = {**PLAIN, "curve_epochs": 600, "walk": FgeSettings((120, 156), 22, 2, 1e-2, 5e-4)}
-WIDE = {**PLAIN, "lr": 0.1, "curve_lr": 0.03, "walk": FgeSettings((120, 156), 22, 4, 5e-2, 5e-4), "sse_lr": 0.1}
-RESIDUAL: dict[str, Any] = {"epochs": 150, "lr": 0.1, "weight_decay": 3e-4, "curve_epochs": 200, "curve_lr": 0.03}
+FINE = 61  # grid of planes where a point takes less than a fifth of a second on a GPU
+PLAIN = partial(
+    Recipe, "cifar10", dataset="CIFAR-10", epochs=200, lr=0.05, weight_decay=5e-4, curve_epochs=200, curve_lr=0.015
+)
+LIKE_VGG = partial(PLAIN, curve_epochs=600, walk=FgeSettings((120, 156), 22, 2, 1e-2, 5e-4))
+WIDE = partial(PLAIN, lr=0.1, curve_lr=0.03, walk=FgeSettings((120, 156), 22, 4, 5e-2, 5e-4), sse_lr=0.1)
+RESIDUAL = partial(PLAIN, epochs=150, lr=0.1, weight_decay=3e-4, curve_lr=0.03)
 # the decay of the TensorFlow models that the paper links
-TENSORFLOW: dict[str, Any] = {**RESIDUAL, "weight_decay": 2e-4}
-PREACTIVATED = {**RESIDUAL, "walk": FgeSettings((125,), 22, 4, 5e-2, 5e-4), "cycles": 4, "sse_lr": 0.1}
+TENSORFLOW = partial(RESIDUAL, weight_decay=2e-4)
+PREACTIVATED = partial(RESIDUAL, walk=FgeSettings((125,), 22, 4, 5e-2, 5e-4), cycles=4, sse_lr=0.1)
 # ours, for networks that the paper does not have
-SHORT: dict[str, Any] = {**RESIDUAL, "epochs": 100, "weight_decay": 5e-4}
-GREY: dict[str, Any] = {"colours": ((0.1307,), (0.3081,)), "crop": 0, "flip": False}
+SHORT = partial(RESIDUAL, epochs=100, weight_decay=5e-4)
+MNIST = Recipe(
+    "mnist",
+    "fc",
+    "MNIST",
+    "FC",
+    epochs=40,
+    lr=0.05,
+    weight_decay=1e-4,
+    curve_epochs=60,
+    curve_lr=0.02,
+    colours=((0.1307,), (0.3081,)),
+    crop=0,
+    flip=False,
+    in_curves="FC",
+    width=1.0,
+    grid=FINE,
+)
 RECIPES = {
     (recipe.data, recipe.model): recipe
     for recipe in [
-        Recipe("mnist", "fc", "MNIST", "FC", 40, 0.05, 1e-4, 60, 0.02, **GREY, **FINE, in_curves="FC", width=1.0),
-        *_both("conv3fc3", "3conv3fc", False, **PLAIN, **FINE, in_curves="3conv3fc", width=1.0),
-        *_both("vgg16", "VGG-16", False, **LIKE_VGG, **FINE, in_curves="VGG-16", in_ensembles="VGG-16"),
-        *_both("vgg16_bn", "VGG-16 with batch norm", False, **LIKE_VGG),
-        *_both("resnet158", "ResNet-158", True, **TENSORFLOW, in_curves="ResNet-158"),
-        *_both("resnet_bottleneck164", "ResNet-bottleneck-164", True, **TENSORFLOW, in_curves="ResNet-164"),
-        *_both("preresnet164", "PreResNet-164", True, **PREACTIVATED, in_ensembles="ResNet-164"),
-        *_both("preresnet20", "PreResNet-20", True, **SHORT),
-        *_both("wrn16_4", "WRN-16-4", True, **SHORT),
-        *_both("wrn28_10", "WRN-28-10", True, **WIDE, in_curves="WRN-28-10", in_ensembles="WRN-28-10"),
+        MNIST,
+        *_both(PLAIN(model="conv3fc3", title="3conv3fc", grid=FINE, in_curves="3conv3fc", width=1.0), False),
+        *_both(LIKE_VGG(model="vgg16", title="VGG-16", grid=FINE, in_curves="VGG-16", in_ensembles="VGG-16"), False),
+        *_both(LIKE_VGG(model="vgg16_bn", title="VGG-16 with batch norm"), False),
+        *_both(TENSORFLOW(model="resnet158", title="ResNet-158", in_curves="ResNet-158")),
+        *_both(TENSORFLOW(model="resnet_bottleneck164", title="ResNet-bottleneck-164", in_curves="ResNet-164")),
+        *_both(PREACTIVATED(model="preresnet164", title="PreResNet-164", in_ensembles="ResNet-164")),
+        *_both(SHORT(model="preresnet20", title="PreResNet-20")),
+        *_both(SHORT(model="wrn16_4", title="WRN-16-4")),
+        *_both(WIDE(model="wrn28_10", title="WRN-28-10", in_curves="WRN-28-10", in_ensembles="WRN-28-10")),
     ]
 }

@@ -1,4 +1,4 @@
-"""Running entries: what they cost, training what they need, and measuring."""
+"""Running entries: estimating their cost, training the networks they need, and measuring."""
 
 import time
 from collections import Counter
@@ -9,7 +9,7 @@ import torch
 
 from ..errors import Stopped, ThalwegError
 from ..reporting.result import FILE, Result
-from ..runtime.cuda_graphs import aside
+from ..runtime.streams import on_side_stream
 from ..store import files
 from ..store.runs import versions
 from .drawing import draw
@@ -22,7 +22,7 @@ Work = list[tuple[Experiment, int]]
 
 
 def perform(experiment: Experiment, entry: Entry, seeds: int) -> Result:
-    """Run one entry; what it needs is trained first if it is missing."""
+    """Run one entry, after training the networks and curves it needs if they are missing."""
     began = time.perf_counter()
     prepare(entry.wanted(experiment, seeds))
     out = experiment.results / entry.name
@@ -119,6 +119,6 @@ def _duration(steps: Work, points: Work) -> str:
 
 def _seconds_per_step(experiment: Experiment) -> float:
     timer = experiment.timer(replace(experiment.compute, compile=False), rounds=3)
-    with aside(experiment.device):
+    with on_side_stream(experiment.device):
         step = timer.plain_step()
         return timer.alternate({"steps": lambda: [step() for _ in range(timer.steps)]}, per=timer.steps)["steps"].median

@@ -104,7 +104,7 @@ def _height(scan: Scan) -> float:
 
 
 def smooth(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A coarse map on a finer grid, by cubics that pass through every value and overshoot none; one with gaps as it is.
+    """A coarse map on a finer grid, by cubics through every value that overshoot none; unchanged if it has gaps.
 
     >>> x = np.linspace(0, 1, 3)
     >>> finer, _, shares = smooth(x, x, np.outer(x, [1.0, 1.0, 1.0]))

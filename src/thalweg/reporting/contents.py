@@ -26,12 +26,12 @@ MISSING = {
 }
 EQUIVALENT = "equivalent in independent networks"
 STEPS = 4000  # about this many points of a walk are shown, however long it is
-# what a finished command leaves
+# the file that a finished command leaves
 RESULTS = {"scan": files.SCAN, "compare": files.COMPARISON, "barriers": files.BARRIERS}
 
 
 def content(found: Sequence[ResultFile]) -> dict[str, Any]:
-    """Everything a page shows, as plain data; `missing` has a line for each kind of result that there is none of."""
+    """Everything a page shows, as plain data; `missing` has a line to show for each kind of result if it is absent."""
     parts = {kind: [item for item in found if item.kind == kind] for kind in READERS}
     for item in parts["run"]:
         with files.reading(item.path):

@@ -1,4 +1,4 @@
-"""Figures of ensembles: errors and calibration of their members together, and what they are worth at equal cost."""
+"""Figures of ensembles: errors and calibration of their members together, and comparisons at equal cost."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -108,8 +108,17 @@ def growth(
             for entries in (report.members, report.growth)
         )
         ax.plot(at, alone, cross, color=colour, label=f"{name}, single")
-        drawn: Any = {"marker": diamond, "fillstyle": fill, "markersize": 5, "linestyle": style, "linewidth": 1}
-        ax.plot(at, pooled, color=colour, label=f"{name}, ensemble", **drawn)
+        ax.plot(
+            at,
+            pooled,
+            color=colour,
+            linestyle=style,
+            linewidth=1,
+            marker=diamond,
+            fillstyle=fill,
+            markersize=5,
+            label=f"{name}, ensemble",
+        )
     if timed and budget:
         spent = max(max(report.epochs or [0]) for report in reports.values())
         for k in range(1, round(spent / budget) + 1):
@@ -153,7 +162,7 @@ def equivalents(
 ) -> "Axes":
     """Plot how many independent networks have the calibrated NLL of an ensemble, against the networks in it.
 
-    A triangle on a mark stands for more than the independent networks that there are, or for fewer than one.
+    A triangle on a mark means more than all independent networks that were trained, or fewer than one.
 
     Args:
         found: A comparison; or reports by the name of the method.
@@ -181,7 +190,7 @@ def equivalents(
 def _worth(
     found: Comparison | Mapping[str, Report], reference: Report | None
 ) -> tuple[dict[str, tuple[str, np.ndarray, np.ndarray]], int]:
-    """For each method its label, its numbers of networks and what they are worth; and how many are independent."""
+    """For each method its label, its numbers of networks and their equivalents; and how many are independent."""
     if isinstance(found, Comparison):
         budgets = found.multiples
         return {

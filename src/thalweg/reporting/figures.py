@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
-FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # what is outside the plane: the loss drawn below it is not its own
+FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # for points outside the plane, whose loss is not the one drawn there
 
 
 def profile(
@@ -140,8 +140,10 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
     ax.set(aspect=drawn_height(scan) * np.ptp(x) / np.ptp(y))
     ax.set_xlabel("\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:
-        above: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "borderaxespad": 0.2}
-        ax.legend(**(above if scan.shares else {"loc": "best"}))
+        if scan.shares:
+            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
+        else:
+            ax.legend(loc="best")
     return filled
 
 
@@ -149,8 +151,9 @@ def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: 
     """Points in their order, each the darker the farther it is off the plane."""
     x, y = zip(*points, strict=True)
     ax.plot(x, y, color="black", linewidth=1, alpha=FADED["alpha"])
-    how: Any = {"cmap": "gray", "vmin": 0, "vmax": 1, "edgecolors": "black", "zorder": 3}
-    ax.scatter(x, y, 24, 1 - away, marker=marker, label=label, **how)
+    ax.scatter(
+        x, y, 24, 1 - away, marker=marker, cmap="gray", vmin=0, vmax=1, edgecolors="black", zorder=3, label=label
+    )
 
 
 def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
@@ -188,10 +191,10 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
     axes = ensure_panels(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
     matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
-    colours: Any = {"cmap": "viridis_r", "vmin": 0.0, "vmax": max(finite.max(initial=0.0), 1e-12)}
+    highest = max(finite.max(initial=0.0), 1e-12)
     for ax, title, matrix in zip(axes, panels, matrices, strict=True):
         own = np.eye(len(matrix), dtype=bool)
-        drawn = ax.imshow(np.where(own, np.nan, matrix), **colours)
+        drawn = ax.imshow(np.where(own, np.nan, matrix), cmap="viridis_r", vmin=0.0, vmax=highest)
         ax.set_title(title if len(panels) > 1 else "")
         ax.set_yticks(range(len(matrix)), found.networks)
         ax.set_xticks(range(len(matrix)), found.networks, rotation=90 if sum(map(len, found.networks)) > 40 else 0)
@@ -317,7 +320,7 @@ def _runs(scans: Any) -> dict[str, list[Scan]]:
     runs = {name: list(each) if isinstance(each, Sequence) else [each] for name, each in given.items()}
     if not runs or not all(each and all(isinstance(scan, Scan) for scan in each) for each in runs.values()):
         raise ThalwegError(
-            f"a figure needs a Scan, or several by name; got {type(scans).__name__}: files load with Scan.load"
+            f"a figure needs a Scan, or several by name; got {type(scans).__name__}: load files with Scan.load"
         )
     return runs if isinstance(scans, Mapping) else {each[0].name: each for each in runs.values()}
 

@@ -51,7 +51,7 @@ def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace:
         raise ThalwegError(f"{', '.join(empty)} holds no results that a page could show: {advice}")
     if os.path.lexists(path) and not replace:
         raise ThalwegError(
-            f"{path} is already there: choose another name, or ask to replace it (--replace, in Python replace=True)"
+            f"{path} already exists: choose another name, or ask to replace it (--replace, in Python replace=True)"
         )
     write_text(path, _filled(", ".join(Path(run).resolve().name for run in runs), shown))
     return path

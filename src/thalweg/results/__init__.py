@@ -1,4 +1,4 @@
-"""What measurements return: small, frozen, numpy alone, and all that tables and figures need."""
+"""Results: small frozen dataclasses of NumPy arrays and plain values, all that tables and figures need."""
 
 from .barriers import Barriers
 from .comparison import Comparison

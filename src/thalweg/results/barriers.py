@@ -20,8 +20,7 @@ class Barriers(Saved):
         t: The values of t on each line, from 0 to 1.
         values: Data set -> quantity -> an array of (networks, networks, points): at `[i, j]` the values from network i
             to network j. Quantities are those of `Scan`.
-        aligned: The same after the second network of each pair was aligned to the first; empty if that was not asked
-            for.
+        aligned: The same after the second network of each pair was aligned to the first; empty without `align=True`.
         alignment: How much of the network could be aligned, in words.
         weight_decay: The one in `loss`.
         units: As in `Scan`.
@@ -57,7 +56,12 @@ class Barriers(Saved):
             return np.array([[barrier(self.t, v) for v in row] for row in self._lines(data, quantity, aligned)])
 
     def own(self, data: str | None = None, quantity: str = "loss") -> np.ndarray:
-        """The value of each network by itself."""
+        """The value of each network by itself.
+
+        Args:
+            data: The data set; the first by default.
+            quantity: "loss", "error", ...
+        """
         return self._lines(data, quantity, False).diagonal()[0]
 
     def panels(self) -> dict[str, bool]:
@@ -100,7 +104,7 @@ class Barriers(Saved):
         if any(values.shape != shape for values in arrays):
             raise ValueError("its values are not one per point of each line")
         if self.aligned and not all({*each} <= {*self.aligned.get(name, ())} for name, each in self.values.items()):
-            raise ValueError("what is aligned has other values than what is not")
+            raise ValueError("its aligned values are of other quantities than the rest")
 
     def _lines(self, data: str | None, quantity: str, aligned: bool) -> np.ndarray:
         held = self.aligned if aligned else self.values

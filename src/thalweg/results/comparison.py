@@ -41,7 +41,11 @@ class Comparison(Saved):
         return {key: value for key, value in super().to_dict().items() if key != "milliseconds"}
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file."""
+        """Write a JSON file.
+
+        Args:
+            path: The file to write.
+        """
         files.save_json(files.place(path), self.saved_as, super().to_dict())
 
     def check(self) -> None:
@@ -67,15 +71,26 @@ class Comparison(Saved):
     def difference(
         self, method: str, multiple: int, name: str = "error", averaged: bool = False
     ) -> tuple[float, float]:
-        """The difference of a score to that of one independent network on the same examples, the mean over all of them,
-        and its standard error over the examples; NaN where there was no such network.
+        """The mean difference of a score from that of one independent network on the same examples, and its standard
+        error over the examples; NaN if no independent network was trained.
+
+        Args:
+            method: The method.
+            multiple: The budget.
+            name: The score.
+            averaged: Of the mean of the weights as one network, instead of the ensemble.
         """
         both = self._entry(method, averaged).get("differences", {}).get(str(multiple), {}).get(name, (nan, nan))
         return both[0], both[1]
 
     def equivalent(self, method: str, multiple: int, averaged: bool = False) -> float:
-        """How many independent networks have the same calibrated NLL, interpolated; infinity if more than there are, 0
-        if less than one, NaN if not known.
+        """How many independent networks have the same calibrated NLL, interpolated; infinity if more than were trained,
+        0 if less than one, NaN if unknown.
+
+        Args:
+            method: The method.
+            multiple: The budget.
+            averaged: Of the mean of the weights as one network, instead of the ensemble.
         """
         return equivalent(self.score(method, multiple, "calibrated_nll", averaged)[0], self.independent())
 
@@ -91,11 +106,21 @@ class Comparison(Saved):
         return self.entries[method]["averaged"] if averaged else self.entries[method]
 
     def networks(self, method: str, multiple: int, averaged: bool = False) -> int:
-        """The forward passes of an ensemble."""
+        """The number of networks in an ensemble, which is also its number of forward passes.
+
+        Args:
+            method: The method.
+            multiple: The budget.
+            averaged: Of the mean of the weights, which is one network.
+        """
         return 1 if averaged else multiple * int(self.entries[method]["members"])
 
     def known_score(self, name: str | None = None) -> str:
-        """The name of a score that was computed; by default the first: `error`, where it is defined."""
+        """The name of a score that was computed.
+
+        Args:
+            name: A score, to check that it was computed; by default the first, which is `error` where it is defined.
+        """
         return known_score(name, [run for entry in self.entries.values() for run in entry["runs"]])
 
     def table(self, name: str | None = None) -> str:
@@ -115,7 +140,7 @@ class Comparison(Saved):
         return "\n".join([grid(header, rows), *costs, *(f"{name}: {self.described(name)}" for name in self.entries)])
 
     def costs(self) -> str:
-        """One row per ensemble and budget, and one for its average as one network: what it costs, and what it gives."""
+        """One row per ensemble and budget, and one for its average as one network: its costs and its scores."""
         first = self.known_score()
         known = {name for entry in self.entries.values() for run in entry["runs"] for name in run}
         others = [name for name in ("nll", "calibrated_nll") if name != first and name in known]
@@ -155,12 +180,20 @@ class Comparison(Saved):
         ]
 
     def titled(self, method: str) -> str:
-        """The full name, such as Fast Geometric Ensembling; with the settings where the key has them too."""
+        """The full name of a method, such as Fast Geometric Ensembling.
+
+        Args:
+            method: Its key in `entries`; if that includes settings, the name does too.
+        """
         title = self.entries[method].get("title") or method
         return title if method.isidentifier() else f"{title}, {method}"
 
     def described(self, method: str) -> str:
-        """The full name and the settings."""
+        """The full name of a method and its settings.
+
+        Args:
+            method: Its key in `entries`.
+        """
         entry = self.entries[method]
         return ", ".join(filter(None, (entry.get("title"), entry["settings"])))
 

@@ -22,9 +22,9 @@ class Report(Saved):
             confidence.
         epochs: The epochs trained until each member was collected, where known.
         calibrated_reliability: The same as `reliability`, after temperature scaling.
-        temperature: The ensemble's, or the mean of those of both halves of the data; None where there is none.
+        temperature: The temperature of the ensemble, or the mean of those of both halves of the data, or None.
         fitted_on: What the temperatures of the calibrated scores were fitted on.
-        averaged: The scores of the mean of the members' weights as one network; empty where there is none.
+        averaged: The scores of the mean of the members' weights as one network; empty if it could not be scored.
         megabytes: The size of all members; shared frozen parameters count once.
         megabytes_averaged: The size of their average as one network.
         notes: What could not be computed, and why.

@@ -25,29 +25,47 @@ class Saved:
     """A result that is saved as one JSON file."""
 
     saved_as: ClassVar[str]
-    names: ClassVar[tuple[str, ...]] = ()  # of its file in a run folder, where that is not called as it is saved
+    names: ClassVar[tuple[str, ...]] = ()  # of its file in a run folder, if not `saved_as`
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python values, as JSON holds them."""
         return plain(asdict(self))
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Args:
+            entry: The fields by name.
+        """
         return decoded(cls, entry)
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file."""
+        """Write a JSON file.
+
+        Args:
+            path: The file to write.
+        """
         files.save_json(files.place(path), self.saved_as, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file, or the result in the folder of a finished run (for a walk, its first trace)."""
+        """Read what `save` wrote.
+
+        Args:
+            path: The file, or the folder of a finished run; from that of a walk, its first trace is read.
+        """
         found = files.inside(path, *(cls.names or [f"{cls.saved_as}.json"]))
         with files.reading(found):
             return cls.checked(files.load_json(found, cls.saved_as))
 
     @classmethod
     def checked(cls, entry: Mapping[str, Any]) -> Self:
-        """The result in a file, checked."""
+        """The result in a file, checked.
+
+        Args:
+            entry: The content of the file.
+        """
         found = cls.from_dict(entry)
         found.check()
         return found

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ThalwegError
 from .saved import UNITS, Saved, Values, csv_text, grid, shown, unit
 
-FAR = 0.01  # what is drawn in a plane lies in it up to this share of the distance between the plane's first two points
+FAR = 0.01  # up to this share of the distance between a plane's first two points, points count as lying in it
 JUMP = 0.125  # most that a cubic adds to a trapezoid, as a share of how far all values vary: slopes mislead near jumps
 
 
@@ -79,7 +79,7 @@ class Scan(Saved):
         """The summary as text, errors in percent."""
         keys = ["min", "int", "mean", "max", "barrier"] if self.kind == "curve" else ["min", "mean", "max"]
         if self.kind == "points" and self.length is not None and len(self.length) == 1:
-            keys = ["mean"]  # which is all of them
+            keys = ["mean"]  # of one point, all are the same
         rows = [
             [self._label(name, quantity), *(shown(quantity, numbers[key], self.units) for key in keys)]
             for name, entry in self.summary().items()
@@ -180,7 +180,7 @@ class Scan(Saved):
 
         return [
             f"ends, {self._label(name, quantity)}: {both(quantity, pair)} with the statistics they came with, "
-            f"{both(quantity, self.values[name][quantity][[0, -1]])} refreshed"
+            f"{both(quantity, self.values[name][quantity][[0, -1]])} with recomputed statistics"
             for name, entry in self.stored.items()
             for quantity, pair in entry.items()
             if quantity in ("loss", "error")

@@ -41,9 +41,9 @@ class Trace(Saved):
         if not self.lr.shape == self.loss.shape == self.distance.shape == (len(self.lr),) or self.steps < 1:
             raise ValueError("it does not have one value per iteration")
         if any(len(values) != len(self.watched_at) for entry in self.watched.values() for values in entry.values()):
-            raise ValueError("what was watched does not have one value per look")
+            raise ValueError("its watched quantities do not have one value per measurement")
         if not all(0 < i <= len(self.lr) for i in self.collected):
-            raise ValueError("networks were collected after iterations that are not there")
+            raise ValueError("networks were collected after iterations that it does not have")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,15 @@ from torch import Tensor
 from ..error_notes import explained
 from ..errors import ThalwegError
 from ..training.checkpoint import checkpoint, restore
+from ..training.curve_losses import CURVE_LOSSES
 from ..training.side_state import HiddenState
-from ..training.step import Bends, Step, UniformBends
+from ..training.step import Bends, Step
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.curves import Curve
 from ..weightspace.probe import Probe
 from ..weightspace.proof import check_leaves, prove_copy
 from ..weightspace.watch import Watch, watched
 from ..weightspace.weights import LARGE
-from .accumulated import Accumulated, Parts
 from .compute import Compute, Context
 from .threads import few_threads
 
@@ -31,23 +31,19 @@ if TYPE_CHECKING:
 
 def bends(probe: Probe, curve: Curve, seed: int, loss: str, compute: Compute) -> Bends:
     """The bends of a curve, for the loss that trains them: on the CPU if `stream` is set, and at least in float32."""
-    half = probe.layout.dtype in (torch.float16, torch.bfloat16)
-    if loss == "uniform" and (compute.stream or half or probe.point.nbytes > LARGE):  # without a copy of the ends
-        from .streamed import StreamedBends
+    kind, half = CURVE_LOSSES[loss], probe.layout.dtype in (torch.float16, torch.bfloat16)
+    if kind.linear and (compute.stream or half or probe.point.nbytes > LARGE):  # without a copy of the ends
+        from .streamed import streamed
 
-        return StreamedBends(probe, curve, seed, torch.device("cpu") if compute.stream else probe.device)
-    if loss == "uniform":
-        return UniformBends(probe, curve, seed)
+        return streamed(kind)(probe, curve, seed, torch.device("cpu") if compute.stream else probe.device)
     if compute.stream or half:
         why = (
-            "needs the whole curve on the network's device: use 'uniform', or no stream"
+            "needs the whole curve on the network's device: use loss='uniform', or no stream"
             if compute.stream
-            else f"would lose small steps in {probe.layout.dtype}: use 'uniform', or a float32 network"
+            else f"would lose small steps in {probe.layout.dtype}: use loss='uniform', or a float32 network"
         )
-        raise ThalwegError(f"the arc-length loss {why}")
-    from ..training.arclength import ArclengthBends
-
-    return ArclengthBends(probe, curve, seed)
+        raise ThalwegError(f"loss='{loss}' {why}")
+    return kind(probe, curve, seed)
 
 
 class Accelerated:
@@ -68,6 +64,8 @@ class Accelerated:
     ):
         self.plain, trainable, device = step, step.trainable, step.probe.device
         if accumulate > 1:
+            from .accumulated import Accumulated
+
             Accumulated(step)
         sharded = not step.probe.copied
         if compute.compiles(device, steps) and not sharded:
@@ -100,7 +98,7 @@ class Accelerated:
     def __call__(self, batch: Any, lr: float) -> Tensor:
         with explained(self.plain.probe.module, batch):
             if self.compiled is not None:
-                self.compiled.before(batch[0] if isinstance(batch, Parts) else batch)
+                self.compiled.before(batch)
             step = self._step if self.proven else self._watched
             self.proven = True
             return step(batch, lr)
@@ -137,7 +135,7 @@ class Accelerated:
                 f"'{gone[0]}': let it use copy_ or add_ instead of .data ="
             )
         if looked:
-            with suppress(torch.OutOfMemoryError), probe.kept():
+            with suppress(torch.OutOfMemoryError), probe.preserved():
                 prove_copy(probe, looked[0])
         return found
 

@@ -8,12 +8,9 @@ from torch import Tensor
 
 from ..errors import ThalwegError
 from ..training.step import Step
+from .transfer import Parts
 
 Gradients = Sequence[Tensor | None]
-
-
-class Parts(tuple[Any, ...]):
-    """The batches of one update."""
 
 
 class Accumulated:

@@ -23,7 +23,7 @@ class Captured:
     def __init__(self, step: Step):
         self.step, probe = step, step.probe
         watched = (step.optimizer, step.task.loss, step.task.predict, step.make_batch)
-        self.replay = Replay(self._work, probe.module, probe.device, True, settle=self._settle, others=watched)
+        self.replay = Replay(self._work, probe.module, probe.device, settle=self._settle, others=watched)
         if probe.hooked and self.replay.active:
             self.replay.refuse("parameters have hooks, which would run only while a step is captured")
         self.numbers = torch.zeros(1 + step.trainable.position_size, dtype=torch.float64, device=probe.device)

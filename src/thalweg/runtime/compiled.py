@@ -11,10 +11,11 @@ from torch import Tensor
 from ..errors import first_line
 from ..tasks import Number
 from ..training.step import Step, mean_loss
-from ..weightspace.state import kept
-from .compute import say_slower
-from .cuda_graphs import form_of
+from ..weightspace.state import preserved
+from .compute import warn_slow_path
+from .cuda_graphs import batch_signature
 from .rng import undisturbed
+from .transfer import Parts
 
 Loss = Callable[..., tuple[Tensor, Number]]
 
@@ -26,34 +27,37 @@ class Compiled:
     """
 
     def __init__(self, step: Step):
-        self.step, self.wanted, self.first_form = step, True, ""
+        self.step, self.wanted, self.first_signature = step, True, ""
         self.function: Loss | None = None
         step.mean_loss = self.loss
 
     def loss(self, task: Any, module: Any, make_batch: Any, drawn: Any) -> tuple[Tensor, Number]:
         """Replaces the loss of the step, including autocast and whatever else surrounds a forward pass."""
-        compiled = self.function if self.function is not None and form_of(drawn) == self.first_form else mean_loss
+        compiled = (
+            self.function if self.function is not None and batch_signature(drawn) == self.first_signature else mean_loss
+        )
         return compiled(task, module, make_batch, drawn)
 
     def before(self, drawn: Any) -> None:
         """Before each step."""
         if not self.wanted:
             return
-        form = form_of(drawn)
-        if not self.first_form:
-            self.first_form = form
-        elif form == self.first_form:
+        drawn = drawn[0] if isinstance(drawn, Parts) else drawn
+        signature = batch_signature(drawn)
+        if not self.first_signature:
+            self.first_signature = signature
+        elif signature == self.first_signature:
             self.wanted = False
             try:
                 self._try(drawn)
             except Exception as error:  # the compiler's own, of many kinds
                 self.function = None
-                say_slower("the network is not compiled", f"{type(error).__name__}: {first_line(error)}")
+                warn_slow_path("the network is not compiled", f"{type(error).__name__}: {first_line(error)}")
 
     def _try(self, drawn: Any) -> None:
         step, probe = self.step, self.step.probe
         many = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=100_000)
-        with undisturbed(), kept(probe.module), warnings.catch_warnings(), many:
+        with undisturbed(), preserved(probe.module), warnings.catch_warnings(), many:
             warnings.simplefilter("ignore")
             self.function = _compiled()
             probe.gradients(step.mean_loss(step.task, probe.module, step.make_batch, drawn)[0])

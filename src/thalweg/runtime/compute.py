@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, Union
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from ..training.step import Bends, Step, Trainable
     from ..weightspace.curves import Curve
     from ..weightspace.probe import Probe
+    from .cuda_graphs import Replay
     from .distributed import Ranks
+    from .eager import Eager
     from .interleave import Job
+    from .progress import Progress
     from .running import RunningLoop
     from .sharded import Shards
 
@@ -83,10 +87,29 @@ class Compute:
     def captures(self, device: torch.device) -> bool:
         return self.graph is not False and device.type == "cuda"
 
+    def repeated(
+        self, work: Callable[[Any], Any], module: nn.Module, device: torch.device, pool: Any = None
+    ) -> "Eager | Replay":
+        """`work(batch)`, to be called for one batch after another, and captured wherever that is safe.
+
+        Args:
+            work: See `Replay`, as the others.
+            module: The network inside.
+            device: Where the work runs.
+            pool: Memory shared with other graphs.
+        """
+        if self.captures(device):
+            from .cuda_graphs import Replay
+
+            return Replay(work, module, device, pool)
+        from .eager import Eager
+
+        return Eager(work, module, device)
+
     def check(self, device: torch.device) -> None:
         """Warn about what is not possible on this device."""
         if self.graph and device.type != "cuda":
-            say_slower("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
+            warn_slow_path("steps are not captured", f"that needs a CUDA GPU, and the network is on {device}")
 
 
 def shards_of(module: nn.Module | None) -> "Shards | None":
@@ -110,12 +133,12 @@ def private_copy(
     return private_copy(module, memo, frozen)
 
 
-def say_slower(what: str, reason: str) -> None:
+def warn_slow_path(what: str, reason: str) -> None:
     warn(f"{what}: {reason}", SlowPathWarning)
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleProcess:
     """A single process, which does everything itself."""
 
     rank: ClassVar = 0
@@ -135,21 +158,23 @@ class Alone:
         return True
 
 
-Processes = Union[Alone, "Ranks"]  # that make a call together; several under torchrun
+Processes = Union[SingleProcess, "Ranks"]  # that make a call together; several under torchrun
 
 
 @dataclass(frozen=True)
 class Context:
     """Read once, where a public call begins, and passed on from there."""
 
-    processes: Processes = field(default_factory=Alone)
-    slot: "Job | None" = None  # which of several interleaved runs this is
+    processes: Processes = field(default_factory=SingleProcess)
+    job: "Job | None" = None  # which of several interleaved runs this is
     bars: list[Any] = field(default_factory=list)  # the progress bar on the screen, once for each row in use
+    # frozen parameters that points hold, each once for all of them
+    frozen: WeakValueDictionary[tuple[object, ...], Tensor] = field(default_factory=WeakValueDictionary)
 
     @property
     def stream(self) -> int:
         """The number of this run's CUDA stream."""
-        return 0 if self.slot is None else self.slot.number
+        return 0 if self.job is None else self.job.number
 
 
 present: ContextVar[Context] = ContextVar("thalweg", default=Context())  # noqa: B039, since it is frozen
@@ -188,6 +213,12 @@ class Call:
     @property
     def processes(self) -> Processes:
         return self.context.processes
+
+    def bar(self, label: str, total: int) -> "Progress":
+        """A progress bar for `total` steps."""
+        from .progress import Progress
+
+        return Progress(label, total, self.progress, self.context)
 
     def running(
         self, step: "Step", batches: Batches, settings: "Settings", total: int, label: str, run: "Run | None"

@@ -6,8 +6,8 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import suppress
+from functools import partial
 from traceback import FrameSummary, StackSummary, extract_stack
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from ..batches import mapped, tensors_in
 from ..errors import first_line
 from ..weightspace.state import Contents
-from .compute import say_slower
-from .threads import few_threads
+from .compute import warn_slow_path
+from .eager import Eager
 
-FORMS = 8  # kinds of batches (shapes and dtypes) that are captured; further ones run eagerly
+MOST_GRAPHS = 8  # kinds of batches (shapes and dtypes) that are captured; further ones run eagerly
 SYNCHRONIZED = "called a synchronizing CUDA operation"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DRAWN = "random numbers of "  # in the names of what is watched
@@ -38,7 +38,6 @@ class Replay:
         work: Reads the batch and tensors at fixed addresses, and writes such tensors; its result is returned as copies.
         module: The network inside, whose attributes are watched.
         device: Where the work runs.
-        wanted: Whether to capture at all.
         pool: Memory shared with other graphs, of which only one runs at a time.
         settle: Called after each capture, before the first replay.
         others: An optimizer and functions that take part, whose state and closures are watched too.
@@ -49,37 +48,36 @@ class Replay:
         work: Callable[[Any], Any],
         module: nn.Module,
         device: torch.device,
-        wanted: bool,
         pool: Any = None,
         settle: Callable[[], None] = lambda: None,
         others: Sequence[Any] = (),
     ):
-        self.work, self.module, self.device, self.active, self.settle = work, module, device, wanted, settle
-        self.others, self.pool = others, pool
-        self.forms: dict[str, _Form] = {}
-        if wanted:
-            self.pool = pool or torch.cuda.graph_pool_handle()
-            hooked = [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in HOOKS)]
-            if hooked:
-                self.refuse(f"the network has hooks (on '{hooked[0]}'), which would run only during capture")
+        self.work, self.module, self.device = work, module, device
+        self.settle, self.others = settle, others
+        self.eager = Eager(work, module, device)
+        self.active = True
+        self.pool = pool or torch.cuda.graph_pool_handle()
+        self.graphs: dict[str, _Graph] = {}
+        hooked = [name for name, part in module.named_modules() if any(getattr(part, kind) for kind in HOOKS)]
+        if hooked:
+            self.refuse(f"the network has hooks (on '{hooked[0]}'), which would run only during capture")
 
     def __call__(self, batch: Any) -> Any:
         if not self.active:
-            with few_threads(self.device, self.module, batch):
-                return self.work(batch)
-        form = self.forms.get(key := form_of(batch))
-        if form is None:
-            if len(self.forms) >= FORMS:
+            return self.eager(batch)
+        graph = self.graphs.get(key := batch_signature(batch))
+        if graph is None:
+            if len(self.graphs) >= MOST_GRAPHS:
                 self.refuse(
-                    f"batches come in more than {FORMS} shapes and dtypes, or hold something that is always new"
+                    f"batches come in more than {MOST_GRAPHS} shapes and dtypes, or hold something that is always new"
                 )
             return self._first(key, batch)
-        if form.graph is not None:
-            return form.replay(batch)
-        if not form.watched:
-            form.watched = True
+        if graph.graph is not None:
+            return graph.replay(batch)
+        if not graph.watched:
+            graph.watched = True
             return self._watched(batch)
-        return form.replay(batch) if self._capture(form, batch) else self.work(batch)
+        return graph.replay(batch) if self._capture(graph, batch) else self.work(batch)
 
     def _first(self, key: str, batch: Any) -> Any:
         """Shapes and dtypes not seen before; if the network keeps other tensors for them, older captures read freed
@@ -89,12 +87,15 @@ class Replay:
         result = self.work(batch)
         if _difference(before, _host_state(self.module)) is not None:
             self.forget()
-        self.forms[key] = _Form()
+        self.graphs[key] = _Graph()
         return result
 
+    def signature(self, batch: Any) -> str:
+        return batch_signature(batch) if self.active else ""
+
     def forget(self) -> None:
-        """Capture anew from now on."""
-        self.forms.clear()
+        """Discard all graphs, so that what comes next is captured again."""
+        self.graphs.clear()
 
     def close(self) -> None:
         """Free what captures hold."""
@@ -103,7 +104,7 @@ class Replay:
 
     def refuse(self, reason: str) -> None:
         self.active = False
-        say_slower("steps run eagerly instead of as one captured CUDA graph", reason)
+        warn_slow_path("steps run eagerly instead of as one captured CUDA graph", reason)
 
     def _watched(self, batch: Any) -> Any:
         before = _host_state(self.module, self.others)
@@ -130,17 +131,17 @@ class Replay:
             self.refuse(changed)
         return result
 
-    def _capture(self, form: "_Form", batch: Any) -> bool:
+    def _capture(self, graph: "_Graph", batch: Any) -> bool:
         device = self.device.index or 0
         generator = torch.cuda.default_generators[device]
         untouched, collects = generator.clone_state(), gc.isenabled()
         gc.disable()  # garbage collection in the middle of a capture would break it
         try:
-            form.capture(self.work, batch, self.pool)
-            form.alive = Contents(self.module)
+            graph.capture(self.work, batch, self.pool)
+            graph.alive = Contents(self.module)
             self.settle()
         except BaseException as error:  # whatever it is, the step can still run eagerly
-            form.graph = None
+            graph.graph = None
             generator.graphsafe_set_state(untouched)  # a failed capture leaves the other state in the middle of one
             with suppress(RuntimeError):  # the allocator waits for the end of one that broke off, if that did not come
                 torch._C._cuda_endAllocateToPool(device, self.pool)
@@ -151,10 +152,10 @@ class Replay:
         finally:
             if collects:
                 gc.enable()
-        return form.graph is not None
+        return graph.graph is not None
 
 
-class _Form:
+class _Graph:
     """Batches of the same shapes and dtypes: one batch at fixed addresses, and the graph that reads it."""
 
     watched = False
@@ -185,32 +186,7 @@ class _Form:
         return mapped(self.result, torch.clone)
 
 
-@contextmanager
-def aside(device: torch.device, number: int = 0) -> Iterator[None]:
-    """Work on a side stream, since the default stream cannot be captured.
-
-    Args:
-        device: Does nothing unless this is a CUDA device.
-        number: The number of the stream; each of several interleaved runs has its own.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream, current = side_stream(device, number), torch.cuda.current_stream(device)
-    stream.wait_stream(current)
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            yield
-    finally:
-        current.wait_stream(stream)
-
-
-@cache
-def side_stream(device: torch.device, name: object) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def form_of(batch: Any) -> str:
+def batch_signature(batch: Any) -> str:
     """What must be equal for one capture to serve two batches."""
 
     def described(item: Any) -> str:

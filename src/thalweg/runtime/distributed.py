@@ -25,9 +25,9 @@ from ..store.files import digest
 from ..tasks import Number
 from ..training.step import Bends, Step
 from ..weightspace.layout import batch_norms
-from .accumulated import Parts
 from .compute import Processes, present
 from .rng import seeded
+from .transfer import Parts
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=1)  # for a process that hangs; one point of a scan may take long
@@ -123,7 +123,10 @@ class RankStep(ABC):
     requested: Tensor  # of which this part is requests to stop and to save
 
     def __init__(self, step: Step, ranks: Ranks, seed: int):
-        self.step, self.ranks, self.seed, self.done = step, ranks, seed, 0
+        self.step = step
+        self.ranks = ranks
+        self.seed = seed
+        self.done = 0
         self.requests: Callable[[], tuple[bool, bool]] = lambda: (False, False)  # to stop, to save after the step
         step.allows_empty = True
 

@@ -10,9 +10,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ..errors import first_line
 from ..training.sgd import rates
 from ..training.step import Bends, Step
-from .compute import say_slower
+from .compute import warn_slow_path
 
-ODD = ("nesterov", "dampening", "maximize", "amsgrad", "differentiable")  # settings that our kernels do not have
+# settings that our kernels do not have
+UNSUPPORTED = ("nesterov", "dampening", "maximize", "amsgrad", "differentiable")
 
 
 def make_capturable(optimizer: Optimizer) -> None:
@@ -30,7 +31,7 @@ def make_capturable(optimizer: Optimizer) -> None:
 def fused_update(step: Step, numbers: Tensor) -> Any:
     """One kernel for the whole update, if the optimizer is plain SGD, Adam or AdamW in float32."""
     kind, groups = type(step.optimizer), step.optimizer.param_groups
-    usual = kind in (SGD, Adam, AdamW) and not any(group.get(name) for group in groups for name in ODD)
+    usual = kind in (SGD, Adam, AdamW) and not any(group.get(name) for group in groups for name in UNSUPPORTED)
     hooked = step.optimizer._optimizer_step_pre_hooks or step.optimizer._optimizer_step_post_hooks
     linear = step.trainable.linear and step.trainable.block.dtype == torch.float32 and step.clip is None
     if not usual or hooked or step.trainable.decay_at_phi or not linear or not kernels():
@@ -116,7 +117,7 @@ def kernels() -> Any:
     except ImportError:
         return None
     except Exception as error:  # Triton needs a C compiler, and says so in many ways
-        say_slower(
+        warn_slow_path(
             "curves and updates need more passes over memory", f"our kernels cannot be built ({first_line(error)})"
         )
         return None

@@ -40,21 +40,28 @@ def together(*jobs: Callable[[], T]) -> list[T]:
     Returns:
         The results, in the order of the jobs.
     """
-    return Interleaved(jobs).run() if jobs else []
+    return Interleaved(jobs, len(jobs)).run() if jobs else []
 
 
 def at_once(jobs: Sequence[Callable[[], T]], device: torch.device, number: int = 3) -> list[T]:
-    """`together` in groups of `number` on a GPU; one after another elsewhere, where it would gain nothing."""
+    """`together` on a GPU, but at most `number` at a time, the next beginning when one ends; one after another
+    elsewhere, where interleaving would gain nothing.
+    """
     if device.type != "cuda" or present.get().processes.size > 1:
         return [job() for job in jobs]
-    return [result for start in range(0, len(jobs), number) for result in together(*jobs[start : start + number])]
+    return Interleaved(jobs, number).run() if jobs else []
 
 
 class Job:
-    """One of the interleaved jobs, in a thread of its own; its number, from 1, selects its CUDA stream."""
+    """One of the interleaved jobs, in a thread of its own; its number, from 1, selects its CUDA stream, which it takes
+    over from the job that it succeeds.
+    """
 
     def __init__(self, work: Callable[[], Any], number: int, states: RandomStates, group: "Interleaved"):
-        self.work, self.number, self.states, self.group = work, number, states, group
+        self.work = work
+        self.number = number
+        self.states = states
+        self.group = group
         self.interrupts, self.awake, self.steps = group.interrupts, threading.Semaphore(0), 0
         self.resumable = False  # whether it saves its state when it is asked to stop
         self.thread = threading.Thread(target=copy_context().run, args=(self._run,))
@@ -63,7 +70,7 @@ class Job:
         """How many jobs are running, including this one."""
         return len(self.group.left)
 
-    def pass_on(self) -> None:
+    def switch(self) -> None:
         """After a step: let the other jobs run."""
         self.steps += 1
         following = self.group.left[(self.group.left.index(self) + 1) % self.running()]
@@ -72,14 +79,14 @@ class Job:
             following.awake.release()
             self.awake.acquire()
             self.states.enter()
-        saves = self.interrupts.asked is not None and self.resumable  # and ends by itself
+        saves = self.interrupts.requested is not None and self.resumable  # and ends by itself
         if self.group.failure is not None and not saves:
             raise _Ended
-        if self.interrupts.asked is not None and not saves:
+        if self.interrupts.requested is not None and not saves:
             raise KeyboardInterrupt
 
     def _run(self) -> None:
-        present.set(replace(present.get(), slot=self))
+        present.set(replace(present.get(), job=self))
         self.awake.acquire()
         try:
             self.states.enter()
@@ -93,15 +100,20 @@ class Job:
         finally:
             left, position = self.group.left, self.group.left.index(self)
             left.remove(self)
+            if self.group.waiting:
+                left.insert(position, self.group.waiting.pop(0))
+                left[position].number = self.number
             if left:
                 left[position % len(left)].awake.release()
 
 
 class Interleaved:
-    """Jobs of which only one is awake at a time; the next one wakes after every few steps."""
+    """Jobs of which only one is awake at a time; the next one wakes after every few steps. No more than `number` have
+    begun and not ended.
+    """
 
-    def __init__(self, works: Sequence[Callable[[], Any]]):
-        self.interrupts = Interrupts(slot=present.get().slot)
+    def __init__(self, works: Sequence[Callable[[], Any]], number: int):
+        self.interrupts = Interrupts(job=present.get().job)
         self.failure: BaseException | None = None
         chosen = torch.get_default_device()  # which threads do not inherit, nor the current GPU
         self.place = nullcontext() if chosen.type == "cpu" else chosen
@@ -110,10 +122,11 @@ class Interleaved:
         self.before, shared = RandomStates(), dict[int, tuple[Any, Any]]()
         seeds = torch.randint(2**31, (len(works),), device="cpu").tolist()  # each starts elsewhere
         numbered = enumerate(zip(works, seeds, strict=True), start=1)
-        self.left = [Job(work, number, RandomStates(seed, shared), self) for number, (work, seed) in numbered]
+        jobs = [Job(work, place, RandomStates(seed, shared), self) for place, (work, seed) in numbered]
+        self.left, self.waiting = jobs[:number], jobs[number:]
 
     def run(self) -> list[Any]:
-        jobs = [*self.left]
+        jobs = [*self.left, *self.waiting]
         _synchronize()
         try:
             with self.interrupts:

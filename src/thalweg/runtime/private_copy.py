@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..batches import tensors_in
 from ..errors import ThalwegError, first_line
 from ..weightspace.layout import named_parameters, overrides_train, span, unwrapped, user_compiled, wrappers
-from ..weightspace.state import Contents, kept, plain
+from ..weightspace.state import Contents, plain, preserved
 from .recompiled import recompiled
 
 
@@ -69,7 +69,7 @@ class _ReadOnly(TorchDispatchMode):
 def _writes_in_train(network: nn.Module) -> bool:
     """Whether a change of mode writes to parameters, or fails."""
     try:
-        with kept(network), _ReadOnly(network):
+        with preserved(network), _ReadOnly(network):
             for mode in (True, False, True):
                 network.train(mode)
     except Exception:  # any exception, since the method is the user's own
@@ -98,7 +98,7 @@ def _copied(
         ) from error
     held = [item for _, found in contents.held for item in (found.values() if isinstance(found, dict) else found)]
     for container, _ in Contents(copy).held if any(isinstance(item, weakref.ref) for item in held) else ():
-        _turn(container, memo)
+        _redirect_references(container, memo)
     wrapper = next(filter(user_compiled, wrappers(module)), None)
     return (copy if wrapper is None else recompiled(wrapper, copy, part=False)), shared
 
@@ -130,7 +130,7 @@ def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None
             if span(parameter)[0] < span(tensor)[1] and span(tensor)[0] < span(parameter)[1]
         ]
         if near:
-            memo[id(tensor)] = _beside(path, tensor, *near[0], memo)
+            memo[id(tensor)] = _view_of_parameter(path, tensor, *near[0], memo)
         elif not tensor.is_leaf:
             memo[id(tensor)] = tensor.detach().clone()
     for name, parameter in parameters.items() if contents.arrays else ():
@@ -138,18 +138,18 @@ def _follow(module: nn.Module, contents: Contents, memo: dict[int, Any]) -> None
         if any(first - array.nbytes < array.__array_interface__["data"][0] < last for array in contents.arrays):
             raise ThalwegError(
                 f"a numpy array in the network shares memory with the parameter '{name}', and cannot follow it when it "
-                "moves: make it anew in every forward pass, or copy() it"
+                "moves: recreate it in every forward pass, or copy() it"
             )
     held = [item for part in module.modules() for item in vars(part).values() if type(item) in (OrderedDict, set)]
     memo.update((id(item), type(item)()) for item in held if not item)  # hooks, which take long to copy one by one
 
 
-def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:
+def _view_of_parameter(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo: dict[int, Any]) -> Tensor:
     twin = deepcopy(parameter, memo)
     inside = span(parameter)[0] <= span(tensor)[0] and span(tensor)[1] <= span(parameter)[1]
     if not inside or tensor.dtype != parameter.dtype or twin.stride() != parameter.stride():
         raise ThalwegError(
-            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: make it anew in "
+            f"'{path}' shares memory with the parameter '{name}' and cannot follow it when it moves: recreate it in "
             "every forward pass, or clone() it"
         )
     base = twin.detach() if tensor.is_leaf else twin
@@ -157,7 +157,7 @@ def _beside(path: str, tensor: Tensor, name: str, parameter: nn.Parameter, memo:
     return base.as_strided(tensor.shape, tensor.stride(), offset)
 
 
-def _turn(container: Any, memo: dict[int, Any]) -> None:
+def _redirect_references(container: Any, memo: dict[int, Any]) -> None:
     """Weak references to parts of the original become references to those of the copy."""
     if not isinstance(container, dict | list):
         return

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..errors import DURING_NOTE, note
-from .compute import present
+from .compute import Context
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -21,14 +21,14 @@ class Progress:
     processes, the first alone shows it.
     """
 
-    def __init__(self, description: str, total: int, show: bool | None = None):
+    def __init__(self, description: str, total: int, show: bool | None, context: Context):
         self.description, self.total, self.done = description, total, 0
-        self.visible = show is not False and present.get().processes.first
+        self.visible = show is not False and context.processes.first
         self.lines = show is None and not sys.stderr.isatty()
         self.started = self.looked = time.monotonic()
         self.before: int | None = None  # done by an earlier process, which says nothing about the pace
         self.bar: RichProgress | None = None
-        self.bars = present.get().bars
+        self.bars = context.bars
 
     def __enter__(self) -> "Progress":
         return self

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .compute import say_slower
+from .compute import warn_slow_path
 
 
 def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
@@ -20,7 +20,7 @@ def recompiled(original: nn.Module, copy: nn.Module, part: bool) -> nn.Module:
     context = getattr(original, "dynamo_ctx", None) or _context(getattr(original, "_compiled_call_impl", None))
     if context is None:
         what = f"{type(original).__name__} is computed without the compiler"
-        say_slower(what, "how it was compiled cannot be read from it; use torch.compile")
+        warn_slow_path(what, "how it was compiled cannot be read from it; use torch.compile")
         return copy
     if part and not hasattr(original, "dynamo_ctx"):
         copy._compiled_call_impl = context(copy._call_impl)

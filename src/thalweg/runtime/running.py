@@ -21,9 +21,9 @@ from ..training.loop import OnEpoch, Settings
 from ..training.step import Step
 from .accelerated import Accelerated
 from .compute import Call, StoredResult, shards_of
-from .cuda_graphs import aside
 from .progress import Progress
 from .rng import seeded
+from .streams import on_side_stream
 
 T = TypeVar("T")
 
@@ -66,7 +66,11 @@ class RunningLoop:
     """A running training loop."""
 
     def __init__(self, step: Accelerated, call: Call, bar: Progress, interrupts: Interrupts, run: Run | None):
-        self.step, self.context, self.bar, self.interrupts, self.run = step, call.context, bar, interrupts, run
+        self.step = step
+        self.context = call.context
+        self.bar = bar
+        self.interrupts = interrupts
+        self.run = run
         if step.distributed is not None:
             step.distributed.requests = self._requests
 
@@ -90,9 +94,9 @@ class RunningLoop:
         if self.run is not None and (stop or due):
             progress.save()
         if stop and self.interrupts.wanted:
-            self.interrupts.grant(self.run, f"step {progress.done}, in epoch {progress.epoch}")
-        if self.context.slot is not None:
-            self.context.slot.pass_on()
+            self.interrupts.stop(self.run, f"step {progress.done}, in epoch {progress.epoch}")
+        if self.context.job is not None:
+            self.context.job.switch()
 
     def after_epoch(self) -> None:
         if self.step.distributed is not None:
@@ -100,7 +104,7 @@ class RunningLoop:
 
     def _requests(self) -> tuple[bool, bool]:
         """To stop, and to save, after the step."""
-        return self.interrupts.asked is not None, self.run is not None and self.run.due(None)
+        return self.interrupts.requested is not None, self.run is not None and self.run.due(None)
 
 
 @contextmanager
@@ -108,13 +112,13 @@ def running(
     step: Step, call: Call, batches: Batches, settings: Settings, total: int, label: str, run: Run | None
 ) -> Iterator[RunningLoop]:
     """Everything that surrounds a loop of `total` steps."""
-    processes, slot, device = call.processes, call.context.slot, step.probe.device
+    processes, job, device = call.processes, call.context.job, step.probe.device
     call.compute.check(device)
     with ExitStack() as stack:
-        stack.enter_context(seeded(settings.seed, batches, states=None if slot is None else slot.states))
-        stack.enter_context(aside(device, call.context.stream))
+        stack.enter_context(seeded(settings.seed, batches, states=None if job is None else job.states))
+        stack.enter_context(on_side_stream(device, call.context.stream))
         accelerated = Accelerated(step, call.context, call.compute, settings.seed, total, settings.accumulate)
         stack.callback(accelerated.close)
-        bar = stack.enter_context(Progress(label, total, call.progress))
-        interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), slot))
+        bar = stack.enter_context(call.bar(label, total))
+        interrupts = stack.enter_context(Interrupts(processes.once(lambda: run is not None), job))
         yield RunningLoop(accelerated, call, bar, interrupts, run)

@@ -137,7 +137,8 @@ class Shards:
         path, module = run.folder / result.file, asked["module"]
         if finished:
             ranks.once(lambda: discard_shards(run.folder / STATE))
-            return (type(asked["curve"]) if "curve" in asked else Weights).load(path, module)  # type: ignore[return-value]
+            kind: Any = type(asked["curve"]) if "curve" in asked else Weights
+            return kind.load(path, module)
         made = make(ShardedRun(run, self.layout(module), ranks))
         result.save(made, run.folder)
         ranks.once(lambda: run.finish(lambda folder: discard_shards(folder / STATE)))

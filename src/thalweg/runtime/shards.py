@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from ..errors import ThalwegError, first_line
 from ..store import files
 from ..weightspace.layout import Layout
-from .compute import Alone, Processes, present
+from .compute import Processes, SingleProcess, present
 from .distributed import collective
 
 Empty = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
@@ -171,8 +171,8 @@ def read_shards(path: Path, about: dict[str, Any], empty: Empty, ranks: Processe
         if _digests(folder, ranks) != said["files"]:
             raise ThalwegError(f"{folder} is damaged: its files are not those that {path.name} names; restore a copy")
         reader = HuggingFaceStorageReader(str(folder))
-        known = reader.read_metadata().state_dict_metadata.items()
-        found = {key: empty(key, tuple(one.size), one.properties.dtype) for key, one in known}  # type: ignore[union-attr]
+        known: Any = reader.read_metadata().state_dict_metadata
+        found = {key: empty(key, tuple(one.size), one.properties.dtype) for key, one in known.items()}
         with catch_warnings(action="ignore"):  # about no_dist, though it was asked for
             load(found, storage_reader=reader, no_dist=True)
     return found
@@ -180,7 +180,7 @@ def read_shards(path: Path, about: dict[str, Any], empty: Empty, ranks: Processe
 
 def read_whole(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
     """All shards, as whole tensors on the CPU."""
-    return read_shards(path, about, lambda _, shape, dtype: torch.empty(shape, dtype=dtype), Alone())
+    return read_shards(path, about, lambda _, shape, dtype: torch.empty(shape, dtype=dtype), SingleProcess())
 
 
 def _digests(folder: Path, ranks: Processes) -> dict[str, str]:

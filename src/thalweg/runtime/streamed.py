@@ -1,5 +1,7 @@
 """The control points of a curve on another device than the network, or in another precision."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,3 +49,8 @@ class StreamedBends(Bends):
 
     def _in_order(self, vector: Tensor) -> Tensor:
         return vector if self.probe.in_layout_order else self.probe.from_layout_order(vector)
+
+
+def streamed(kind: type[Bends]) -> Any:
+    """Bends that draw t as `kind` does, and are moved and updated as streamed ones are."""
+    return type(f"Streamed{kind.__name__}", (StreamedBends, kind), {})

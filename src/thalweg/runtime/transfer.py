@@ -9,8 +9,11 @@ import torch
 
 from ..batches import Batches, count, mapped, to_device
 from ..errors import ThalwegError
-from .accumulated import Parts
-from .cuda_graphs import side_stream
+from .streams import side_stream
+
+
+class Parts(tuple[Any, ...]):
+    """The batches of one update."""
 
 
 @runtime_checkable
@@ -52,7 +55,7 @@ def source(
         device.type == "cuda"
         and isinstance(batches, MadeOnDevice)
         and batches.device == device
-        and home(batches, "draws") is home(batches, "__iter__")
+        and defining_class(batches, "draws") is defining_class(batches, "__iter__")
     ):
         return lambda: _counted(batches.draws(), len(batches)), batches.make_batch
     return lambda: moved(batches, device), lambda batch: batch
@@ -79,7 +82,7 @@ def _counted(batches: Iterable[Any], promised: int) -> Iterator[Any]:
         )
 
 
-def home(batches: object, method: str) -> type:
+def defining_class(batches: object, method: str) -> type:
     """The class that defines a method, or object; a subclass may override `__iter__`."""
     return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
 

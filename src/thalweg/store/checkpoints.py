@@ -128,7 +128,7 @@ def _unpickled(path: Path, key: str | None) -> Any:
                 command = shlex.join([sys.executable, "-c", convert, str(path), f"{path}.safetensors"])
                 raise ThalwegError(
                     f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
-                    f"read; where you trust it, convert it:\n{command}"
+                    f"read; if you trust it, convert it:\n{command}"
                 ) from error
             raise ValueError(why.partition("WeightsUnpickler error: ")[2] or why or "it is empty") from error
 

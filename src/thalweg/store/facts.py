@@ -166,6 +166,6 @@ _COMPARE: dict[str, Callable[[str, Fact, Fact], Iterator[str]]] = {
 
 
 def _shown(value: Any) -> str:
-    """Nothing for what is long or has an address in it."""
+    """Empty if it is long or holds a memory address."""
     shown = repr(value)
     return shown if len(shown) <= 80 and " at 0x" not in shown else ""

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from ..errors import ThalwegError, first_line
 
 if TYPE_CHECKING:
@@ -20,14 +18,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 PART = ".thalweg-part"  # of a folder in which a file is being written
 # a run folder that holds its result is finished
-WEIGHTS, CURVE, TRACE, SCAN, COMPARISON, BARRIERS = (
-    "weights.safetensors",
-    "curve.safetensors",
-    "trace.json",
-    "scan.json",
-    "comparison.json",
-    "barriers.json",
-)
+WEIGHTS = "weights.safetensors"
+CURVE = "curve.safetensors"
+TRACE = "trace.json"
+SCAN = "scan.json"
+COMPARISON = "comparison.json"
+BARRIERS = "barriers.json"
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # that may hold weights
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
@@ -65,8 +61,8 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or first_line(error)
+    except OSError as error:
+        why = error.strerror or first_line(error)
         raise ThalwegError(
             f"{path} could not be written ({why}), and what was there before is unchanged: make room or choose another "
             "folder, then try again"
@@ -115,10 +111,13 @@ def save_tensors(path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: 
 
 def _save_in_order(tensors: "dict[str, Tensor]", path: Path, metadata: dict[str, str]) -> None:
     """Equal content gives equal bytes, though safetensors writes metadata in arbitrary order."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
         save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(first_line(error)) from error
     except KeyError as error:
         name = next((name for name, tensor in tensors.items() if tensor.dtype == error.args[0]), "")
         raise ThalwegError(
@@ -320,10 +319,12 @@ def existing(path: Path) -> Path:
 
 
 def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    return _open(path, lambda file: ({name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}))  # noqa: SIM118
+    return _open(path, lambda file: ({name: file.get_tensor(name) for name in [*file.keys()]}, file.metadata() or {}))
 
 
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
+    from safetensors import safe_open
+
     advice = (
         "it may be truncated; restore it" if is_safetensors(path) else "give module= to read a checkpoint of other code"
     )

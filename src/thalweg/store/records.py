@@ -1,4 +1,4 @@
-"""Records read from files: dataclasses made of JSON, each of whose fields must be of the type that it declares."""
+"""Records read from JSON files into dataclasses, each field checked against its declared type."""
 
 from collections.abc import Mapping
 from types import NoneType, UnionType
@@ -18,7 +18,7 @@ RUN = {  # what `run.json` holds, which describes a run
 
 
 def decoded(cls: type[Record], entry: Mapping[str, Any]) -> Record:
-    """An object of a dataclass, made of what a file holds of it.
+    """An instance of a dataclass from its fields in a file.
 
     >>> from dataclasses import make_dataclass
     >>> Path = make_dataclass("Path", [("points", list[tuple[float, float]])])

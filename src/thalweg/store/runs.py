@@ -33,7 +33,7 @@ PATH_SETTINGS = ("task", "ends", "start", "what", "key")  # paths given to a com
 
 
 class Run:
-    """A folder that stores the state of a run and what it computes.
+    """A folder that stores the state of a run and its results.
 
     Args:
         folder: A new folder, or that of the same run, which is then resumed.
@@ -71,7 +71,7 @@ class Run:
         self.saved = time.monotonic()
 
     def load(self, whole: bool = True) -> State | None:
-        """The last saved state, if there is one; without what is in shards, unless whole."""
+        """The last saved state, if there is one; without its sharded tensors, unless `whole`."""
         path = self.folder / STATE
         return files.load_tensors(path, "state", whole) if path.is_file() else None
 
@@ -138,10 +138,10 @@ class Run:
             result: The file that a finished run holds; it may then be read by many processes.
         """
         known = json.loads(json.dumps({**self.note, **settings}))
-        with files.writing(self.folder):  # which may be closed to us
+        with files.writing(self.folder):  # which may not be readable
             finished, occupied = result and (self.folder / result).is_file(), _occupied(self.folder)
         if finished or occupied:
-            self._check(command, known)  # before anything is written, since it may be anybody's folder
+            self._check(command, known)  # before anything is written, since the folder may hold other files
         with files.writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         if finished:
@@ -163,7 +163,7 @@ class Run:
                 if record.is_file()
                 else "choose another"
             )
-            raise ThalwegError(f"{self.folder} is already there, and nothing is written over: {advice}")
+            raise ThalwegError(f"{self.folder} already exists and is never overwritten: {advice}")
         before = files.load_json(record, "run")
         with files.reading(record):
             check_run(before)
@@ -186,25 +186,23 @@ class Run:
             measured = any("first batch" in clause for clause in changed)
             why = ": the task, the model or the data has changed" if measured else ""
             raise ThalwegError(
-                f"{self.folder} answers another question: {'; '.join(changed)}{why}; use another folder, or restore "
-                "what it was"
+                f"{self.folder} was made by a different call: {'; '.join(changed)}{why}; use another folder, or "
+                "restore what it was"
             )
 
 
 def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool = False) -> None:
-    """Make a folder for a run that is not resumable; a folder that holds anything else than its note is refused.
+    """Make a folder for a run that cannot be resumed; one that holds more than the record of a run is refused.
 
     Args:
         folder: The folder.
         command: The name of the command.
-        settings: Stored in the note.
+        settings: Stored in the record.
         again: Accept a folder that an earlier run of the same command made.
     """
     record = folder / RECORD
     if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
-        raise ThalwegError(
-            f"{folder} is already there, and nothing is written over: choose another --out, or remove it"
-        )
+        raise ThalwegError(f"{folder} already exists and is never overwritten: choose another --out, or remove it")
     files.sweep(folder)
     _record(folder, command, settings)
 
@@ -252,10 +250,12 @@ def _locked(path: Path, command: str) -> Iterator[None]:
             raise ThalwegError(
                 f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
             ) from None
-        os.register_at_fork(after_in_child=file.close)  # otherwise workers would hold it after us
+        os.register_at_fork(after_in_child=file.close)  # otherwise forked workers would keep the lock
         file.seek(0)
         if (before := file.read(len(HOLDER))) not in ("", HOLDER):
-            raise ThalwegError(f"{path} is another program's, since it begins with {before!r}: choose another folder")
+            raise ThalwegError(
+                f"{path} belongs to another program, since it begins with {before!r}: choose another folder"
+            )
         file.truncate(0)
         file.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()} ({command})")
         file.flush()

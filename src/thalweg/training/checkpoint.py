@@ -42,8 +42,15 @@ class TrainingProgress:
         optimizer: HiddenState,
         on_epoch: OnEpoch | None = None,
     ):
-        self.run, self.step, self.observer, self.batches, self.passes = run, step, observer, batches, passes
-        self.slot, self.optimizer, self.processes, self.on_epoch = context.slot, optimizer, context.processes, on_epoch
+        self.run = run
+        self.step = step
+        self.observer = observer
+        self.batches = batches
+        self.passes = passes
+        self.job = context.job
+        self.optimizer = optimizer
+        self.processes = context.processes
+        self.on_epoch = on_epoch
         self.reports = context.processes.once(lambda: on_epoch is not None)  # rank 0 decides
         self.epoch, self.within, self.done = 1, 0, 0
         self.loss, self.t = _Sum(), _Sum()  # over the steps of this epoch
@@ -93,7 +100,7 @@ class TrainingProgress:
             every = self.processes.gather(self.t.total() / self.within)
             entry["t"] = sum(every) / len(every)
         if self.run is not None:
-            number = self.slot.running() if self.slot is not None else 1
+            number = self.job.running() if self.job is not None else 1
             line = {"epoch": ended, "iteration": self.done, "lr": lr, "loss": loss, "seconds": round(seconds, 3)}
             self.run.append(LOG, line | ({"at_once": number} if number > 1 else {}))
         self.epoch, self.within, self.clock = ended + 1, 0, time.monotonic()

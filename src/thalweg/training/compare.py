@@ -10,8 +10,8 @@ from torch import nn
 
 from ..batches import Batches, count
 from ..errors import ThalwegError, during, number_list, real_number, whole_number
+from ..evaluation.ensemble_comparison import EnsembleComparison
 from ..evaluation.fingerprint import Facts, bn_fingerprint, measured_fingerprint
-from ..evaluation.judging import Judge
 from ..results import Comparison
 from ..runtime.compute import Call, Compute, StoredResult
 from ..runtime.interleave import at_once
@@ -94,12 +94,12 @@ def compare(
     multiples, seeds = number_list(multiples, "multiples", whole_number), number_list(seeds, "seeds", whole_number)
     contenders = [_with_paper_settings(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
-    call = Call(compute or Compute(), progress)
-    runner = _Runner(make, task, train, bn_batches, settings, contenders, call)
+    call = Call(Compute() if compute is None else compute, progress)
+    runner = _Runner(make, task, train, bn_batches, settings, contenders, call, count(train))
     module = runner.fresh(seeds[0])
     runner.check(module)
 
-    judge = Judge(module, task, test, held_out, bn_batches, progress)
+    comparison = EnsembleComparison(module, task, test, held_out, bn_batches, progress)
 
     def fingerprint() -> Facts:
         data = {"test": test} if held_out is None else {"test": test, "held out": held_out}
@@ -107,12 +107,12 @@ def compare(
         return {**runner.fingerprint(module, seeds), "multiples": list(multiples), **tested}
 
     def compared(_: Run | None) -> Comparison:
-        judge.check()
+        comparison.check()
         jobs = [partial(runner.run, seed, Run.of(run, f"seed-{seed}")) for seed in seeds]
         pools = [*zip(*at_once(jobs, next(module.parameters()).device), strict=True)]
         independent = next((each for each in contenders if isinstance(each, Independent)), None)
-        one = [] if independent is None else judge.alone(pools[contenders.index(independent)])
-        every = range(1, len(seeds) + 1)  # what other ensembles are worth is read off between these
+        one = [] if independent is None else comparison.alone(pools[contenders.index(independent)])
+        every = range(1, len(seeds) + 1)  # numbers of independent networks, to interpolate between
         entries: dict[str, dict[str, Any]] = {}
         for contender, pool in zip(contenders, pools, strict=True):
             name = type(contender).__name__
@@ -121,9 +121,9 @@ def compare(
                 "settings": str(contender),
                 "epochs": runner.cost(contender),
                 "members": len(pool[0]),
-                **judge.entry(pool, every if contender is independent else multiples, one),
+                **comparison.entry(pool, every if contender is independent else multiples, one),
             }
-        return Comparison(settings.epochs, multiples, seeds, entries, judge.milliseconds(pools[0][0][0]))
+        return Comparison(settings.epochs, multiples, seeds, entries, comparison.milliseconds(pools[0][0][0]))
 
     return call.resumed(run, "compare", fingerprint, StoredResult(files.COMPARISON, _load, _save), compared)
 
@@ -136,7 +136,7 @@ def _save(found: Comparison, folder: Path) -> None:
 
 def _load(folder: Path) -> Comparison:
     found, timing = Comparison.load(folder / files.COMPARISON), folder / TIMING
-    if not timing.is_file():  # as before there was one
+    if not timing.is_file():  # files of older versions have none
         return found
     with files.reading(timing):
         return replace(found, milliseconds=float(files.load_json(timing, "timing")["milliseconds"]))
@@ -151,23 +151,18 @@ def _check(contenders: Sequence[Contender], multiples: Sequence[int], seeds: Seq
         )
 
 
+@dataclass
 class _Runner:
     """Runs every method once per seed; shared epochs are trained once."""
 
-    def __init__(
-        self,
-        make: Callable[[int], nn.Module],
-        task: Task,
-        train: Batches,
-        bn_batches: Batches | None,
-        settings: Settings,
-        contenders: Sequence[Contender],
-        call: Call,
-    ):
-        self.make, self.task, self.train, self.bn_batches = make, task, train, bn_batches
-        self.settings, self.contenders, self.call, self.steps = settings, contenders, call, count(train)
-        shared = {name: getattr(settings, name) for name in ("momentum", "weight_decay", "clip")}
-        self.common: dict[str, Any] = {**shared, "compute": call.compute, "progress": call.progress}
+    make: Callable[[int], nn.Module]
+    task: Task
+    train: Batches
+    bn_batches: Batches | None
+    settings: Settings
+    contenders: Sequence[Contender]
+    call: Call
+    steps: int  # updates of one epoch
 
     def fingerprint(self, module: nn.Module, seeds: Sequence[int]) -> Facts:
         """What would be trained, which must be the same when a comparison is resumed."""
@@ -193,7 +188,7 @@ class _Runner:
             made = None if isinstance(self.make, nn.Module) else self.make(seed)
         if not isinstance(made, nn.Module):
             raise ThalwegError(
-                "compare makes its networks with a function, seed -> torch.nn.Module; got "
+                "compare needs a function that makes a torch.nn.Module from a seed; got "
                 f"{type(self.make if made is None else made).__name__}"
             )
         return made
@@ -223,7 +218,7 @@ class _Runner:
         return ""
 
     def cost(self, contender: Contender) -> int:
-        """The epochs it would need alone."""
+        """The epochs that a method would need by itself."""
         starts, epochs = _branches(contender, self.settings.epochs)
         return max(starts, default=0) + max(len(starts), 1) * epochs
 
@@ -232,8 +227,25 @@ class _Runner:
         starts = {epoch for contender in self.contenders for epoch in _branches(contender, budget)[0]}
         alone = any(isinstance(contender, Independent) for contender in self.contenders)
         epochs, schedule = budget if alone else max(starts, default=0), self.settings.rate(self.steps)
-        kept = {"epochs": epochs, "keep": sorted(starts), "run": run and run.child("plain"), **self.common}
-        trained = fit(module, self.task, self.train, schedule=schedule, seed=seed, **kept) if epochs else None
+        trained = (
+            None
+            if epochs == 0
+            else fit(
+                module,
+                self.task,
+                self.train,
+                epochs=epochs,
+                schedule=schedule,
+                momentum=self.settings.momentum,
+                weight_decay=self.settings.weight_decay,
+                clip=self.settings.clip,
+                keep=sorted(starts),
+                seed=seed,
+                compute=self.call.compute,
+                run=run and run.child("plain"),
+                progress=self.call.progress,
+            )
+        )
         return [
             self._members(contender, module, trained, seed, run and run.child(f"method-{k}"))
             for k, contender in enumerate(self.contenders, start=1)
@@ -247,8 +259,22 @@ class _Runner:
             return [trained.to("cpu")]
         starts, epochs = _branches(contender, self.settings.epochs)
         start = [trained.kept[epoch] for epoch in starts] if trained and starts else None
-        own: dict[str, Any] = {"epochs": epochs, "start": start, "seed": seed + OTHER_ORDER, "run": run, **self.common}
-        members = list(walk(module, self.task, self.train, contender, **own).members)
+        walked = walk(
+            module,
+            self.task,
+            self.train,
+            contender,
+            epochs=epochs,
+            start=start,
+            momentum=self.settings.momentum,
+            weight_decay=self.settings.weight_decay,
+            clip=self.settings.clip,
+            seed=seed + OTHER_ORDER,
+            compute=self.call.compute,
+            run=run,
+            progress=self.call.progress,
+        )
+        members = list(walked.members)
         if not isinstance(contender, SWA):
             return members
         mean = average(members)
@@ -262,8 +288,8 @@ def _branches(contender: Contender, budget: int) -> tuple[list[int], int]:
 
 
 def _with_paper_settings(method: Contender | type[Contender], lr: float) -> Contender:
-    """An instance as it is; a class with the paper's settings for VGG-16, relative to the learning rate of the plain
-    run.
+    """The method itself, or of a bare class one with the paper's settings for VGG-16, relative to the learning rate of
+    the plain run.
     """
     if isinstance(method, Independent | Method):
         return method

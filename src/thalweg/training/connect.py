@@ -1,7 +1,7 @@
 """Train the bends of a curve so that the loss is low all along it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from .sgd import OptimizerFactory, Schedule
 if TYPE_CHECKING:
     from ..store.runs import Run
     from .walk_methods import Method
+
+CurveLoss = Literal["uniform", "arclength"]
 
 
 def connect(
@@ -36,7 +38,7 @@ def connect(
     accumulate: int = 1,
     decay_at: Literal["bends", "phi"] = "bends",
     seed: int = 0,
-    loss: Literal["uniform", "arclength"] = "uniform",
+    loss: CurveLoss = "uniform",
     same_t: bool = False,
     compute: Compute | None = None,
     run: "Run | str | Path | None" = None,
@@ -80,7 +82,7 @@ def connect(
         seed: Seed of the sampled t, shuffling, augmentation and dropout. The caller's random state is left untouched.
         loss: "uniform" minimises the mean over t, equation (2) of the paper; "arclength" the mean over the length of
             the curve, equation (1).
-        same_t: In a distributed run, use the same t on all ranks in a step, instead of one each.
+        same_t: With several processes, use the same t in all of them in a step, instead of one each.
         compute: How to compute; see `Compute`.
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
@@ -95,8 +97,8 @@ def connect(
         ThalwegError: If the curve has nothing to train, or does not fit the network.
         Diverged: If the loss stops being finite.
     """
-    if loss not in ("uniform", "arclength"):
-        raise ThalwegError(f"loss must be 'uniform' or 'arclength'; got {loss!r}")
+    if loss not in get_args(CurveLoss):
+        raise ThalwegError(f"loss must be {' or '.join(map(repr, get_args(CurveLoss)))}; got {loss!r}")
     if not isinstance(curve, Curve):
         raise ThalwegError(f"connect trains a curve, such as Bezier(a, b); got {type(curve).__name__}")
     if not curve.bends:
@@ -106,7 +108,7 @@ def connect(
     settings = Settings(
         epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate, decay_at
     )
-    call = Call(compute or Compute(), progress)
+    call = Call(Compute() if compute is None else compute, progress)
 
     def trained(held: "Run | None") -> Curve:
         trainable = call.bends(probe_at(module, curve.start, call.compute, share=True), curve, settings.seed, loss)

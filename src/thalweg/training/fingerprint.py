@@ -24,7 +24,7 @@ from .walk_methods import Plan
 
 PLAIN = ("epochs", "lr", "momentum", "weight_decay", "clip", "seed")
 SAMPLED = 30  # iterations at which learning rates are compared
-TRIED = 2  # along each dimension of a parameter, what an optimizer is tried on
+TRIED = 2  # entries along each dimension of a parameter that an optimizer is tried on
 SPEED = ("foreach", "fused", "capturable")  # optimizer settings that do not change the result
 OWN = ("param_groups", "defaults", "state")
 
@@ -52,7 +52,7 @@ def training_fingerprint(
         **({"decay_at": settings.decay_at} if settings.decay_at != "bends" else {}),
         **({"in shards": True} if start.layout.shards else {}),
         "precision": compute.precision,
-        **({"compile": compiled} if compiled != usual else {}),  # whose dropout is another; all else only rounds
+        **({"compile": compiled} if compiled != usual else {}),  # it changes dropout masks; all else only by rounding
         **data,
         **first_pass(module, start, task, first, compute, "the first batch", trains=True),
         "the learning rate": facts.rates(_sampled_rates(settings, steps, own)),
@@ -75,7 +75,7 @@ FINGERPRINTS: dict[str, Callable[..., Facts]] = {"fit": fit_fingerprint, "connec
 
 
 def method_table(method: object, plan: Plan | None) -> facts.Fact:
-    """The settings of a method, and what they come to in this run if it walks."""
+    """The settings of a method, and the schedule that they give in this run."""
     own = {"class": type(method).__name__, **vars(method)}
     if plan is not None:
         own["choice of iterations to collect"] = plan.collected
@@ -89,7 +89,7 @@ def _sampled_rates(settings: Settings, steps: int, own: float) -> dict[int, floa
     for i in chosen:
         if first[i] != second[i]:
             raise ThalwegError(
-                "a schedule must give the same rate whenever it is asked for an iteration, or a run cannot be resumed; "
+                "a schedule must always give the same rate for the same iteration, or a run cannot be resumed; "
                 f"it gave {first[i]:.6g} and then {second[i]:.6g} for iteration {i}: let it depend on nothing else"
             )
     return first

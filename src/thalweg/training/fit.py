@@ -78,8 +78,8 @@ def fit(
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
         on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over iterations), `rate`,
-            and `seconds`. Nothing that it draws affects the training, and a resumed run calls it for the epochs that
-            remain. Of several processes, the first calls it.
+            and `seconds`. Random numbers that it draws do not affect the training. A resumed run calls it for the
+            remaining epochs; with several processes, only rank 0 calls it.
 
     Returns:
         The trained weights.
@@ -88,13 +88,13 @@ def fit(
         Diverged: If the loss stops being finite.
 
     Warns:
-        Stalled: If the network still answers the same for every input after a tenth of the training.
+        Stalled: If the network still predicts the same for every input after a tenth of the training.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
-    call = Call(compute or Compute(), progress)
+    call = Call(Compute() if compute is None else compute, progress)
     keep, epochs = number_list(keep, "keep", whole_number), settings.epochs
     if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:
-        raise ThalwegError(f"keep names epochs between 1 and {epochs}, the length of the run; got {odd[0]!r}")
+        raise ThalwegError(f"keep must list epochs from 1 to {epochs}, the length of the run; got {odd[0]!r}")
 
     def trained(held: "Run | None") -> Weights:
         keeper, trainable = _Keeper(keep, held, call), Network(probe_at(module, None, call.compute, share=True))

@@ -31,7 +31,7 @@ def parameter_optimizer(trainable: Trainable, settings: Settings, processes: int
     ]
     optimizer = user_optimizer([(name, tensor) for row in trainable.optimized for name, tensor, _ in row], settings)
     if (trainable.block.is_cuda or not trainable.on_device) and type(optimizer) in (Adam, AdamW):
-        for group in optimizer.param_groups:  # by default torch would need another vector for what it computes
+        for group in optimizer.param_groups:  # torch's default allocates another vector for temporaries
             group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
     if settings.decay_at == "phi":
         if processes > 1 and not trainable.same_t and probe.copied:
@@ -126,7 +126,7 @@ def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> O
 
 
 def named_optimizer(name: str, weight_decay: float) -> OptimizerFactory | None:
-    """What the command line calls sgd, adam and adamw; the last decays matrices alone."""
+    """The optimizer that the command line calls sgd, adam or adamw; adamw decays only matrices."""
     if name == "adamw":
         return partial(_decaying_matrices, weight_decay)
     return Adam if name == "adam" else None
@@ -139,7 +139,7 @@ def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]])
 
 
 def user_rate(module: nn.Module, factory: OptimizerFactory) -> float:
-    """The learning rate that a user's optimizer has for its first group."""
+    """The learning rate of the first group of a user's optimizer."""
     named = [(name, tensor) for name, tensor in named_parameters(module).items() if tensor.requires_grad]
     settings = Settings(1, None, MOMENTUM, 0.0, None, factory, None, 0)
     return float(user_optimizer(named, settings).param_groups[0]["lr"])

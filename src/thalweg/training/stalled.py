@@ -1,6 +1,8 @@
 """A network that answers the same for every input after a tenth of its training has not begun to learn."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,16 +18,17 @@ from ..tasks import Task
 from ..weightspace.probe import Probe
 from .step import Step, mean_of
 
-SHARE, FEWEST = 10, 100  # looked at after the tenth part of a training, and not before this many steps
+SHARE, FEWEST = 10, 100  # checked after a tenth of training, and not before this many steps
+ENOUGH, MOST = 64, 64  # examples that are looked at, of different targets, and batches at most
 LEARNT = 1e-3  # how much lower the loss must be than that of a constant answer, relative to it
 
 
 def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, epochs: int) -> None:
-    """Warn once, after the epoch that completes the tenth part of a training; nothing that training uses is changed.
+    """Warn once, after the epoch that completes a tenth of training; nothing that training uses is changed.
 
     Args:
         step: A step of the training, which is watched only if it is plain and of a whole network.
-        batches: The training data, of which the first batch is used.
+        batches: The training data, of which the first examples are used.
         compute: How to compute.
         epoch: The epoch that has ended.
         epochs: The length of the training.
@@ -34,25 +37,47 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
     if epoch != -(-epochs // SHARE) or epoch * len(batches) < FEWEST or not watched:
         return
     found = None
-    # an error in these passes is none of training
-    with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.kept():
-        found = _losses(probe, task, next(moved(batches, probe.device)), compute)
+    # errors in this check must not stop training
+    with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.preserved():
+        found = _losses(probe, task, islice(moved(batches, probe.device), MOST), compute)
     if found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
         warn(
-            f"the network has not begun to learn: after {epoch} of {epochs} epochs its loss on the first batch is "
-            f"{found[0]:.4g}, and {found[1]:.4g} if it answers the same for every example: try another seed, a smaller "
+            f"the network has not begun to learn: after {epoch} of {epochs} epochs its loss on the first examples is "
+            f"{found[0]:.4g}, and {found[1]:.4g} if it answers the same for each of them: try another seed, a smaller "
             "or a larger learning rate, or normalisation layers",
             Stalled,
         )
 
 
-def _losses(probe: Probe, task: Task, batch: Any, compute: Compute) -> list[float] | None:
-    """The loss on a batch, and that of the mean output given for each of its examples; None without such outputs."""
+def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) -> tuple[float, float] | None:
+    """The loss on the first examples, and that of their mean output given for each of them; None without such outputs,
+    or if all have the same target, for which one answer is right.
+    """
     probe.module.eval()
     with torch.no_grad(), compute.casting(probe.device):
-        outputs, targets = task.predictions(probe.module, batch)
-        if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
+        pairs = []
+        for batch in batches:
+            outputs, targets = task.predictions(probe.module, batch)
+            if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
+                return None
+            pairs.append((outputs.clone(), targets, batch))  # a loss may write into its outputs
+            if sum(len(outputs) for outputs, _, _ in pairs) >= ENOUGH and _differ([pair[1] for pair in pairs]):
+                break
+        if not _differ([targets for _, targets, _ in pairs]):
             return None
-        alike = outputs.mean(0, keepdim=True).expand_as(outputs).clone()
-        values = [outputs.clone(), alike]  # a loss may write into its outputs
-        return [float(mean_of(*task.losses(value, targets, batch))) for value in values]
+        alike = torch.cat([outputs for outputs, _, _ in pairs]).mean(0, keepdim=True)
+        constant = [(alike.expand_as(outputs).clone(), targets, batch) for outputs, targets, batch in pairs]
+        return _pooled(task, pairs), _pooled(task, constant)
+
+
+def _differ(targets: Sequence[Any]) -> bool:
+    """Whether any two examples have different targets, as far as that can be seen."""
+    if not all(isinstance(target, Tensor) and target.ndim for target in targets):
+        return True
+    return bool((torch.cat([*targets]) != targets[0][:1]).any())
+
+
+def _pooled(task: Task, pairs: Sequence[tuple[Tensor, Any, Any]]) -> float:
+    found = [task.losses(*pair) for pair in pairs]
+    sizes = [float(number) for _, number in found]
+    return sum(size * float(mean_of(*own)) for size, own in zip(sizes, found, strict=True)) / sum(sizes)

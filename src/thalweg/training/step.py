@@ -126,8 +126,8 @@ class Trainable(ABC):
     position_size = 0  # how many numbers a step needs from the CPU
     on_device = True  # whether the whole step runs on the probe's device
     linear = True  # whether the gradient of vector i is that of the probe times entry i + 1 of the position
-    same_t = True  # whether all processes of a run are at the same point
-    averaged: Sequence[Tensor] = ()  # further state that processes at different points must share
+    same_t = True  # whether parts of a batch that are computed separately see the same point
+    averaged: Sequence[Tensor] = ()  # running means over steps, which such parts share
     t: float | Tensor | None = None
     decay_at_phi: Callable[[], None] | None = None  # that of the optimizer, if it acts at phi(t)
 

@@ -1,7 +1,7 @@
 """Continue training under a cyclic learning rate, and collect networks on the way."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,8 @@ def walk(
         run: A folder that stores the state of the run. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.
         on_epoch: Called after every epoch with a dict: `epoch`, `iteration`, `loss` (its mean over iterations), `rate`,
-            `seconds`, and with several starts `start`. Nothing that it draws affects the training, and a resumed run
-            calls it for the epochs that remain. Of several processes, the first calls it.
+            `seconds`, and with several starts `start`. Random numbers that it draws do not affect the training. A
+            resumed run calls it for the remaining epochs; with several processes, only rank 0 calls it.
 
     Returns:
         The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
@@ -99,13 +99,15 @@ def walk(
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
-        raise ThalwegError(f"a walk starts at Weights, or at a checkpoint of fit(keep=); got {type(odd[0]).__name__}")
+        raise ThalwegError(
+            f"a walk starts from Weights, or from a checkpoint of fit(keep=); got {type(odd[0]).__name__}"
+        )
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
     steps = updates(batches, whole_number(accumulate, "accumulate", least=1))
     plan = method.plan(steps, whole_number(epochs, "epochs", least=1))
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch, accumulate)
-    call, watch = Call(compute or Compute(), progress), watch or {}
+    call, watch = Call(Compute() if compute is None else compute, progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
     pooled: list[Walk] = []  # one from each start
 
@@ -184,25 +186,21 @@ FROM_ONE_START = StoredResult[Walk](
 )
 
 
+@dataclass(eq=False)
 class WalkObserver(Observer):
     """Collects the networks of the plan, and records every iteration."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        watch: Mapping[str, Batches],
-        made: dict[str, Any],
-        run: Run | None,
-        call: Call,
-        start: Start | None = None,
-    ):
-        self.plan, self.task, self.watch, self.made = plan, task, watch, made
-        self.run, self.call, self.start = run, call, start
-        self.members = list[Weights]()
-        self.seen = list[Tensor]()  # loss and distance from the start, of each iteration
-        self.watched_at = list[int]()
-        self.watched: dict[str, dict[str, list[float]]] = {name: {} for name in watch}
+    plan: Plan
+    task: Task
+    watch: Mapping[str, Batches]
+    made: dict[str, Any]
+    run: Run | None
+    call: Call
+    start: Start | None = None
+    members: list[Weights] = field(default_factory=list)
+    seen: list[Tensor] = field(default_factory=list)  # loss and distance from the start, of each iteration
+    watched_at: list[int] = field(default_factory=list)
+    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def begin(self, step: Accelerated, steps: int) -> None:
         self.probe, self.steps = step.plain.probe, steps
@@ -214,9 +212,9 @@ class WalkObserver(Observer):
         }
         self.origin = self.probe.point.clone()
         if self.watch:
-            with self.probe.kept():
+            with self.probe.preserved():
                 prove_measuring(self.probe, self.task, next(iter(self.watch.values())), self.call.compute).again()
-            self._look(0)
+            self._measure_watched(0)
 
     def after_step(self, i: int, lr: float, loss: Tensor) -> None:
         self.seen.append(torch.stack([loss, torch.dist(self.probe.point, self.origin)]))
@@ -225,7 +223,7 @@ class WalkObserver(Observer):
             if self.run is not None:
                 self.members[-1].save(_collected(self.run.folder, i), apart=True)
         if self.watch and (self.plan.collects(i) or i % self.steps == 0):
-            self._look(i)
+            self._measure_watched(i)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -249,12 +247,12 @@ class WalkObserver(Observer):
         collected, units = self.plan.collected, dict(self.task.units)
         return Trace(lr, loss, distance, collected, self.steps, self.watched_at, self.watched, units)
 
-    def _look(self, i: int) -> None:
+    def _measure_watched(self, i: int) -> None:
         self.watched_at.append(i)
-        with self.probe.kept(), seeded(0, *self.watch.values()):
+        with self.probe.preserved(), seeded(0, *self.watch.values()):
             self.probe.drop_caches()
             self.probe.module.eval()
             for name, measure in self.measures.items():
                 measure()
                 for quantity, value in measure.means().items():
-                    self.watched[name].setdefault(quantity, []).append(value)
+                    self.watched.setdefault(name, {}).setdefault(quantity, []).append(value)

@@ -61,10 +61,18 @@ class Method(ABC):
 
     @abstractmethod
     def plan(self, steps: int, epochs: int) -> Plan:
-        """The schedule for `steps` iterations per epoch and `epochs` epochs."""
+        """The schedule of one run.
+
+        Args:
+            steps: Iterations per epoch.
+            epochs: Epochs of the run.
+
+        Raises:
+            ThalwegError: If the cycles of the method do not fit into the run.
+        """
 
     def _plain(self, *names: str) -> None:
-        """These fields as plain numbers, and `starts` as a tuple of shares."""
+        """Convert these fields to plain numbers, and `starts` to a tuple of fractions."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, Iterations):
@@ -72,7 +80,7 @@ class Method(ABC):
                     self, name, tuple(number_list(value, name)) if name == "starts" else real_number(value, name)
                 )
         if "starts" in names and not (self.starts and all(0 < share < 1 for share in self.starts)):
-            raise ThalwegError(f"starts are shares of the budget, above 0 and below 1; got {self.starts}")
+            raise ThalwegError(f"starts are fractions of the budget, above 0 and below 1; got {self.starts}")
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,9 @@ class WarmupCosine(Method):
         total, lr_max = steps * epochs, self.lr_max
         warm = self.warmup.count if isinstance(self.warmup, Iterations) else round(self.warmup * steps)
         if lr_max is None:
-            raise ThalwegError("WarmupCosine needs lr_max where there is no learning rate that it could take instead")
+            raise ThalwegError(
+                "WarmupCosine needs lr_max here, since there is no other learning rate that it could scale"
+            )
         if warm >= total:
             raise ThalwegError(
                 f"a warm-up must be shorter than the run; it is {warm} iterations, and the run is {total}"

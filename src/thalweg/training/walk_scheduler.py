@@ -63,9 +63,11 @@ class WalkScheduler(LRScheduler):
         super().__init__(optimizer, whole_number(last_epoch, "last_epoch"))
 
     def get_lr(self) -> list[float | Any]:
+        """The learning rate of each parameter group for the next iteration; called by torch."""
         return rates(self.plan.rate(self.last_epoch + 1), self.base_lrs)
 
     def state_dict(self) -> dict[str, Any]:
+        """The iteration and the rates it started from, for your own checkpoint."""
         return {key: value for key, value in super().state_dict().items() if key != "plan"}
 
 
@@ -95,7 +97,11 @@ class Collector:
         return {"members": [{"tensors": member.tensors(), "made": dict(member.made)} for member in self.members]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the collected networks.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         layout = Layout.of(self.module)
         self.members = [
             Weights.from_tensors(layout, {name: t.clone() for name, t in entry["tensors"].items()}, dict(entry["made"]))

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from ..batches import Batches, count, not_finite
 from ..error_notes import explained
 from ..errors import ThalwegError, during
-from ..runtime.compute import Compute, present
-from ..runtime.cuda_graphs import Replay, aside
+from ..runtime.compute import Compute, present, warn_slow_path
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
-from ..runtime.transfer import home, source
+from ..runtime.streams import on_side_stream
+from ..runtime.transfer import defining_class, source
 from ..tasks import Task, split
-from .layout import STATISTICS, batch_norms
+from .layout import STATISTICS, batch_norms, user_compiled
 from .probe import Probe
 from .proof import prove_on
-from .state import ModuleState, kept
+from .state import ModuleState, preserved
 from .weights import Weights
 
 Forward = Callable[[nn.Module, Any], object]
@@ -50,7 +50,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
     """
     probe = Probe(module, weights)
     forward = task.predict if task else _plain_forward
-    with aside(probe.device, present.get().stream):
+    with on_side_stream(probe.device, present.get().stream):
         if weights.layout.statistics:
             count(batches, "bn_batches")
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
@@ -79,7 +79,10 @@ class Statistics:
     """
 
     def __init__(self, probe: Probe, forward: Forward, batches: Batches, compute: Compute, pool: Any = None):
-        self.probe, self.forward, self.batches, self.compute = probe, forward, batches, compute
+        self.probe = probe
+        self.forward = forward
+        self.batches = batches
+        self.compute = compute
         found = {id(layer): (name, layer) for name, layer in reversed([*batch_norms(probe.module)])}
         self.names, self.layers = [name for name, _ in found.values()], [layer for _, layer in found.values()]
         self.sizes = [layer.num_features for layer in self.layers]
@@ -87,16 +90,21 @@ class Statistics:
         if not self.layers:
             return
         count(batches, "bn_batches")
+        if any(map(user_compiled, probe.module.modules())):
+            what = "batch-norm statistics are computed without the compiler"
+            warn_slow_path(what, "compiled code does not call the hooks that observe each layer")
         kind = self.layers[0].get_buffer("running_mean").dtype
         self.last = torch.zeros(2, sum(self.sizes), dtype=kind, device=probe.device)  # of the last batch
         self.pieces, self.parts = self.last.split(self.sizes, dim=1), self.pooled.split(self.sizes, dim=1)
         self.counts: dict[tuple[int, ...], Tensor] = {}
         self.custom = {
-            k for k, layer in enumerate(self.layers) if not home(layer, "forward").__module__.startswith("torch.")
+            k
+            for k, layer in enumerate(self.layers)
+            if not defining_class(layer, "forward").__module__.startswith("torch.")
         }
         self.state: ModuleState | None = None
         self.passes, self.make_batch = source(batches, probe.device)
-        self.replay = Replay(self._add_batch, probe.module, probe.device, compute.captures(probe.device), pool)
+        self.add = compute.repeated(self._add_batch, probe.module, probe.device, pool)
 
     def __call__(self, whole: Tensor | None = None) -> None:
         """Recompute them.
@@ -108,11 +116,11 @@ class Statistics:
             return
         self.pooled.zero_()
         self.last.copy_(torch.tensor([[0.0], [1.0]]))  # even with momentum 1, a NaN of another point would remain
-        with kept(self.probe.module, self.state) as self.state, self._observed(), torch.no_grad():
+        with preserved(self.probe.module, self.state) as self.state, self._observed(), torch.no_grad():
             for number, drawn in enumerate(self.passes(), start=1):
                 try:
                     with explained(self.probe.module, drawn):
-                        self.replay(drawn)
+                        self.add(drawn)
                 except ValueError as error:
                     if "more than 1 value per channel" not in str(error):
                         raise

@@ -31,17 +31,27 @@ class Checkpoint:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path, apart: bool = False) -> None:
-        """Write one safetensors file; `apart` as in `Weights.save`."""
+        """Write one safetensors file.
+
+        Args:
+            path: The file to write.
+            apart: Put the frozen parameters in a separate file next to it, as in `Weights.save`.
+        """
         own, about = self.weights._parts(files.place(path), apart)
         tensors = {f"weights/{name}": tensor for name, tensor in own.items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.items()}
         arrays, extra = packing.packed(self.extra)
         tensors |= {f"extra/{name}": tensor for name, tensor in arrays.items()}
-        story = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
-        files.save_tensors(Path(path), "checkpoint", tensors, {**about, **story})
+        metadata = {"kind": self.kind, "epoch": self.epoch} | ({"extra": extra} if extra else {})
+        files.save_tensors(Path(path), "checkpoint", tensors, {**about, **metadata})
 
     @classmethod
     def load(cls, path: str | Path) -> "Checkpoint":
+        """Read what `save` wrote.
+
+        Args:
+            path: The file.
+        """
         tensors, about = files.load_tensors(files.place(path), "checkpoint")
         weights = Weights._of_parts(Path(path), files.below(tensors, "weights/"), about)
         with files.reading(Path(path)):

@@ -57,10 +57,18 @@ class Curve(ABC):
 
     @abstractmethod
     def coefficients(self, t: float) -> Tensor | Sequence[float]:
-        """The coefficient of each control point at t."""
+        """The coefficient of each control point at t.
+
+        Args:
+            t: From 0, the start, to 1, the end.
+        """
 
     def derivatives(self, t: float) -> Tensor | Sequence[float]:
-        """d coefficients / dt: five-point differences by default, closed forms in the curves of this module."""
+        """d coefficients / dt: five-point differences by default, closed forms in the curves of this module.
+
+        Args:
+            t: From 0, the start, to 1, the end.
+        """
         step, span = 1e-3, 2
         middle = min(max(t, span * step), 1 - span * step)
         nodes = [middle + k * step for k in range(-span, span + 1)]
@@ -87,26 +95,44 @@ class Curve(ABC):
 
     @property
     def layout(self) -> Layout:
+        """The names, shapes and order of the weights, the same for all control points."""
         return self.start.layout
 
     def point(self, t: float) -> Weights:
-        """The weights at t, without batch-norm statistics; at 0 and 1 bit for bit those of the ends."""
+        """The weights phi(t), without batch-norm statistics.
+
+        Args:
+            t: From 0, the start, to 1, the end, where the weights are bit for bit those of the two networks.
+        """
         return combine(self.points, self.checked_coefficients(t).tolist())
 
     def velocity(self, t: float) -> Tensor:
-        """phi'(t) as a vector."""
+        """The derivative phi'(t), as a vector like those of the weights.
+
+        Args:
+            t: From 0, the start, to 1, the end.
+        """
         total = torch.zeros_like(self.start.vector)
         for point, rate in zip(self.points, self._rates(t).tolist(), strict=True):
             total.add_(point.vector - self.start.vector, alpha=rate)
         return total
 
     def speed(self, t: float) -> float:
-        """The norm of phi'(t)."""
+        """The Euclidean norm of phi'(t).
+
+        Args:
+            t: From 0, the start, to 1, the end.
+        """
         rates = self._rates(t)[1:]
         return max(float(rates @ self.gram @ rates), 0.0) ** 0.5
 
     def length(self, start: float = 0.0, stop: float = 1.0) -> float:
-        """The length of the curve between two values of t."""
+        """The length of the curve, or of a part of it.
+
+        Args:
+            start: The value of t at which the part begins.
+            stop: The value of t at which it ends.
+        """
         start, stop = check_t(start), check_t(stop)
         cuts = [start, *(knot for knot in self.knots if start < knot < stop), stop]
         return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
@@ -140,7 +166,7 @@ class Curve(ABC):
         if points < 2:
             raise ThalwegError(f"a curve needs at least 2 points, its ends; got {points!r}")
         if by not in ("t", "length"):
-            raise ThalwegError(f"points are spaced by 't' or by 'length'; got {by!r}")
+            raise ThalwegError(f"by must be 't' or 'length'; got {by!r}")
         even = [i / (points - 1) for i in range(points)]
         return even if by == "t" else self._spaced_by_length(even)
 
@@ -150,7 +176,11 @@ class Curve(ABC):
         return inner_products([point.vector for point in self.points], self.layout).cpu()
 
     def to(self, device: torch.device | str) -> "Curve":
-        """The same curve on another device."""
+        """The same curve on another device.
+
+        Args:
+            device: As in `torch.Tensor.to`; a curve that is already there is returned itself, not a copy.
+        """
         points = tuple(point.to(device) for point in self.points)
         if all(there is here for there, here in zip(points, self.points, strict=True)):
             return self
@@ -159,7 +189,11 @@ class Curve(ABC):
         return other
 
     def with_bends(self, vectors: Sequence[Tensor]) -> "Curve":
-        """A curve of the same kind between the same ends with other bends."""
+        """A curve of the same kind between the same ends with other bends.
+
+        Args:
+            vectors: The weights of each bend, in the order of the layout; they are not copied.
+        """
         other = copy(self)
         other.__dict__.pop("gram", None)
         other.points = (self.start, *(at(self.start, vector) for vector in vectors), self.end)
@@ -167,7 +201,11 @@ class Curve(ABC):
 
     @classmethod
     def through(cls, points: Sequence[Weights]) -> "Curve":
-        """A curve with exactly these control points; a PolyChain passes through each of them."""
+        """A curve with exactly these control points; a PolyChain passes through each of them.
+
+        Args:
+            points: At least two networks: the start, the bends, the end.
+        """
         check_points(points, "a curve", least=2)
         curve = cls.__new__(cls)
         curve.points = tuple(points)
@@ -185,7 +223,7 @@ class Curve(ABC):
         count = 1 + max((int(match["index"]) for match, _ in named if match), default=-1)
         if count < 2:
             raise ThalwegError(
-                "a curve of the paper's public code has tensors named net.*_0, net.*_1, ...; this one has none"
+                "a curve of the paper's public code has tensors named net.*_0, net.*_1, ...; this state dict has none"
             )
         buffers = Weights.of(module).buffers
         points = []
@@ -195,7 +233,11 @@ class Curve(ABC):
         return (Bezier if "coeff_layer.binom" in state else PolyChain if count > 2 else Segment).through(points)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with every control point; what they share is stored once."""
+        """Write one safetensors file with every control point; what they share is stored once.
+
+        Args:
+            path: The file to write.
+        """
         varying = self.layout.varying
         tensors = {
             f"{i}/{name}": tensor
@@ -245,9 +287,13 @@ class Curve(ABC):
         return curve
 
     def checked_coefficients(self, t: float) -> Tensor:
-        """`coefficients(t)` as a tensor, checked."""
+        """`coefficients(t)` as a tensor, checked: one number per control point, adding up to one.
+
+        Args:
+            t: From 0, the start, to 1, the end.
+        """
         t = check_t(t)
-        try:  # costs a step nothing, unlike `during`
+        try:  # cheaper than `during`, in every step
             values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
         except Exception as error:
             note(
@@ -262,7 +308,7 @@ class Curve(ABC):
         return self._snapped(values, t) if t in (0, 1) else values
 
     def _snapped(self, values: Tensor, t: float) -> Tensor:
-        """At an end exactly that end, though sin(pi) may not be exactly zero."""
+        """The exact coefficients at an end, since a curve's sin(pi), say, is not exactly zero."""
         exact = torch.zeros_like(values)
         exact[-1 if t == 1 else 0] = 1
         if not torch.allclose(values, exact, atol=1e-9):
@@ -333,6 +379,10 @@ class Segment(_Straight):
         >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
         >>> Segment(a, b).coefficients(0.25)
         tensor([0.7500, 0.2500], dtype=torch.float64)
+
+    Args:
+        start: The network at t = 0.
+        end: The network at t = 1.
     """
 
     def __init__(self, start: Weights, end: Weights):
@@ -347,6 +397,11 @@ class PolyChain(_Straight):
         >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
         >>> PolyChain(a, b, bends=1).coefficients(0.25)
         tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
+
+    Args:
+        start: The network at t = 0.
+        end: The network at t = 1.
+        bends: The number of trainable points between them.
     """
 
 
@@ -357,6 +412,11 @@ class Bezier(Curve):
         >>> a, b = (Weights.of(torch.nn.Linear(4, 2)) for _ in range(2))
         >>> Bezier(a, b, bends=1).coefficients(0.5)
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+
+    Args:
+        start: The network at t = 0.
+        end: The network at t = 1.
+        bends: The number of trainable points between them.
     """
 
     def coefficients(self, t: float) -> Tensor:
@@ -381,7 +441,7 @@ def _is_attribute(kind: type[Curve], name: str) -> bool:
 
 
 def _kind(curve: type[Curve]) -> str:
-    """Ours by name, a user's by where it is defined."""
+    """The name of a curve of this module; of any other, also the module in which it is defined."""
     return curve.__name__ if curve.__module__ == __name__ else f"{curve.__module__}.{curve.__qualname__}"
 
 

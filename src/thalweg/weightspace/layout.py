@@ -25,7 +25,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def wrappers(module: nn.Module) -> Iterator[nn.Module]:
-    """The module, then what is inside wrappers of the compiler or of data parallelism, down to the user's own."""
+    """The module, then the modules inside wrappers of the compiler or of data parallelism, down to the user's own."""
     yield module
     if compiled(module):
         yield from wrappers(module._orig_mod)  # type: ignore[arg-type]
@@ -160,15 +160,15 @@ class Layout:
         return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The reverse: one vector, a copy, of one tensor per parameter."""
+        """The inverse of `split`: one tensor per parameter, copied into one vector."""
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     def placed(self, name: str, tensor: Tensor) -> Tensor:
-        """A parameter of a whole network, as points hold it."""
+        """A parameter of a whole network as points hold it: all of it, or its shard."""
         return tensor
 
     def total(self, values: Tensor) -> Tensor:
-        """What was summed over a vector, summed over all parts of it."""
+        """Sums over a vector, added up over its shards."""
         return values
 
     def save(self, path: Path, kind: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Layout:
         files.save_tensors(path, kind, tensors, about)
 
     def load(self, path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read them."""
+        """Read what `save` wrote."""
         return files.load_tensors(path, kind)
 
     def check(self, other: "Layout", here: str = "start", there: str = "end") -> None:
@@ -212,40 +212,41 @@ def _check_complete(network: nn.Module) -> None:
     for name, parameter in nn.Module.named_parameters(network):
         if id(parameter) not in known:
             raise ThalwegError(
-                f"the network's own parameters() leaves out '{name}', so it cannot be known whether that should move: "
-                "freeze what should stay with requires_grad_(False), and leave parameters() and named_parameters() to "
-                "torch"
+                f"the network's own parameters() leaves out '{name}', so it is unclear whether that is to be trained: "
+                "freeze it with requires_grad_(False) if not, and do not override parameters() and named_parameters()"
             )
 
 
 def _check_one_kind(moving: Mapping[str, nn.Parameter]) -> None:
     if not moving:
         raise ThalwegError(
-            "no parameter of the network requires grad, so nothing can move: call requires_grad_() on some, or load "
-            "adapters with is_trainable=True"
+            "no parameter of the network requires grad, so there is nothing to train: call requires_grad_() on some, "
+            "or load adapters with is_trainable=True"
         )
     first = next(iter(moving))
     for name, parameter in moving.items():
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ThalwegError(f"'{name}' has no shape yet: run the network once on a batch before handing it over")
+            raise ThalwegError(
+                f"'{name}' has no shape yet: run the network on a batch once, to initialise its lazy layers"
+            )
         if hasattr(parameter, "placements"):
             raise ThalwegError(
-                f"'{name}' is divided among processes, and such a network cannot be copied: give thalweg a function "
+                f"'{name}' is sharded over processes, and such a network cannot be copied: give thalweg a function "
                 "that makes it, network = thalweg.sharded(make)"
             )
         if (parameter.dtype, parameter.device) != (moving[first].dtype, moving[first].device):
             here, there = (f"{moving[n].dtype} on {moving[n].device}" for n in (first, name))
             raise ThalwegError(
-                f"all moving weights must have one dtype and device, but '{first}' is {here} and '{name}' is {there}: "
-                "convert the network, or freeze one with requires_grad_(False)"
+                f"all trainable weights must have one dtype and device, but '{first}' is {here} and '{name}' is "
+                f"{there}: convert the network, or freeze one with requires_grad_(False)"
             )
         if not parameter.is_floating_point():
-            raise ThalwegError(f"moving weights must be real floating point, but '{name}' is {parameter.dtype}")
+            raise ThalwegError(f"trainable weights must be real floating point, but '{name}' is {parameter.dtype}")
 
 
 def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
-    """Two parameters that share memory, or a parameter and a buffer, would move separately here, and together in the
-    network.
+    """Two parameters that share memory, or a parameter and a buffer, would be updated separately here, and together in
+    the network.
     """
     placed = {
         name: t
@@ -255,7 +256,7 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
     for name, parameter in parameters.items():
         if not parameter.is_meta and torch._debug_has_internal_overlap(parameter) == 1:
             raise ThalwegError(
-                f"several elements of '{name}' are one in memory, as after expand(), and cannot move: clone() it"
+                f"several elements of '{name}' share memory, as after expand(), and cannot be trained: clone() it"
             )
     furthest = last_parameter = (0, 0, "")
     for here in sorted((*span(tensor), name) for name, tensor in placed.items()):
@@ -264,8 +265,8 @@ def _check_apart(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, T
         if here[0] < other[1]:
             one, two = (f"{'parameter' if name in parameters else 'buffer'} '{name}'" for name in (other[2], here[2]))
             raise ThalwegError(
-                f"the {one} and the {two} share memory, and would come apart when they move: tie parameters by using "
-                "one parameter in both places, and give a buffer memory of its own with clone()"
+                f"the {one} and the {two} share memory, and would come apart when they are trained: tie parameters by "
+                "using one parameter in both places, and give a buffer memory of its own with clone()"
             )
         furthest = max(furthest, here, key=itemgetter(1))
         last_parameter = max(last_parameter, here, key=itemgetter(1)) if moves else last_parameter
@@ -278,11 +279,11 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _differences(one: Layout, two: Layout, here: str, there: str) -> Iterator[str]:
-    """The plainest first; each takes for granted that there is none before it."""
+    """The most obvious first; each check assumes that the earlier ones found nothing."""
     for mine, yours, ours, theirs in ((one, two, here, there), (two, one, there, here)):
         for name in mine.names:
             if name in yours.frozen:
-                yield f"'{name}' moves in {ours} and is frozen in {theirs}; give both the same requires_grad"
+                yield f"'{name}' is trainable in {ours} and frozen in {theirs}; give both the same requires_grad"
             elif name not in yours.names:
                 yield f"'{name}' is in {ours} but not in {theirs}"
     shapes = dict(zip(two.names, two.shapes, strict=True))

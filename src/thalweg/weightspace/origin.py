@@ -7,7 +7,7 @@ from .layout import named_parameters
 from .weights import Weights, check_agreement
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-BETWEEN = (  # what leaves a factor t where it is
+BETWEEN = (  # layers that commute with a factor t
     *(nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Sequential),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
 )
@@ -42,7 +42,7 @@ class OriginPath:
             found = f"a {type(odd).__name__}" if odd is not None else f"'{start.layout.frozen[0]}', which is frozen"
             raise ThalwegError(
                 "the path through the origin is for nn.Sequential chains of linear and convolutional layers with ReLU "
-                f"and pooling, all of which move; this network has {found}"
+                f"and pooling, all of them trainable; this network has {found}"
             )
         layers = [part for part in module.modules() if isinstance(part, LAYERS)]
         names = {id(parameter): name for name, parameter in named_parameters(module).items()}
@@ -57,7 +57,7 @@ class OriginPath:
         return abs(1 - 2 * s)
 
     def point(self, s: float) -> Weights:
-        """The weights at s; the origin itself, s = 1/2, where nothing is predicted, is refused."""
+        """The weights at s; the origin itself, s = 1/2, where all logits are equal, is not allowed."""
         s = real_number(s, "s")
         if not 0 <= s <= 1 or s == 0.5:
             raise ThalwegError(f"the path has points for s from 0 to 1 except the origin, 1/2; got {s!r}")

@@ -50,7 +50,7 @@ class Plane:
         check_agreement(a, b, "the first point", "the second")
         check_agreement(a, c, "the first point", "the third")
         self.points: tuple[Weights, ...] = (a, b, c)
-        self.basis = (a, b, c)  # whose weighted sums its points are
+        self.basis = (a, b, c)  # every point of the plane is a weighted sum of these
         (uu, uw), (_, ww) = inner_products([point.vector for point in self.basis], a.layout).tolist()
         if not isfinite(uu + ww):
             raise ThalwegError(f"a plane needs finite weights, and {_not_finite(self.basis)}: leave that network out")
@@ -112,8 +112,8 @@ class Plane:
 
         With `normalise="filter"`, each filter of a direction has the norm of that filter in the network, so that
         networks of different scales can be compared. A filter is a row of a weight tensor, the weights of one output
-        unit (of a transposed convolution, of one input channel); vectors, as biases and the scales of normalisation
-        layers are, do not move (Li et al., 2018). A scan covers `radius` times a direction to either side.
+        unit (of a transposed convolution, of one input channel); vectors, such as biases and the scales of
+        normalisation layers, do not change (Li et al., 2018). A scan covers `radius` times a direction to either side.
 
         Examples:
             >>> network = Weights.of(torch.nn.Linear(4, 2))
@@ -126,7 +126,7 @@ class Plane:
         Args:
             weights: The network in the middle.
             normalise: "filter"; "layer", for the norm of each weight tensor as a whole; or None, for directions with
-                the norm of the whole network, in which biases move too.
+                the norm of the whole network, in which biases change too.
             seed: Seed of the directions. The random state of the caller is left untouched.
             radius: How far to go to either side, in lengths of the directions.
         """
@@ -136,20 +136,20 @@ class Plane:
                 "random directions are drawn for whole networks, and this one is in shards: use Plane(a, b, c) of three"
             )
         if normalise not in ("filter", "layer", None):
-            raise ThalwegError(f"normalise is 'filter', 'layer' or None; got {normalise!r}")
+            raise ThalwegError(f"normalise must be 'filter', 'layer' or None; got {normalise!r}")
         if not 0 < (radius := real_number(radius, "radius")) < float("inf"):
-            raise ThalwegError(f"a radius is above 0; got {radius}")
+            raise ThalwegError(f"radius must be above 0 and finite; got {radius}")
         generator = torch.Generator().manual_seed(whole_number(seed, "seed") % 2**64)
         ends = [at(weights, weights.vector + _direction(weights, normalise, generator)) for _ in range(2)]
         if weights.distance(ends[0]) == 0:
             raise ThalwegError(
-                "a random direction has the norms of the network's weights, and those that would move are all 0: biases"
-                " and other vectors move only with normalise=None"
+                "a random direction has the norms of the network's weights, and those that it would change are all 0: "
+                "biases and other vectors change only with normalise=None"
             )
         if int((ends[0].vector != weights.vector).sum()) == 1:
             raise ThalwegError(
-                "a plane has two directions, and only one weight of this network would move: scan a Segment to either "
-                "side of it"
+                "a plane has two directions, and only one weight of this network would change: scan a Segment to "
+                "either side of it"
             )
         plane = cls(weights, *ends)
         plane.margin = 0.0
@@ -177,34 +177,56 @@ class Plane:
 
     @property
     def layout(self) -> Layout:
+        """The names, shapes and order of the weights, the same for all points of the plane."""
         return self.points[0].layout
 
     def point(self, x: float, y: float) -> Weights:
-        """The weights at (x, y); those of the three networks of `Plane(a, b, c)` bit for bit at their corners."""
+        """The weights at (x, y); at the corners of `Plane(a, b, c)`, bit for bit those of the three networks.
+
+        Args:
+            x: The distance from the origin along the first axis.
+            y: The distance from the origin along the second axis.
+        """
         x, y = real_number(x, "x"), real_number(y, "y")
         third = y / self.height
         second = (x - third * self.shift) / self.width
         return combine(self.basis, [1 - second - third, second, third])
 
     def project(self, weights: Weights) -> tuple[float, float]:
-        """The coordinates of the nearest point of the plane."""
-        check_weights(weights, "what is projected")
+        """The coordinates (x, y) of the point of the plane that is nearest to these weights.
+
+        Args:
+            weights: A network with the same layout, in the plane or outside it.
+        """
+        check_weights(weights, "a point to project")
         self.layout.check(weights.layout, "the plane", "the weights")
         a, b, c = (point.vector for point in self.basis)
         _, second, third = inner_products([a, weights.vector.to(a.device), b, c], self.layout)[0].tolist()
         if not isfinite(second + third):
-            raise ThalwegError("what is projected onto a plane holds NaN or infinity, so it has diverged: leave it out")
+            raise ThalwegError(
+                "a point to project onto a plane holds NaN or infinity, so it has diverged: leave it out"
+            )
         along = second / self.width
         return along, (third - along * self.shift) / self.height
 
     def path(self, curve: Curve, points: int = 121) -> list[tuple[float, float]]:
-        """The projection of a curve onto the plane, as coordinates at equally spaced t."""
+        """The projection of a curve onto the plane, as coordinates at equally spaced t.
+
+        Args:
+            curve: A curve between networks with the same layout.
+            points: The number of values of t.
+        """
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return [(x, y) for x, y in (weights @ places).tolist()]
 
     def path_distances(self, curve: Curve, points: int = 121) -> list[float]:
-        """The distance of a curve from the plane at the points of its `path`."""
+        """The distance of a curve from the plane at the points of its `path`.
+
+        Args:
+            curve: A curve between networks with the same layout.
+            points: The number of values of t.
+        """
         origin = self.basis[0].vector
         gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)], self.layout).cpu()
         places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
@@ -213,7 +235,11 @@ class Plane:
         return ((weights @ rest) * weights).sum(1).clamp_min(0).sqrt().tolist()
 
     def distance(self, weights: Weights) -> float:
-        """The distance of a point from the plane."""
+        """The Euclidean distance of a network from the plane.
+
+        Args:
+            weights: A network with the same layout.
+        """
         x, y = self.project(weights)
         origin = self.basis[0].vector
         whole = float(inner_products([origin, weights.vector.to(origin.device)], self.layout))
@@ -252,7 +278,7 @@ def _direction(weights: Weights, normalise: Normalise, generator: torch.Generato
 
 
 def _scaled(part: Tensor, like: Tensor, normalise: Normalise) -> Tensor:
-    """With the norms that `like` has, by rows or as a whole; biases and other vectors do not move."""
+    """Scaled to the norms of `like`, by rows or as a whole; zero for biases and other vectors."""
     if like.ndim < 2:
         return torch.zeros_like(part)
     over = tuple(range(1 if normalise == "filter" else 0, like.ndim))

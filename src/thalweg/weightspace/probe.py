@@ -13,8 +13,8 @@ from ..errors import ThalwegError
 from ..generators import same_randomness
 from ..runtime.compute import Compute, private_copy, shards_of
 from .layout import Layout, named_buffers, named_parameters, overrides_train, unwrapped
-from .state import ModuleState, kept
-from .weights import LARGE, Weights, bit_sum, check_state, held_once, same_bits
+from .state import ModuleState, preserved
+from .weights import LARGE, Weights, bit_sum, check_state, same_bits, shared_frozen
 
 
 class Probe:
@@ -174,14 +174,14 @@ class Probe:
         self.state.restore()
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Restore the network afterwards, whatever happens inside and wherever it is moved."""
         point = self.point.to("cpu" if self.point.nbytes > LARGE else self.device, copy=True)
         theirs = named_parameters(self.original)
         frozen = {
             name: theirs[name] if name in self.shared else self._fixed[name].clone() for name in self.layout.frozen
         }
-        with kept(self.module):
+        with preserved(self.module):
             try:
                 yield
             finally:
@@ -193,7 +193,7 @@ class Probe:
         """A copy of the current point with its buffers and provenance."""
         self.check()
         parameters = named_parameters(self.module)
-        frozen = {name: held_once(name, parameters[name].detach()) for name in self.layout.frozen}
+        frozen = {name: shared_frozen(name, parameters[name].detach()) for name in self.layout.frozen}
         buffers = {name: buffer.detach().clone() for name, buffer in named_buffers(self.module).items()}
         return Weights(self.layout, self.to_layout_order(self.point), buffers, frozen, made or {})
 
@@ -347,7 +347,7 @@ def probe_at(
     layout: Layout | None = None,
     share: bool = False,
 ) -> Probe:
-    """The network at a point; one in shards is not copied but made anew."""
+    """The network at a point; one in shards is not copied but recreated."""
     shards = shards_of(module)
     return Probe(module, weights, compute, layout, share) if shards is None else shards.probe(module, weights)
 

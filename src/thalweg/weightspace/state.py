@@ -140,7 +140,7 @@ class ModuleState:
 
 
 @contextmanager
-def kept(module: nn.Module, state: ModuleState | None = None) -> Iterator[ModuleState]:
+def preserved(module: nn.Module, state: ModuleState | None = None) -> Iterator[ModuleState]:
     """Undo whatever happens inside to the state of a module, except for the values of its parameters.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ThalwegError, real_number, whole_number
 from ..store import files
 from .layout import Layout
-from .weights import Weights, at, check_agreement, check_weights, held_once
+from .weights import Weights, at, check_agreement, check_weights, shared_frozen
 
 
 class SWAG:
@@ -55,7 +55,11 @@ class SWAG:
         return f"SWAG({self.count} networks, rank {len(self._recent)} of {self.rank})"
 
     def collect(self, network: nn.Module | Weights) -> None:
-        """Add a network, as a module or as weights; it is copied to the CPU."""
+        """Add a network to the mean and the covariance.
+
+        Args:
+            network: A module or its weights, of the same architecture as the first; it is copied to the CPU.
+        """
         point = Weights.of(network) if isinstance(network, nn.Module) else network
         check_weights(point, "what SWAG collects")
         point = point.to("cpu").bare()
@@ -75,7 +79,7 @@ class SWAG:
 
     @property
     def mean(self) -> Weights:
-        """The mean of all networks, as `average` gives it: SWA's network."""
+        """The mean of all networks, as `average` computes it: SWA's network."""
         self._need(1)
         return at(self._like, self._mean.to(self._like.layout.dtype, copy=True))
 
@@ -98,9 +102,9 @@ class SWAG:
 
         Args:
             n: How many.
-            scale: What the covariance, the sum of both parts, is multiplied with. The default is that of the paper; 0
-                gives the mean.
-            seed: Of the draws, which are the same for networks of any precision; the first of many are those of few.
+            scale: A factor of the covariance, the sum of both parts. The default is that of the paper; 0 gives the
+                mean.
+            seed: Seed of the draws, which are the same for networks of any precision; more draws begin with the same.
 
         Returns:
             Weights on the CPU, without batch-norm statistics: `update_bn` adds them.
@@ -135,7 +139,11 @@ class SWAG:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file."""
+        """Write one safetensors file.
+
+        Args:
+            path: The file to write.
+        """
         self._need(1)
         parts = {"mean": self._mean, "squares": self._squares, "recent": self._rows()}
         others = {f"other {name}": tensor for name, tensor in {**self._like.frozen, **self._like.buffers}.items()}
@@ -144,13 +152,17 @@ class SWAG:
 
     @classmethod
     def load(cls, path: str | Path) -> "SWAG":
-        """Read what `save` wrote; more networks can be collected."""
+        """Read what `save` wrote; more networks can be collected.
+
+        Args:
+            path: The file, or a folder that holds it as `swag.safetensors`.
+        """
         path = files.inside(path, "swag.safetensors")
         tensors, about = files.load_tensors(path, "swag")
         with files.reading(path):
             found, layout = cls(rank=about["rank"]), Layout.from_dict(about["layout"])
             others = {name.removeprefix("other "): t for name, t in tensors.items() if name.startswith("other ")}
-            frozen = {name: held_once(name, others.pop(name), copy=False) for name in layout.frozen}
+            frozen = {name: shared_frozen(name, others.pop(name), copy=False) for name in layout.frozen}
             found._mean, found._squares, recent = (tensors[name] for name in ("mean", "squares", "recent"))
             found.count = whole_number(about["count"], "count", least=1)
             found._like = Weights(layout, found._mean.to(layout.dtype), others, frozen)

@@ -7,22 +7,21 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError, warn
+from ..runtime.compute import present
 from ..store import checkpoints, files
 from .layout import Layout, named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
 
-BLOCK = 1 << 22  # entries turned to float64 at a time
+BLOCK = 1 << 22  # entries converted to float64 at a time
 LARGE = 1 << 30  # bytes; vectors beyond it are not copied on their device where that can be avoided
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_held: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()  # frozen parameters, once for all points
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class Weights:
         made: Provenance, saved with the file.
         kept: The checkpoints requested by `fit(keep=)`, by epoch; `save` leaves them out.
 
-    The four mappings are read-only: `dataclasses.replace(weights, made=...)` gives a point with another.
+    The four mappings are read-only: `dataclasses.replace(weights, made=...)` makes a copy with another.
     """
 
     layout: Layout
@@ -70,7 +69,11 @@ class Weights:
 
     @classmethod
     def of(cls, module: nn.Module) -> "Weights":
-        """Copy the weights of a module; the module is left as it is."""
+        """Copy the weights of a module.
+
+        Args:
+            module: Any network; it is not changed, and later changes to it do not affect the copy.
+        """
         if not isinstance(module, nn.Module):
             raise ThalwegError(
                 f"Weights.of takes a module; got {type(module).__name__}: a state dict goes through "
@@ -82,7 +85,7 @@ class Weights:
             layout=layout,
             vector=layout.join([parameters[name].detach() for name in layout.names]),
             buffers={name: buffer.detach().clone() for name, buffer in named_buffers(module).items()},
-            frozen={name: held_once(name, parameters[name].detach()) for name in layout.frozen},
+            frozen={name: shared_frozen(name, parameters[name].detach()) for name in layout.frozen},
         )
 
     @classmethod
@@ -96,7 +99,7 @@ class Weights:
         own = cls.of(module)
         if nested := [key for key, value in state.items() if isinstance(value, Mapping)]:
             raise ThalwegError(
-                f"a state dict holds tensors by name; this one holds others, so give what is under {nested[0]!r}"
+                f"a state dict holds tensors by name, and this one holds other dicts: give the one under {nested[0]!r}"
             )
         ties = {(one, two) for alias, name in own.layout.aliases for one, two in ((alias, name), (name, alias))}
         state = {**{one: state[two] for one, two in ties if two in state}, **state}
@@ -104,12 +107,13 @@ class Weights:
         for alias, name in own.layout.aliases:
             if not torch.equal(state[alias], state[name]):
                 raise ThalwegError(
-                    f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: untie or correct it"
+                    f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: correct one of them"
                 )
         vector = own.layout.join([state[name].to(own.vector) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
         frozen = {
-            name: held_once(name, own.layout.placed(name, state[name].to(value))) for name, value in own.frozen.items()
+            name: shared_frozen(name, own.layout.placed(name, state[name].to(value)))
+            for name, value in own.frozen.items()
         }
         return cls(own.layout, vector, buffers, frozen)
 
@@ -135,6 +139,9 @@ class Weights:
     def load_into(self, module: nn.Module) -> None:
         """Write these weights into `module`.
 
+        Args:
+            module: A network of the same architecture, on any device.
+
         Raises:
             ThalwegError: If the batch-norm statistics are missing, as for points of curves and averages; call
                 `update_bn`.
@@ -143,7 +150,7 @@ class Weights:
             missing = next(name for name in self.layout.statistics if name not in self.buffers)
             raise ThalwegError(
                 "weights of a network with batch norm can be used only with its statistics, and these have no "
-                f"'{missing}', as points of curves and averages have none: write update_bn(module, weights, "
+                f"'{missing}', like all points of curves and averages: write update_bn(module, weights, "
                 "batches).load_into(module)"
             )
         mine = self.state_dict()
@@ -155,13 +162,21 @@ class Weights:
                 tensor.copy_(mine[name])
 
     def distance(self, other: "Weights") -> float:
-        """Euclidean distance between the trainable weights of two points."""
+        """The Euclidean distance between the trainable weights of two points.
+
+        Args:
+            other: A point with the same layout.
+        """
         check_weights(other, "the other point")
         self.layout.check(other.layout, "these weights", "the others")
         return float(inner_products([self.vector, other.vector], self.layout)[0, 0].sqrt())
 
     def to(self, device: torch.device | str) -> "Weights":
-        """The same point on another device; itself if it is already there."""
+        """The same point on another device.
+
+        Args:
+            device: As in `torch.Tensor.to`; a point that is already there is returned itself, not a copy.
+        """
         if all(
             tensor.device == torch.device(device)
             for tensor in (self.vector, *self.buffers.values(), *self.frozen.values())
@@ -171,7 +186,7 @@ class Weights:
             self,
             vector=self.vector.to(device),
             buffers={name: buffer.to(device) for name, buffer in self.buffers.items()},
-            frozen={name: held_once(name, value.to(device), copy=False) for name, value in self.frozen.items()},
+            frozen={name: shared_frozen(name, value.to(device), copy=False) for name, value in self.frozen.items()},
         )
 
     def bare(self) -> "Weights":
@@ -228,8 +243,14 @@ class Weights:
     def from_tensors(
         cls, layout: Layout, tensors: Mapping[str, Tensor], made: Mapping[str, Any] | None = None
     ) -> "Weights":
-        """The inverse of `tensors`."""
-        frozen = {name: held_once(name, tensors[name], copy=False) for name in layout.frozen}
+        """The inverse of `tensors`.
+
+        Args:
+            layout: The order of the trainable weights.
+            tensors: Every parameter and buffer once, by name.
+            made: Provenance.
+        """
+        frozen = {name: shared_frozen(name, tensors[name], copy=False) for name in layout.frozen}
         buffers = {name: value for name, value in tensors.items() if name not in {*layout.names, *layout.frozen}}
         for name, shape in zip(layout.names, layout.shapes, strict=True):
             if (tensors[name].shape, tensors[name].dtype) != (shape, layout.dtype):
@@ -314,14 +335,18 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
         )
     ours, theirs = ({**point.frozen, **point.bare().buffers} for point in (start, end))
     if odd := sorted(set(ours) ^ set(theirs)):
-        raise ThalwegError(f"the two do not describe the same network: the buffer '{odd[0]}' is in one only")
+        raise ThalwegError(
+            f"{here} and {there} do not describe the same network: the buffer '{odd[0]}' is in only one of them"
+        )
     for name in ours:
         if not _equal(ours[name], theirs[name]):
             frozen = name in start.frozen
-            kind, thaw = ("frozen parameter", ", or let it move with requires_grad_()") if frozen else ("buffer", "")
+            kind, advice = (
+                ("frozen parameter", ", or make it trainable with requires_grad_()") if frozen else ("buffer", "")
+            )
             raise ThalwegError(
-                f"{here} and {there} must agree in everything that does not move, but the {kind} '{name}' differs: "
-                f"start both from the same value{thaw}"
+                f"{here} and {there} must agree in everything that is not trained, but the {kind} '{name}' differs: "
+                f"start both from the same value{advice}"
             )
 
 
@@ -383,7 +408,7 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     )
 
 
-def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
+def shared_frozen(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
     """The tensor that points hold for a frozen parameter: one that another point already holds, if it is the same bit
     for bit.
 
@@ -393,9 +418,10 @@ def held_once(name: str, tensor: Tensor, copy: bool = True) -> Tensor:
         copy: Whether `tensor` may be written to later, so that a copy must be held instead.
     """
     key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, hasattr(tensor, "to_local"))
-    other = _held.get(key)
+    held = present.get().frozen
+    other = held.get(key)
     if other is None or not same_bits(other, tensor):
-        other = _held[key] = tensor.detach().clone() if copy else tensor
+        other = held[key] = tensor.detach().clone() if copy else tensor
     return other
 
 
@@ -438,5 +464,5 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _shard(tensor: Tensor) -> Tensor:
-    """Of a tensor that is divided among processes, what this one holds."""
+    """The shard of this process, if a tensor is sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

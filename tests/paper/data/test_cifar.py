@@ -97,7 +97,7 @@ def by_python_2(table, by_columns=False):
 
 @pytest.mark.parametrize("below", [True, False])
 @pytest.mark.parametrize("name", READERS)
-def test_every_version_gives_the_same(name, below, tmp_path, published, written):
+def test_cifar_versions_give_the_same(name, below, tmp_path, published, written):
     versions = [binary(name), pickled(name, by_python_2), pickled(name, by_python_3)]
     results = []
     for i, (version, form) in enumerate(zip(versions, [0, 1, 1], strict=True)):
@@ -113,7 +113,7 @@ def test_every_version_gives_the_same(name, below, tmp_path, published, written)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-def test_both_orders_of_an_array(by_columns, tmp_path):
+def test_cifar_python_arrays_in_both_orders(by_columns, tmp_path):
     values = np.arange(6, dtype=np.uint8).reshape(2, 3)
     read = read_pickle(by_python_2({"data": values}, by_columns), tmp_path)["data"].tensor()
     assert np.array_equal(read, values)
@@ -122,7 +122,7 @@ def test_both_orders_of_an_array(by_columns, tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])]
 )
-def test_a_damaged_file(damage, tmp_path, published, written):
+def test_cifar_refuses_a_damaged_file(damage, tmp_path, published, written):
     files = binary("cifar100")
     published("cifar100", files)
     written(tmp_path, {**files, "test.bin": damage(files["test.bin"])})
@@ -136,7 +136,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_cannot_run_code(protocol, tmp_path, published, written):
+def test_cifar_pickle_cannot_run_code(protocol, tmp_path, published, written):
     evil = Evil()
     evil.path = str(tmp_path / "was here")
     files = {
@@ -151,13 +151,13 @@ def test_a_pickle_cannot_run_code(protocol, tmp_path, published, written):
 
 
 @pytest.mark.parametrize("name", ["builtins.eval", "numpy.load", "numpy._core.multiarray.fromfile", "torch.load"])
-def test_no_other_names(name, tmp_path):
+def test_cifar_pickle_refuses_other_names(name, tmp_path):
     module, _, function = name.rpartition(".")
     with pytest.raises(tw.ThalwegError, match=f"asks for {name}"):
         read_pickle(f"c{module}\n{function}\n.".encode(), tmp_path)
 
 
-def test_absent_files(tmp_path, published, written):
+def test_cifar_names_absent_files(tmp_path, published, written):
     with pytest.raises(tw.ThalwegError) as error:
         cifar10(tmp_path)
     assert str(error.value) == (

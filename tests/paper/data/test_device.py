@@ -6,12 +6,13 @@ from torch.nn import functional as F
 
 import thalweg as tw
 from thalweg.paper.data import DeviceBatches
+from thalweg.runtime.transfer import source
 
 IMAGES = torch.arange(10 * 2 * 4 * 4).reshape(10, 2, 4, 4).remainder(251).to(torch.uint8)
 LABELS = torch.arange(10)
 
 
-def test_every_image_once_per_pass_in_a_new_order():
+def test_device_batches_have_every_image_once_per_pass_in_a_new_order():
     batches = DeviceBatches(IMAGES, LABELS, 4, shuffle=True)
     torch.manual_seed(0)
     orders = [torch.cat([y for _, y in batches]) for _ in range(2)]
@@ -21,7 +22,7 @@ def test_every_image_once_per_pass_in_a_new_order():
         assert torch.equal(x, IMAGES[y].float() / 255)
 
 
-def test_a_generator_decides_the_order():
+def test_device_batches_order_is_decided_by_the_generator():
     first, second = (
         [
             y.tolist()
@@ -32,7 +33,7 @@ def test_a_generator_decides_the_order():
     assert first == second
 
 
-def test_a_crop_is_a_window_of_the_padded_image_perhaps_mirrored():
+def test_device_batches_crop_the_padded_image_and_mirror():
     torch.manual_seed(0)
     padded = F.pad(IMAGES, [1] * 4).float() / 255
     offsets, mirrored = set(), set()
@@ -58,14 +59,14 @@ def _window(image, dy, dx, flip):
     return window.flip(2) if flip else window
 
 
-def test_normalisation_is_per_channel():
+def test_device_batches_normalise_per_channel():
     x, _ = next(iter(DeviceBatches(IMAGES, LABELS, 10, mean=(0.5, 0.25), std=(0.1, 0.2))))
     plain = IMAGES.float() / 255
     assert torch.allclose(x[:, 0], (plain[:, 0] - 0.5) / 0.1, atol=1e-5)
     assert torch.allclose(x[:, 1], (plain[:, 1] - 0.25) / 0.2, atol=1e-5)
 
 
-def test_a_clean_view_shares_the_data_and_has_no_chance_in_it():
+def test_device_batches_clean_view_shares_the_data_and_is_not_random():
     batches = DeviceBatches(IMAGES, LABELS, 4, shuffle=True, crop=1, flip=True, drop_last=True)
     clean = batches.clean(batch_size=5)
     assert clean.images.data_ptr() == batches.images.data_ptr()
@@ -76,11 +77,27 @@ def test_a_clean_view_shares_the_data_and_has_no_chance_in_it():
 @pytest.mark.parametrize(
     ("images", "labels", "size"), [(IMAGES.float(), LABELS, 4), (IMAGES, LABELS[:5], 4), (IMAGES[0], LABELS, 4)]
 )
-def test_only_bytes_with_labels(images, labels, size):
+def test_device_batches_take_only_bytes_with_labels(images, labels, size):
     with pytest.raises(tw.ThalwegError, match="images must be uint8"):
         DeviceBatches(images, labels, size)
 
 
-def test_batches_of_nothing():
+def test_device_batches_refuse_empty_data():
     with pytest.raises(tw.ThalwegError, match="at least one image"):
         DeviceBatches(IMAGES[:0], LABELS[:0], 4)
+
+
+def test_device_batches_widened_only_where_order_does_not_matter():
+    images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.zeros(20, dtype=torch.long)
+    batches = tw.data.DeviceBatches(images, labels, 4)
+    assert batches.widened(10).batch_size == 10
+    assert batches.widened(2) is batches
+    shuffled = tw.data.DeviceBatches(images, labels, 4, shuffle=True)
+    assert shuffled.widened(10) is shuffled
+
+    class Own(tw.data.DeviceBatches):
+        def __iter__(self):
+            return iter([(torch.ones(1), torch.ones(1))])
+
+    passes, make = source(Own(images, labels, 4), torch.device("cpu"))
+    assert torch.equal(make(next(passes()))[0], torch.ones(1))

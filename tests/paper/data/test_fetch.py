@@ -76,7 +76,7 @@ def below(folder):
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
 
 
-def test_an_archive_is_fetched_once(server, offered, tmp_path):
+def test_fetch_archive_once(server, offered, tmp_path):
     folder = tmp_path / "new"
     corpus = ptb(folder, download=True)
     assert corpus.words == ["b", "<eos>", "a", "c"]
@@ -85,7 +85,7 @@ def test_an_archive_is_fetched_once(server, offered, tmp_path):
     assert server.requests == ["/simple-examples.tgz"]
 
 
-def test_single_files(server, published, tmp_path):
+def test_fetch_single_files(server, published, tmp_path):
     files = {name: name.encode() for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")}
     published("mnist", files, {server.offer(name, content): content for name, content in files.items()})
     copy = found("mnist", tmp_path, download=True)
@@ -93,10 +93,11 @@ def test_single_files(server, published, tmp_path):
     assert below(tmp_path) == [f"MNIST/raw/{name}" for name in files]
 
 
-def test_nothing_is_left_of_a_download_that_breaks_off(server, offered, tmp_path):
+def test_fetch_removes_a_broken_download(server, offered, tmp_path):
     server.broken = True
     with pytest.raises(
-        tw.ThalwegError, match=r"could not be downloaded \(it broke off after \d+ of \d+ bytes\): unpack http://"
+        tw.ThalwegError,
+        match=r"could not be downloaded \(the download broke off after \d+ of \d+ bytes\): unpack http://",
     ):
         ptb(tmp_path, download=True)
     assert below(tmp_path) == []
@@ -104,14 +105,14 @@ def test_nothing_is_left_of_a_download_that_breaks_off(server, offered, tmp_path
     assert len(ptb(tmp_path, download=True).train) == 8
 
 
-def test_nothing_is_left_of_something_else(server, offered, tmp_path):
+def test_fetch_removes_a_download_with_a_wrong_hash(server, offered, tmp_path):
     server.offer("simple-examples.tgz", b"<html>moved</html>")
-    with pytest.raises(tw.ThalwegError, match=r"what came from http://.*tgz is not the published file"):
+    with pytest.raises(tw.ThalwegError, match=r"the download of http://.*tgz is not the published file"):
         ptb(tmp_path, download=True)
     assert below(tmp_path) == []
 
 
-def test_no_page_and_no_server(server, offered, tmp_path, monkeypatch):
+def test_fetch_without_page_or_server(server, offered, tmp_path, monkeypatch):
     server.files.clear()
     with pytest.raises(
         tw.ThalwegError, match=rf"tgz could not be downloaded \(.*404.*\): unpack {offered} in {tmp_path}"
@@ -126,13 +127,13 @@ def unreachable(url, timeout):
     raise OSError("no route to host")
 
 
-def test_a_folder_that_cannot_be_made(offered, tmp_path):
+def test_fetch_names_a_folder_that_cannot_be_made(offered, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(tw.ThalwegError, match="could not be downloaded"):
         ptb(tmp_path / "file", download=True)
 
 
-def test_an_archive_writes_only_the_files_of_the_set(server, published, tmp_path):
+def test_fetch_unpacks_only_the_files_of_the_set(server, published, tmp_path):
     link = tarfile.TarInfo(f"{HOME}/ptb.valid.txt")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     packed = {
@@ -151,13 +152,13 @@ def test_an_archive_writes_only_the_files_of_the_set(server, published, tmp_path
         found("ptb", tmp_path / "data", download=True).content("ptb.valid.txt")
 
 
-def test_no_archive_at_all(server, published, tmp_path):
+def test_fetch_refuses_what_is_no_archive(server, published, tmp_path):
     published("ptb", TEXT, {server.offer("simple-examples.tgz", b"text"): b"text"})
     with pytest.raises(tw.ThalwegError, match="could not be downloaded"):
         ptb(tmp_path, download=True)
 
 
-def test_absent_and_not_wanted(tmp_path):
+def test_fetch_does_not_download_unasked(tmp_path):
     with pytest.raises(tw.ThalwegError) as error:
         mnist(tmp_path)
     base = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -170,7 +171,7 @@ def test_absent_and_not_wanted(tmp_path):
     assert below(tmp_path) == []
 
 
-def test_where_data_lie(monkeypatch):
+def test_find_data_folder(monkeypatch):
     monkeypatch.setenv("THALWEG_DATA", "/sets")
     assert find_data(None) == Path("/sets")
     assert find_data("/mine") == Path("/mine")

@@ -30,7 +30,7 @@ def packed(files, part="images"):
     }
 
 
-def test_packed_and_plain_files(tmp_path, files, written):
+def test_idx_packed_and_plain_files(tmp_path, files, written):
     written(tmp_path, packed(files))
     (train, labels), (test, _) = mnist(tmp_path)
     assert train.shape == (7, 1, 28, 28)
@@ -38,7 +38,7 @@ def test_packed_and_plain_files(tmp_path, files, written):
     assert idx(test[:, 0]) == files["t10k-images-idx3-ubyte"]
 
 
-def test_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, published, written):
+def test_idx_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, published, written):
     written(tmp_path / "MNIST" / "raw", packed(files))
     for folder in (tmp_path, tmp_path / "MNIST" / "raw"):
         with pytest.raises(
@@ -50,7 +50,7 @@ def test_only_the_folder_of_mnist_itself_must_hold_its_files(tmp_path, files, pu
     assert len(mnist(tmp_path)[0][0]) == 7
 
 
-def test_damaged_and_missing_files(tmp_path, files, written):
+def test_idx_damaged_and_missing_files(tmp_path, files, written):
     written(tmp_path, packed(files))
     labels, images = tmp_path / "train-labels-idx1-ubyte", tmp_path / "train-images-idx3-ubyte.gz"
     labels.write_bytes(files[labels.name][:-1])

@@ -29,7 +29,7 @@ def colours(images):
     return images * STD[:, None, None] + MEAN[:, None, None]
 
 
-def test_the_middle_in_order(folder):
+def test_image_folder_gives_the_middle_of_each_image_in_order(folder):
     loader = images_in(folder, 4, size=28)
     (first, labels), (_, rest) = loader
     assert loader.dataset.classes == ["ant", "bee", "cat"]
@@ -42,7 +42,7 @@ def test_the_middle_in_order(folder):
     assert blue.mean().item() == pytest.approx(128 / 255, abs=0.01)
 
 
-def test_grey_and_transparent_images_become_colours(tmp_path):
+def test_grey_and_transparent_images_become_rgb(tmp_path):
     (tmp_path / "a").mkdir()
     Image.new("L", (9, 9), 255).save(tmp_path / "a" / "grey.png")
     Image.new("RGBA", (9, 9), (255, 255, 255, 0)).save(tmp_path / "a" / "clear.png")
@@ -55,7 +55,7 @@ def passed(folder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_seed_decides(folder, workers):
+def test_image_crops_are_decided_by_the_seed(folder, workers):
     torch.manual_seed(1)
     first, second = passed(folder, workers), passed(folder, workers)
     torch.manual_seed(1)
@@ -64,7 +64,7 @@ def test_a_seed_decides(folder, workers):
     assert not torch.equal(first[0], second[0])
 
 
-def test_windows_and_mirrors(folder):
+def test_image_crops_and_mirrors(folder):
     torch.manual_seed(0)
     loader, mirrored, seen = images_in(folder, 6, size=16, train=True), 0, set()
     for _ in range(30):
@@ -79,7 +79,7 @@ def test_windows_and_mirrors(folder):
 
 
 @pytest.mark.parametrize("size", [(500, 375), (100, 400), (30, 20), (1, 1)])
-def test_a_window_keeps_its_limits(size):
+def test_image_crop_keeps_its_limits(size):
     torch.manual_seed(0)
     boxes = torch.tensor([_window(*size) for _ in range(300)])
     sides = boxes[:, 2:] - boxes[:, :2]
@@ -93,12 +93,12 @@ def test_a_window_keeps_its_limits(size):
         assert area.min() > 0.95 * AREA[0]
 
 
-def test_a_long_image_gives_its_middle():
+def test_image_that_is_long_gives_its_middle():
     assert _window(400, 10) == (193, 0, 206, 10)
     assert _window(10, 400) == (0, 193, 10, 206)
 
 
-def test_nothing_to_read(tmp_path):
+def test_image_folder_without_images_is_refused(tmp_path):
     with pytest.raises(tw.ThalwegError, match=r"there is no folder .*nowhere"):
         images_in(tmp_path / "nowhere", 4)
     with pytest.raises(tw.ThalwegError, match="holds no folder"):
@@ -112,7 +112,7 @@ def test_nothing_to_read(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[: len(content) // 2], lambda content: b"no image"])
-def test_an_unreadable_image_is_named(folder, damage):
+def test_unreadable_image_is_named(folder, damage):
     path = folder / "ant" / "1.png"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(tw.ThalwegError, match=r"ant.1\.png cannot be read as an image"):

@@ -23,18 +23,18 @@ def skip_without(name):
 
 
 @pytest.mark.parametrize(("reader", "shape", "first", "first_test"), IMAGES)
-def test_images(reader, shape, first, first_test):
+def test_real_images(reader, shape, first, first_test):
     skip_without(reader.__name__)
-    (images, labels), (test_images, test_labels) = reader(DATA)
+    (images, labels), (test_real_images, test_labels) = reader(DATA)
     assert images.shape == shape
-    assert test_images.shape == (10_000, *shape[1:])
+    assert test_real_images.shape == (10_000, *shape[1:])
     assert labels[:4].tolist() == first
     assert test_labels[:4].tolist() == first_test
     assert labels.bincount().sum() == shape[0]
     assert labels.max() == test_labels.max() == (99 if reader is cifar100 else 9)
 
 
-def test_text():
+def test_real_text():
     skip_without("ptb")
     train, valid, test, words = ptb(DATA)
     assert (len(train), len(valid), len(test), len(words)) == (929_589, 73_760, 82_430, 10_000)

@@ -11,7 +11,7 @@ TEXT = {"ptb.train.txt": b" b a b\n c a b\n", "ptb.valid.txt": b" c\n", "ptb.tes
 
 
 @pytest.mark.parametrize("place", [".", "ptb", "simple-examples/data"])
-def test_words_by_frequency_then_by_the_alphabet(place, tmp_path, published, written):
+def test_tokens_are_ordered_by_frequency_then_alphabet(place, tmp_path, published, written):
     published("ptb", TEXT)
     written(tmp_path / place, TEXT)
     train, valid, test, words = ptb(tmp_path)
@@ -20,7 +20,7 @@ def test_words_by_frequency_then_by_the_alphabet(place, tmp_path, published, wri
     assert (valid.tolist(), test.tolist()) == ([3, 1], [2, 2, 1, 0, 1])
 
 
-def test_wrong_and_absent_text(tmp_path, published, written):
+def test_tokens_of_wrong_and_absent_text(tmp_path, published, written):
     with pytest.raises(tw.ThalwegError, match=r"the Penn Treebank must be .*unpack http.*simple-examples\.tgz in"):
         ptb(tmp_path)
     published("ptb", TEXT)
@@ -32,7 +32,7 @@ def test_wrong_and_absent_text(tmp_path, published, written):
 @pytest.mark.parametrize(
     ("count", "batch_size", "steps"), [(100, 4, 5), (103, 4, 6), (101, 1, 10), (21, 10, 1), (840, 20, 35)]
 )
-def test_streams_against_a_plain_loop(count, batch_size, steps):
+def test_token_streams_against_a_plain_loop(count, batch_size, steps):
     tokens = torch.randint(50, (count,), generator=torch.Generator().manual_seed(0))
     batches, length = TokenBatches(tokens, batch_size, steps), count // batch_size
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_streams_against_a_plain_loop(count, batch_size, steps):
     assert isinstance(batches, MadeOnDevice)
 
 
-def test_kinds_of_a_batch():
+def test_token_batch_dtypes():
     inputs, fresh, targets = next(iter(TokenBatches(torch.arange(1000))))
     assert inputs.shape == targets.shape == (20, 35)
     assert (inputs.dtype, targets.dtype, fresh.dtype, fresh.shape) == (torch.int64, torch.int64, torch.float32, ())
@@ -58,6 +58,6 @@ def test_kinds_of_a_batch():
     ("tokens", "batch_size", "steps"),
     [(torch.arange(10), 2, 5), (torch.arange(10), 0, 5), (torch.arange(10), 2, 0), (torch.zeros(4, 9), 2, 1)],
 )
-def test_too_short_for_a_batch(tokens, batch_size, steps):
+def test_tokens_too_few_for_a_batch(tokens, batch_size, steps):
     with pytest.raises(tw.ThalwegError, match="tokens must be one row, long enough"):
         TokenBatches(tokens, batch_size, steps)

@@ -35,24 +35,24 @@ def no_torchvision(monkeypatch):
 
 
 @pytest.mark.usefixtures("torchvision", "timm")
-def test_torchvision_comes_first():
+def test_imagenet_network_of_torchvision_comes_first():
     assert models.resnet50().options == {"weights": None}
     assert models.resnet50(pretrained=True).options == {"weights": "IMAGENET1K_V1"}
 
 
 @pytest.mark.usefixtures("torchvision")
-def test_another_number_of_classes_gets_a_new_last_layer():
+def test_imagenet_network_with_other_classes_gets_a_new_last_layer():
     last = models.resnet50(classes=5, pretrained=True).fc
     assert (last.in_features, last.out_features) == (8, 5)
 
 
 @pytest.mark.usefixtures("no_torchvision", "timm")
-def test_timm_comes_second():
+def test_imagenet_network_of_timm_comes_second():
     assert models.resnet50(classes=5).options == {"name": "resnet50.tv_in1k", "pretrained": False, "num_classes": 5}
 
 
 @pytest.mark.usefixtures("timm")
-def test_a_torchvision_built_for_another_torch_is_passed_over(monkeypatch, tmp_path):
+def test_imagenet_network_skips_a_broken_torchvision(monkeypatch, tmp_path):
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -60,7 +60,7 @@ def test_a_torchvision_built_for_another_torch_is_passed_over(monkeypatch, tmp_p
 
 
 @pytest.mark.usefixtures("no_torchvision")
-def test_neither_is_there(monkeypatch):
+def test_imagenet_network_without_torchvision_and_timm_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
         ValueError, match="from torchvision or timm; neither can be imported here: pip install torchvision"

@@ -22,7 +22,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize(("make", "classes"), COUNTS)
-def test_counts_and_shapes(make, classes):
+def test_models_parameter_counts_and_shapes(make, classes):
     network = make(classes=classes).eval()
     assert sum(p.numel() for p in network.parameters()) == COUNTS[make, classes]
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, classes)
@@ -102,7 +102,7 @@ def test_resnets_are_as_deep_as_their_names_say(make, depth):
     assert len([name for name in layers if "shortcut" not in name]) == depth
 
 
-def test_a_batch_norm_vgg_is_the_plain_one_with_more_layers():
+def test_batch_norm_vgg_is_the_plain_one_with_more_layers():
     plain, normed = models.vgg16(), models.vgg16_bn().eval()
     norms = [part for part in normed if isinstance(part, nn.BatchNorm2d)]
     assert len(norms) == 13
@@ -112,7 +112,7 @@ def test_a_batch_norm_vgg_is_the_plain_one_with_more_layers():
     assert normed(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_the_fully_connected_network_takes_images():
+def test_fully_connected_network_takes_images():
     network = models.fc(classes=7)
     sizes = [(part.in_features, part.out_features) for part in network if isinstance(part, nn.Linear)]
     assert sizes == [(784, 1000), (1000, 500), (500, 7)]
@@ -120,7 +120,7 @@ def test_the_fully_connected_network_takes_images():
 
 
 @pytest.mark.parametrize("make", [models.fc, models.conv3fc3])
-def test_scaled_weights_scale_the_logits(make):
+def test_models_scaled_weights_scale_the_logits(make):
     """What the path through the origin in the supplement rests on."""
     torch.manual_seed(0)
     network, t = make().double(), 0.5
@@ -137,13 +137,13 @@ def test_scaled_weights_scale_the_logits(make):
 
 
 @pytest.mark.parametrize("width", [0.3, 0.5, 0.8, 1])
-def test_the_width_of_conv3fc3(width):
+def test_conv3fc3_width(width):
     units = round(1000 * width)
     sizes = [(part.in_features, part.out_features) for part in models.conv3fc3(width) if isinstance(part, nn.Linear)]
     assert sizes == [(1152, units), (units, units), (units, 10)]
 
 
-def test_a_width_that_leaves_nothing():
+def test_conv3fc3_refuses_too_small_a_width():
     with pytest.raises(ValueError, match="at least one of 1000 hidden units; got 0"):
         models.conv3fc3(width=0)
 
@@ -158,7 +158,7 @@ CONVOLUTIONAL = [
 
 
 @pytest.mark.parametrize("make", CONVOLUTIONAL)
-def test_convolutions_start_as_in_the_reference(make):
+def test_models_convolutions_start_as_in_the_reference(make):
     torch.manual_seed(0)
     for part in make().modules():
         if isinstance(part, nn.Conv2d):
@@ -177,7 +177,7 @@ def test_resnet158_starts_scaled_by_its_inputs():
             assert float(part.weight.detach().std()) == pytest.approx(expected, rel=6 / sqrt(2 * part.weight.numel()))
 
 
-def test_wide_networks_start_as_torch_starts_them():
+def test_wide_resnets_start_as_torch_starts_them():
     torch.manual_seed(0)
     for part in models.wrn28_10().modules():
         if isinstance(part, nn.Conv2d):
@@ -188,6 +188,6 @@ def test_wide_networks_start_as_torch_starts_them():
             assert part.bias.any()
 
 
-def test_a_depth_that_does_not_fit():
+def test_preresnet_refuses_a_depth_that_does_not_fit():
     with pytest.raises(ValueError, match="9 n \\+ 2; got 100"):
         models.preresnet(100)

@@ -23,7 +23,7 @@ def tokens():
 @pytest.mark.parametrize(
     ("size", "hidden", "init", "dropout"), [("large", 1500, 0.04, 0.65), ("medium", 650, 0.05, 0.5)]
 )
-def test_the_sizes_of_the_tutorial(size, hidden, init, dropout):
+def test_lstm_sizes_of_the_tutorial(size, hidden, init, dropout):
     with torch.device("meta"):
         net = models.lstm(size)
     layer = 4 * hidden * (hidden + hidden) + 2 * 4 * hidden
@@ -33,27 +33,27 @@ def test_the_sizes_of_the_tutorial(size, hidden, init, dropout):
     assert models.recurrent.SIZES[size][1] == init
 
 
-def test_all_weights_start_uniform_biases_included():
+def test_lstm_weights_and_biases_start_uniform():
     net = models.Lstm(hidden=40, words=30, batch=2, init=0.04)
     for name, parameter in net.named_parameters():
         assert float(parameter.detach().abs().max()) <= 0.04, name
         assert float(parameter.detach().std()) == pytest.approx(0.04 / 3**0.5, rel=0.3), name
 
 
-def test_the_medium_one_runs():
+def test_lstm_medium_runs():
     net = models.lstm("medium", words=30, batch=2)
     assert float(net.output.weight.detach().abs().max()) == pytest.approx(0.05, rel=1e-2)
     assert net(torch.zeros(2, 4, dtype=torch.int64), FRESH).shape == (2, 4, 30)
 
 
-def test_pieces_give_what_the_whole_gives(net, tokens):
+def test_lstm_of_pieces_gives_what_the_whole_gives(net, tokens):
     net.eval()
     whole = net(tokens, FRESH)
     pieces = [net(tokens[:, :5], FRESH), net(tokens[:, 5:], ON)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
 
 
-def test_two_layers_are_torchs_own_two_layers(net, tokens):
+def test_lstm_two_layers_are_those_of_torch(net, tokens):
     net.eval()
     stack = torch.nn.LSTM(6, 6, num_layers=2, batch_first=True).double()
     for k, layer in enumerate(net.layers):
@@ -66,7 +66,7 @@ def test_two_layers_are_torchs_own_two_layers(net, tokens):
 
 
 @pytest.mark.parametrize("fresh", [FRESH, torch.ones(1), torch.ones(1, 1)])
-def test_a_fresh_batch_forgets(net, tokens, fresh):
+def test_lstm_state_is_reset_by_a_fresh_batch(net, tokens, fresh):
     net.eval()
     first = net(tokens, FRESH)
     assert not torch.allclose(net(tokens, ON), first)
@@ -74,12 +74,12 @@ def test_a_fresh_batch_forgets(net, tokens, fresh):
     torch.testing.assert_close(net(tokens, fresh), first)
 
 
-def test_the_state_is_no_part_of_the_weights(net):
+def test_lstm_state_is_no_part_of_the_weights(net):
     assert {"hidden", "cell"} <= dict(net.named_buffers()).keys()
     assert not {"hidden", "cell"} & net.state_dict().keys()
 
 
-def test_no_gradient_flows_into_the_batch_before(net, tokens):
+def test_lstm_gradient_does_not_flow_into_the_batch_before(net, tokens):
     def loss(fresh):
         return F.cross_entropy(net(tokens, fresh).flatten(0, 1), tokens.flatten())
 
@@ -92,7 +92,7 @@ def test_no_gradient_flows_into_the_batch_before(net, tokens):
     assert not net.cell.requires_grad
 
 
-def test_the_state_keeps_its_place_in_memory(net, tokens):
+def test_lstm_state_keeps_its_place_in_memory(net, tokens):
     places = net.hidden.data_ptr(), net.cell.data_ptr()
     buffers = net.hidden, net.cell
     for fresh in (FRESH, ON, ON):
@@ -102,7 +102,7 @@ def test_the_state_keeps_its_place_in_memory(net, tokens):
     assert net.cell is buffers[1]
 
 
-def test_dropout_acts_on_what_enters_each_layer_and_what_leaves_the_last(net, tokens):
+def test_lstm_dropout_acts_on_inputs_of_each_layer_and_the_last_output(net, tokens):
     calls = []
     net.dropout.register_forward_hook(lambda module, inputs, output: calls.append(output.shape))
     net.train()
@@ -115,11 +115,11 @@ def test_dropout_acts_on_what_enters_each_layer_and_what_leaves_the_last(net, to
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (4, 8), (3,)])
-def test_a_batch_that_does_not_fit_the_state(net, shape):
+def test_lstm_refuses_a_batch_that_does_not_fit_the_state(net, shape):
     with pytest.raises(ValueError, match=r"a batch of 3, one row for each state .* got \(.*: drop the short batch, or"):
         net(torch.zeros(shape, dtype=torch.int64), FRESH)
 
 
-def test_a_size_that_is_not_known():
+def test_lstm_refuses_an_unknown_size():
     with pytest.raises(ValueError, match="size must be 'large' or 'medium'; got 'small'"):
         models.lstm("small")

@@ -30,6 +30,7 @@ class DeviceBatches:
         flip: Flip images horizontally with probability 1/2.
         mean: Per channel, for pixels between 0 and 1, for normalisation.
         std: Per channel, for pixels between 0 and 1, for normalisation.
+        device: Where the data set is stored and batches are made.
         generator: The random generator, on the same device; torch's global one by default.
         drop_last: Leave out a short last batch.
     """
@@ -69,7 +70,11 @@ class DeviceBatches:
         self.drop_last = drop_last
 
     def clean(self, batch_size: int | None = None) -> "DeviceBatches":
-        """The same data in order and without augmentation, for evaluation; nothing is copied."""
+        """The same data in order and without augmentation, for evaluation; nothing is copied.
+
+        Args:
+            batch_size: Images per batch; by default as many as before.
+        """
         view = copy(self)
         view.__dict__.pop("_padded", None)
         vars(view).update(shuffle=False, crop=0, flip=False, drop_last=False, batch_size=batch_size or self.batch_size)
@@ -78,12 +83,16 @@ class DeviceBatches:
     def widened(self, batch_size: int) -> "DeviceBatches":
         """The same data in larger batches, for measurements that do not depend on their size; unchanged if batches are
         random.
+
+        Args:
+            batch_size: Images per batch; unchanged if batches are as large already.
         """
         chance = self.shuffle or self.crop or self.flip or self.drop_last
         return self if chance or batch_size <= self.batch_size else self.clean(batch_size)
 
     @property
     def device(self) -> torch.device:
+        """The device on which batches are made."""
         return self.images.device
 
     @property
@@ -99,8 +108,8 @@ class DeviceBatches:
         return map(self.make_batch, self.draws())
 
     def draws(self) -> Iterator[Tensor]:
-        """For each batch of one epoch, what was drawn at random: a row per image with its index, and with augmentation
-        the position of its crop and whether it is flipped.
+        """The random draws for each batch of one epoch: a row per image with its index, and with augmentation the
+        position of its crop and whether it is flipped.
         """
         count, device, generator = len(self.images), self.device, self.generator
         draw = partial(torch.randint, size=(count,), device=device, generator=generator)
@@ -112,7 +121,11 @@ class DeviceBatches:
         yield from torch.stack(columns, dim=1).split(self.batch_size)[: len(self)]
 
     def make_batch(self, draw: Tensor) -> tuple[Tensor, Tensor]:
-        """The batch for one of the `draws`; only tensors are read, so that it can be captured in a CUDA graph."""
+        """Make a batch from tensors alone, so that it can be captured in a CUDA graph.
+
+        Args:
+            draw: One of the `draws`.
+        """
         chosen = draw[:, 0]
         pixels = self.images[chosen] if draw.shape[1] == 1 else self._window(*draw.T)
         return (pixels.float() - self.mean) / self.std, self.labels[chosen]
@@ -162,6 +175,7 @@ class TokenBatches:
 
     @property
     def device(self) -> torch.device:
+        """The device on which batches are made."""
         return self.streams.device
 
     @property
@@ -180,6 +194,10 @@ class TokenBatches:
         return iter(torch.arange(len(self), device=self.device) * self.steps)
 
     def make_batch(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The batch at this position; only tensors are read, so that it can be captured in a CUDA graph."""
+        """Make a batch from tensors alone, so that it can be captured in a CUDA graph.
+
+        Args:
+            start: One of the `draws`, the position of the batch in the streams.
+        """
         place = start + self.along
         return self.streams[:, place], (start == 0).float(), self.streams[:, place + 1]

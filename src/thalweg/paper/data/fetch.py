@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 from ...errors import ThalwegError
-from ...runtime.progress import Progress
+from ...runtime.compute import Call, Compute
 
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 MB = 1_000_000
@@ -215,14 +215,14 @@ def download(url: str, expected: str, path: Path) -> None:
     digest = md5(usedforsecurity=False)
     with urlopen(url, timeout=PATIENCE) as answer, open(path, "wb") as file:
         size = int(answer.headers.get("Content-Length") or 0)
-        with Progress(f"{path.name}, MB", -(-size // MB)) as progress:
+        with Call(Compute()).bar(f"{path.name}, MB", -(-size // MB)) as progress:
             while piece := answer.read(MB):
                 file.write(piece)
                 digest.update(piece)
                 progress.advance()
         if file.tell() < size:
-            raise OSError(f"it broke off after {file.tell():,} of {size:,} bytes")
-    require(digest.hexdigest() == expected, f"what came from {url}", "try again later, or ask its publisher")
+            raise OSError(f"the download broke off after {file.tell():,} of {size:,} bytes")
+    require(digest.hexdigest() == expected, f"the download of {url}", "try again later, or ask its publisher")
 
 
 def _unpack(form: Form, archive: Path) -> Iterator[Path]:
@@ -245,7 +245,7 @@ def _by_hand(form: Form, folder: Path) -> str:
 
 def require(same: bool, what: str, remedy: str) -> None:
     if not same:
-        raise ThalwegError(f"{what} is not the published file, since its md5 is another: {remedy}")
+        raise ThalwegError(f"{what} is not the published file, since its md5 differs: {remedy}")
 
 
 def _unpacked(path: Path, remedy: str) -> bytes:

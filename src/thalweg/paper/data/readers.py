@@ -131,7 +131,7 @@ def images_of(entries: Mapping[str, Any], path: Path) -> Pair:
 
 
 class Array:
-    """Stands in for numpy's array and for the types named in it: keeps what the pickle says, and runs nothing."""
+    """Stands in for NumPy's array and for the types named in it: keeps the content of the pickle, and runs no code."""
 
     def __init__(self, *arguments: object):
         pass
@@ -246,5 +246,5 @@ def held_out(train: Pair, count: int = 5000) -> tuple[Pair, Pair]:
     """
     images, labels = train
     if not 0 < count < len(images):
-        raise ThalwegError(f"what is held out must be some of the {len(images)} images and not all; got count={count}")
+        raise ThalwegError(f"count must be above 0 and below {len(images)}, the number of images; got {count}")
     return (images[:-count], labels[:-count]), (images[-count:], labels[-count:])

@@ -54,6 +54,12 @@ class Lstm(nn.Module):
             nn.init.uniform_(parameter, -init, init)
 
     def forward(self, tokens: Tensor, fresh: Tensor) -> Tensor:
+        """The logits of the next word at each position, (batch, time, words).
+
+        Args:
+            tokens: Words by number, (batch, time).
+            fresh: 1 to start from a state of zeros, 0 to continue from the state after the previous batch.
+        """
         self._check(tokens)
         x = self.dropout(self.embedding(tokens))
         for layer, *states in zip(self.layers, self.hidden, self.cell, strict=True):

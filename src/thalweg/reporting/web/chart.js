@@ -1,5 +1,8 @@
 const DASHES = ["", "7 4", "10 3 2 3", "2 3", "14 4", "6 2 2 2 2 2"];
-const styleOf = (index) => ({ stroke: `var(--series-${index % 6})`, "stroke-dasharray": DASHES[index % DASHES.length] });
+const styleOf = (index) => ({
+  stroke: `var(--series-${index % 6})`,
+  "stroke-dasharray": DASHES[index % DASHES.length],
+});
 
 const MARKS = {
   cross: "M-4,-4L4,4M-4,4L4,-4",
@@ -9,8 +12,9 @@ const MARKS = {
 
 /**
  * Lines and marks over a common axis.
- * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash), hidden.
- * whole: whether only whole numbers have a meaning along x. toggle: called with the index of what was clicked in the legend.
+ * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash),
+ * hidden.
+ * whole: label only whole numbers along x. toggle: called with the index of the legend entry that was clicked.
  * Returns the scales, so that something can be moved along the drawing.
  */
 function chart(host, { series: all, x, y, textId, range, whole, toggle }) {
@@ -20,7 +24,8 @@ function chart(host, { series: all, x, y, textId, range, whole, toggle }) {
   const [low, high] = padded(extent(series.flatMap((item) => item.y)) ?? [0, 1]);
   const [left, right] = range ?? extent(series.flatMap((item) => item.x)) ?? [0, 1];
   const marks = ticks(low, high, height / 60);
-  const margin = { left: 30 + 7.2 * Math.max(...marks.map((tick) => tickText(tick).length)), right: 12, top: 10, bottom: 42 };
+  const widest = Math.max(...marks.map((tick) => tickText(tick).length));
+  const margin = { left: 30 + 7.2 * widest, right: 12, top: 10, bottom: 42 };
   const across = (value) => margin.left + ((value - left) / (right - left || 1)) * (width - margin.left - margin.right);
   const up = (value) => height - margin.bottom - ((value - low) / (high - low)) * (height - margin.top - margin.bottom);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-labelledby": textId });
@@ -55,12 +60,11 @@ function frame(svg, { width, height, margin, across, up, x, y, marks, places }) 
     svg.append(draw("line", { class: "axis", x1: across(tick), x2: across(tick), y1: bottom, y2: bottom + 5 }));
     svg.append(draw("text", { x: across(tick), y: bottom + 19, "text-anchor": "middle" }, tickText(tick)));
   }
-  const middle = (margin.top + bottom) / 2;
+  const label = { class: "label", "text-anchor": "middle" };
+  const [centre, middle] = [(margin.left + width - margin.right) / 2, (margin.top + bottom) / 2];
   svg.append(draw("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom }));
-  svg.append(
-    draw("text", { class: "label", x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, x),
-  );
-  svg.append(draw("text", { class: "label", "text-anchor": "middle", transform: `translate(13 ${middle}) rotate(-90)` }, y));
+  svg.append(draw("text", { ...label, x: centre, y: height - 4 }, x));
+  svg.append(draw("text", { ...label, transform: `translate(13 ${middle}) rotate(-90)` }, y));
 }
 
 function lineParts(item, across, up) {
@@ -101,7 +105,8 @@ function mark(kind, x, y, colour) {
 function legend(series, toggle) {
   const items = series.map((item, index) => {
     const sample = draw("svg", { width: 30, height: 14, "aria-hidden": "true" });
-    if (item.line !== false) sample.append(draw("line", { x1: 0, x2: 30, y1: 7, y2: 7, "stroke-width": 2, ...item.style }));
+    if (item.line !== false)
+      sample.append(draw("line", { x1: 0, x2: 30, y1: 7, y2: 7, "stroke-width": 2, ...item.style }));
     if (item.mark) sample.append(mark(item.mark, 15, 7, item.style.stroke));
     if (!toggle) return make("li", {}, sample, item.name);
     const button = make("button", { type: "button", "aria-pressed": String(!item.hidden) }, sample, item.name);

@@ -112,8 +112,8 @@ function drawProfile() {
     style: styleOf(curve.style),
     hidden: state.hidden.has(curve),
   }));
-  const told = state.curves.map((curve, i) => (state.hidden.has(curve) ? "" : course(curve, found[i])));
-  figure.querySelector("figcaption").textContent = told.join(" ").trim() || "All curves are hidden.";
+  const captions = state.curves.map((curve, i) => (state.hidden.has(curve) ? "" : course(curve, found[i])));
+  figure.querySelector("figcaption").textContent = captions.join(" ").trim() || "All curves are hidden.";
   offer(
     figure.querySelector(".files"),
     state.curves.map((curve) => [curve.label, () => curve.csv]),
@@ -166,10 +166,15 @@ function tellPlane(values, unit, label) {
   const [low, high] = range.map((value) => withUnit(value, unit));
   const words = `${sentence(label)} from ${low} to ${high} on ${values[0].length} x ${values.length} points`;
   const holes = gaps ? ` ${gaps} points are not finite and left out.` : "";
-  const spots = Object.keys(state.plane.paths).length ? "The filled spot is the curve at t." : "No curve is drawn in this plane.";
-  const off = Object.keys(state.plane.off).length ? ` Faded: what does not lie in the plane, so that the ${untitled(label)} below it is not its own.` : "";
+  const spots = Object.keys(state.plane.paths).length
+    ? "The filled spot is the curve at t."
+    : "No curve is drawn in this plane.";
+  const off = Object.keys(state.plane.off).length
+    ? ` Faded: what does not lie in the plane, so that the ${untitled(label)} below it is not its own.`
+    : "";
   find("#plane-text").textContent = `${words}. ${spanning(state.plane)} ${spots}${off}${holes}`;
-  find("#surface-text").textContent = `${words}, seen as a surface over distances; height and colour are on the scale of the map.${holes}`;
+  find("#surface-text").textContent =
+    `${words}, seen as a surface over distances; height and colour are on the scale of the map.${holes}`;
   return true;
 }
 
@@ -181,7 +186,11 @@ function spanning({ corners, shares, measured }) {
     const held = Math.round(100 * (shares[0] + shares[1]));
     return `${part}The plane holds ${held} % of the variance of ${corners.length} networks.`;
   }
-  return part + (corners.length === 1 ? "White spot: the network around which it lies." : "White spots: the three points that span the plane.");
+  const spots =
+    corners.length === 1
+      ? "White spot: the network around which it lies."
+      : "White spots: the three points that span the plane.";
+  return part + spots;
 }
 
 /** Everything that depends on t and nothing else. */

@@ -3,7 +3,8 @@ function showEnsembles() {
   if (!PAGE.reports.length) return missing(section, PAGE.missing.reports);
   const state = { report: PAGE.reports[0], score: null };
   const show = () => {
-    const scores = Object.keys(state.report.members[0]).filter((name) => name !== "calibrated_error"); // it is the error
+    // without the calibrated error, which is the error
+    const scores = Object.keys(state.report.members[0]).filter((name) => name !== "calibrated_error");
     state.score = scores.includes(state.score) ? state.score : scores[0];
     choose(
       find("#scores"),
@@ -78,9 +79,11 @@ function showReliability(report) {
     ["after temperature scaling", report.calibrated_reliability, report.growth.at(-1).calibrated_ece],
   ].filter(([, bins]) => bins.length);
   if (!drawn.length) return;
-  const [host, files, text] = [make("div", { class: "drawing" }), make("span", { class: "files" }), make("figcaption", { id: "reliability-text" })];
+  const [host, files] = [make("div", { class: "drawing" }), make("span", { class: "files" })];
+  const text = make("figcaption", { id: "reliability-text" });
   const title = make("div", { class: "title" }, make("h3", { id: "reliability-title" }, "Reliability diagram"), files);
-  find("#ensemble .pair").append(make("figure", { id: "reliability", "aria-labelledby": "reliability-title" }, title, host, text));
+  const figure = make("figure", { id: "reliability", "aria-labelledby": "reliability-title" }, title, host, text);
+  find("#ensemble .pair").append(figure);
   const percent = (bins, column) => bins.map((bin) => 100 * bin[column]);
   const series = drawn.map(([name, bins], i) => ({
     name,
@@ -90,13 +93,20 @@ function showReliability(report) {
     style: styleOf(i),
   }));
   const diagonal = { name: "accuracy = confidence", x: [0, 100], y: [0, 100], style: styleOf(3) };
-  chart(host, { series: [diagonal, ...series], x: "confidence (%)", y: "accuracy (%)", textId: text.id, range: [0, 102] });
+  chart(host, {
+    series: [diagonal, ...series],
+    x: "confidence (%)",
+    y: "accuracy (%)",
+    textId: text.id,
+    range: [0, 102],
+  });
   text.textContent =
     `Expected calibration error ${drawn.map(([name, , ece]) => `${shown(ece)} ${name}`).join(", ")}.` +
     (isNumber(report.temperature) ? ` Temperature ${shown(report.temperature)}, fitted on ${report.fitted_on}.` : "") +
     report.notes.map((note) => ` ${note[0].toUpperCase()}${note.slice(1)}.`).join("");
+  const header = ["predictions", "fraction", "accuracy", "confidence"];
   const rows = drawn.flatMap(([name, bins]) => bins.map((bin) => [name, ...bin]));
-  offer(files, [[`${report.label} reliability`, () => csvOf([["predictions", "fraction", "accuracy", "confidence"], ...rows])]]);
+  offer(files, [[`${report.label} reliability`, () => csvOf([header, ...rows])]]);
 }
 
 function growthRows(report) {
@@ -117,7 +127,10 @@ function showWalks() {
   }
   const state = { walk: PAGE.walks[0], shown: 0 };
   const show = () => {
-    const options = state.walk.series.map((item, index) => [String(index), titled(item.quantity, item.data, item.unit)]);
+    const options = state.walk.series.map(({ quantity, data, unit }, index) => [
+      String(index),
+      titled(quantity, data, unit),
+    ]);
     state.shown = Math.min(state.shown, options.length - 1);
     choose(find("#followed"), "followed", options, String(state.shown), (index) => {
       state.shown = Number(index);
@@ -155,10 +168,13 @@ function showTrace(walk, item) {
   ];
   chart(find("#trace .drawing"), { series, x: "epoch", y: label, textId: "trace-text" });
   const [low, high] = extent(item.values) ?? [null, null];
+  const last = tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)));
   find("#trace-text").textContent =
     `${sentence(label)} between ${withUnit(low, item.unit)} and ${withUnit(high, item.unit)} ` +
-    `over ${tickText(Number((epochs.at(-1) ?? 0).toPrecision(4)))} epochs; ${walk.collected.length} networks collected.` +
-    (item.every > 1 ? ` Of every ${item.every} steps one is shown, and those after which a network was collected.` : "");
+    `over ${last} epochs; ${walk.collected.length} networks collected.` +
+    (item.every > 1
+      ? ` Of every ${item.every} steps one is shown, and those after which a network was collected.`
+      : "");
   offer(find("#trace .files"), [
     [`${walk.label} ${label}`, () => csvOf([["iteration", label], ...item.at.map((at, i) => [at, values[i]])])],
   ]);

@@ -12,8 +12,10 @@ function showNumbers() {
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
-/** Planes know their curves by name; of several of that name the one is meant that is as long as the path in the plane. A
- * segment lies in it if it is as long as the first two points of the plane are apart. */
+/**
+ * Planes know their curves by name; of several with one name, the one as long as the path in the plane is meant.
+ * A segment lies in the plane if it is as long as the first two points of the plane are apart.
+ */
 function placeInPlane(curve) {
   const straight = curve.name === "Segment" ? state.plane?.corners.slice(0, 2) : null;
   const path = state.plane?.paths[curve.name] ?? straight;
@@ -21,13 +23,15 @@ function placeInPlane(curve) {
   return path && (alone || Math.abs(lengthOf(path) / curve.length.at(-1) - 1) < 0.01) ? pointOn(path, t()) : null;
 }
 
-const lengthOf = (path) => path.slice(1).reduce((sum, [x, y], i) => sum + Math.hypot(x - path[i][0], y - path[i][1]), 0);
+const lengthOf = (path) =>
+  path.slice(1).reduce((sum, [x, y], i) => sum + Math.hypot(x - path[i][0], y - path[i][1]), 0);
 
 function numberColumns() {
   const unique = (lists) => [...new Set(lists.flat())];
   const names = unique(state.curves.map((curve) => Object.keys(curve.values)));
   const quantities = (data) => unique(state.curves.map((curve) => Object.keys(curve.values[data] ?? {})));
   const length = (row) => between(row.curve.length, row.place);
+  const place = ({ at, curve }) => at.map((v) => v.toFixed(2)).join(", ") + offText(state.plane, curve.name);
   return [
     { title: "curve", words: true, value: (row) => row.curve.label },
     ...names.flatMap((data) => quantities(data).map((quantity) => measuredColumn(data, quantity))),
@@ -35,7 +39,7 @@ function numberColumns() {
     {
       title: "in the plane",
       value: (row) => row.at?.join(" "),
-      text: (row) => (row.at ? row.at.map((v) => v.toFixed(2)).join(", ") + offText(state.plane, row.curve.name) : "–"),
+      text: (row) => (row.at ? place(row) : "–"),
     },
   ];
 }

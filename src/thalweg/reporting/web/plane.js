@@ -1,5 +1,5 @@
 const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
-const FLATTEST = 90; // a plane thinner than so many pixels is stretched, or nothing could be seen in it
+const FLATTEST = 90; // a plane flatter than this many pixels is stretched, or nothing could be seen in it
 const VIRIDIS = [
   [253, 231, 37],
   [181, 222, 43],
@@ -22,7 +22,10 @@ function colourAt(share) {
 
 const COLOURS = Array.from({ length: 512 }, (_, i) => colourAt(i / 511));
 
-/** A grid on the scale of its colours, from 0 to 1 and a little beyond; limits: the lowest value and the highest of the scale. */
+/**
+ * A grid on the scale of its colours, from 0 to 1 and a little beyond.
+ * limits: the lowest and the highest value of the scale.
+ */
 function scaleOf(grid, limits) {
   if (!limits) return null;
   const [low, high] = limits;
@@ -32,7 +35,7 @@ function scaleOf(grid, limits) {
   return { shares, value, over: extent(grid.flat())[1] > high };
 }
 
-/** The value between four points of the grid, at (u, v) in steps of it; null outside it and where one of them is missing. */
+/** The value between four points of the grid, at (u, v) in grid steps; null outside it or if one is missing. */
 function inside(grid, u, v) {
   if (u < 0 || v < 0 || u > grid[0].length - 1 || v > grid.length - 1) return null;
   const [i, j] = [Math.min(Math.floor(u), grid[0].length - 2), Math.min(Math.floor(v), grid.length - 2)];
@@ -103,7 +106,10 @@ function crossings(square, level) {
 
 /** The map of a plane with what is drawn in it; returns where a place of the plane lies in the drawing. */
 function planeMap(host, plane, scale, label) {
-  if (!scale) return host.replaceChildren(note("No value of this plane is finite: its networks have diverged, or the data hold NaN."));
+  if (!scale) {
+    const reason = "its networks have diverged, or the data hold NaN.";
+    return host.replaceChildren(note(`No value of this plane is finite: ${reason}`));
+  }
   const width = Math.max(260, host.clientWidth);
   const [left, top, room] = [46, 8, 92];
   const [spanX, spanY] = [plane.x, plane.y].map((axis) => axis.at(-1) - axis[0]);
@@ -132,12 +138,9 @@ function axes(svg, plane, { left, top, w, h, across, up }) {
   for (const tick of ticks(plane.y[0], plane.y.at(-1), h / 60)) {
     svg.append(draw("text", { x: left - 8, y: up(tick) + 4, "text-anchor": "end" }, tickText(tick)));
   }
-  svg.append(
-    draw("text", { class: "label", x: left + w / 2, y: top + h + 36, "text-anchor": "middle" }, "distance in weight space"),
-  );
-  svg.append(
-    draw("text", { class: "label", "text-anchor": "middle", transform: `translate(11 ${top + h / 2}) rotate(-90)` }, "distance"),
-  );
+  const label = { class: "label", "text-anchor": "middle" };
+  svg.append(draw("text", { ...label, x: left + w / 2, y: top + h + 36 }, "distance in weight space"));
+  svg.append(draw("text", { ...label, transform: `translate(11 ${top + h / 2}) rotate(-90)` }, "distance"));
 }
 
 /** The value at a part of the scale, beyond whose ends all looks alike. */
@@ -171,7 +174,8 @@ const MAP_MARKS = ["diamond", "cross", "dot"];
 const FADED = { opacity: 0.5, "stroke-dasharray": "3 4" }; // what does not lie in the plane
 
 /** How far something drawn in a plane leaves it, in words; nothing if it does not. */
-const offText = (plane, name) => (plane?.off[name] ? `, up to ${Number(plane.off[name][0].toPrecision(3))} off the plane` : "");
+const offText = (plane, name) =>
+  plane?.off[name] ? `, up to ${Number(plane.off[name][0].toPrecision(3))} off the plane` : "";
 
 function drawn(plane, across, up) {
   const parts = [];
@@ -179,7 +183,8 @@ function drawn(plane, across, up) {
   Object.entries(plane.paths).forEach(([name, path], i) => {
     const d = trail(path, across, up);
     const style = plane.off[name] ? FADED : { "stroke-dasharray": MAP_DASHES[i % 4] };
-    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, opacity: 0.75, ...(plane.off[name] ? FADED : {}) }));
+    const halo = { opacity: 0.75, ...(plane.off[name] ? FADED : {}) };
+    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, ...halo }));
     parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, ...style }));
   });
   Object.entries(plane.marks).forEach(([name, places], i) => {

@@ -1,4 +1,4 @@
-const [ASIDE, TILT, STEEP] = [0.45, 0.95, 0.42]; // the first view, and how high the highest is beside the longest side
+const [ASIDE, TILT, STEEP] = [0.45, 0.95, 0.42]; // the first view, and the highest point relative to the longest side
 
 const CORNERS = [
   [0, 0],
@@ -38,7 +38,8 @@ class Surface {
     const flat = (plane.y.at(-1) - plane.y[0]) / (plane.x.at(-1) - plane.x[0]);
     this.flat = clamp(flat, 0.25, 4);
     const drawn = (this.paths.length ? this.paths.flat() : plane.corners).map(this.place);
-    this.home = { turn: (this.grid && this.hidden(drawn, -1) < this.hidden(drawn, 1) ? 0 : Math.PI) - ASIDE, tilt: TILT };
+    const front = this.grid && this.hidden(drawn, -1) < this.hidden(drawn, 1);
+    this.home = { turn: (front ? 0 : Math.PI) - ASIDE, tilt: TILT };
     if (plane !== this.plane) Object.assign(this, this.home, { plane });
     this.paint();
   }
@@ -167,7 +168,8 @@ class Surface {
         if (!shares.every(isNumber)) continue;
         const points = corners.map(([u, v], k) => this.project(u, v, shares[k]));
         const colour = `rgb(${colourAt(shares.reduce((a, b) => a + b) / 4)})`;
-        yield { depth: points.reduce((sum, point) => sum + point[2], 0) / 4, draw: (context) => square(context, points, colour) };
+        const depth = points.reduce((sum, point) => sum + point[2], 0) / 4;
+        yield { depth, draw: (context) => square(context, points, colour) };
       }
     }
   }
@@ -183,7 +185,9 @@ class Surface {
       const off = this.plane.off[name];
       for (let k = 0; k + 1 < points.length; k += off ? 2 : 1) {
         const [a, b] = [points[k], points[k + 1]];
-        if (a && b) yield { depth: (a[2] + b[2]) / 2 - 0.03, draw: (context) => piece(context, a, b, off ? FADED.opacity : 1) };
+        if (!a || !b) continue;
+        const depth = (a[2] + b[2]) / 2 - 0.03;
+        yield { depth, draw: (context) => piece(context, a, b, off ? FADED.opacity : 1) };
       }
     }
   }
@@ -202,7 +206,7 @@ function outward([x, y], [toX, toY]) {
   return [(toX - x) / length, (toY - y) / length];
 }
 
-/** A line with words beside it, `aside` of it. */
+/** A line with words next to it, `aside` of it. */
 function* ruler(edge, aside, places) {
   const [[x1, y1], [x2, y2]] = [edge(0), edge(1)];
   yield draw("line", { class: "axis", x1, y1, x2, y2 });

@@ -38,7 +38,11 @@ function lineOf(columns, row) {
 const csvOfTable = (columns, rows) =>
   csvOf([columns.map((column) => column.title), ...rows.map((row) => columns.map((column) => column.value(row)))]);
 
-const numberColumn = (title, key) => ({ title, value: (row) => row[key] ?? null, text: (row) => shown(row[key], row.unit ?? unitOf(row.quantity)) });
+const numberColumn = (title, key) => ({
+  title,
+  value: (row) => row[key] ?? null,
+  text: (row) => shown(row[key], row.unit ?? unitOf(row.quantity)),
+});
 const wordColumn = (title, key) => ({ title, words: true, value: (row) => row[key] });
 
 const ratioText = (row) => row.length_ratio?.toFixed(2) ?? (row.kind === "curve" ? "same ends" : "–");
@@ -104,16 +108,22 @@ const MANY = 15; // the pairs of more members are shown as colours alone
 /** A table with a row and a column for each name; stronger colours are higher values. */
 function matrix(corner, names, values, unit, highest, own = null) {
   const dense = names.length > MANY;
+  const strongest = dense ? 95 : 45; // percent; with more, the number could not be read
   const cell = (value, i, j) => {
     if (i === j) return make("td", { class: "quiet" }, dense ? "" : own ? shown(own[i], unit) : "–");
-    const made = make("td", { title: `${names[i]} and ${names[j]}: ${withUnit(value, unit)}` }, dense ? "" : shown(value, unit));
-    const share = Math.round(5 + ((dense ? 95 : 45) * (value ?? 0)) / (highest || 1)); // no more, or the number could not be read
+    const title = `${names[i]} and ${names[j]}: ${withUnit(value, unit)}`;
+    const made = make("td", { title }, dense ? "" : shown(value, unit));
+    const share = Math.round(5 + (strongest * (value ?? 0)) / (highest || 1));
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
     return made;
   };
-  const head = make("thead", {}, make("tr", {}, ...[corner, ...names].map((name) => make("th", { scope: "col" }, name))));
-  const rows = values.map((row, i) => make("tr", {}, make("th", { scope: "row" }, names[i]), ...row.map((v, j) => cell(v, i, j))));
-  return make("table", { class: dense ? "matrix dense" : "matrix" }, head, make("tbody", {}, ...rows));
+  const heads = [corner, ...names].map((name) => make("th", { scope: "col" }, name));
+  const rows = values.map((row, i) => {
+    const cells = row.map((value, j) => cell(value, i, j));
+    return make("tr", {}, make("th", { scope: "row" }, names[i]), ...cells);
+  });
+  const [head, body] = [make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)];
+  return make("table", { class: dense ? "matrix dense" : "matrix" }, head, body);
 }
 
 const highestIn = (values) => extent(values.flat())?.[1] ?? 0;
@@ -126,8 +136,10 @@ function showMatrix(report) {
   if (!pairs.length) return;
   const [names, highest] = [pairs.map((_, i) => String(i + 1)), highestIn(pairs)];
   figure.querySelector(".scroll").replaceChildren(matrix("member", names, pairs, "%", highest));
+  const mean = withUnit(report.growth.at(-1).disagreement, "%");
   figure.querySelector("figcaption").textContent =
-    `The share of the data, in percent, on which two members predict different classes; ${withUnit(report.growth.at(-1).disagreement, "%")} on average over pairs.` +
+    "The share of the data, in percent, on which two members predict different classes; " +
+    `${mean} on average over pairs.` +
     (names.length > MANY ? ` The strongest colour is ${withUnit(highest, "%")}; all numbers are in the CSV.` : "");
   offer(figure.querySelector(".files"), [
     [`${report.label} disagreement`, () => csvOf([["member", ...names], ...pairs.map((row, i) => [i + 1, ...row])])],
@@ -141,7 +153,10 @@ function showBarriers() {
   const state = { found: PAGE.barriers[0], shown: 0 };
   const show = () => {
     const { found } = state;
-    const options = found.matrices.map(({ quantity, data, unit }, index) => [String(index), titled(quantity, data, unit)]);
+    const options = found.matrices.map(({ quantity, data, unit }, index) => [
+      String(index),
+      titled(quantity, data, unit),
+    ]);
     state.shown = Math.min(state.shown, options.length - 1);
     choose(find("#barrier-quantities"), "barrier-quantity", options, String(state.shown), (index) => {
       state.shown = Number(index);
@@ -161,22 +176,26 @@ function showPanels(found, { quantity, data, unit, own, panels }) {
   const highest = highestIn(Object.values(panels).flat());
   const figures = Object.entries(panels).map(([title, values]) => {
     const table = matrix("network", found.networks, values, unit, highest, own);
-    const host = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": `Barriers, networks ${title}` }, table);
+    const label = `Barriers, networks ${title}`;
+    const host = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label }, table);
     const most = `The highest barrier is ${withUnit(highestIn(values), unit)}`;
     const more = title === "aligned" && found.alignment ? `; ${found.alignment}.` : ".";
-    return make("figure", {}, make("div", { class: "title" }, make("h3", {}, sentence(title))), host, make("figcaption", {}, most + more));
+    const heading = make("div", { class: "title" }, make("h3", {}, sentence(title)));
+    return make("figure", {}, heading, host, make("figcaption", {}, most + more));
   });
   find("#barriers .pair").replaceChildren(...figures);
   find("#barriers-text").textContent =
-    `How far the ${titled(quantity, data, unit)} on the straight line between two networks rises above the line that joins their ` +
-    "values; on the diagonal is the value of each network. Networks can be averaged where there is no barrier.";
+    `How far the ${titled(quantity, data, unit)} on the straight line between two networks rises above the line that ` +
+    "joins their values; on the diagonal is the value of each network. " +
+    "Networks can be averaged where there is no barrier.";
 }
 
 function showRuns() {
   const host = find("#runs .runs");
   const parts = PAGE.runs.map((run) => {
     const terms = run.facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
-    return make("details", {}, make("summary", {}, make("code", {}, run.label), ` · ${run.title}`), make("dl", {}, ...terms));
+    const summary = make("summary", {}, make("code", {}, run.label), ` · ${run.title}`);
+    return make("details", {}, summary, make("dl", {}, ...terms));
   });
   if (parts.length === 1) parts[0].open = true;
   host.replaceChildren(...parts, ...PAGE.notes.map(note));
@@ -190,7 +209,12 @@ function showPapers() {
   const parts = PAGE.papers.map(({ label, title, heads, rows, raw, claims, facts }) => {
     const held = claims.filter((claim) => claim.holds).length;
     const value = (cell) => (cell === "-" ? null : Number.isNaN(parseFloat(cell)) ? cell : parseFloat(cell));
-    const columns = heads.map((title, i) => ({ title, words: !i, value: (row) => value(row[i]), text: (row) => row[i] }));
+    const columns = heads.map((title, i) => ({
+      title,
+      words: !i,
+      value: (row) => value(row[i]),
+      text: (row) => row[i],
+    }));
     const table = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": title });
     sortable(table, columns, rows);
     const lines = claims.map(({ says, holds, measured, earlier }) => {
@@ -200,8 +224,9 @@ function showPapers() {
     const terms = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
     const files = make("span", { class: "files" });
     offer(files, [[label, () => csvOf(raw)]]);
-    const told = make("summary", {}, `${title} · ${held} of ${claims.length} sentences hold`);
-    return make("details", {}, told, files, table, make("ul", { class: "claims" }, ...lines), make("dl", {}, ...terms));
+    const summary = make("summary", {}, `${title} · ${held} of ${claims.length} sentences hold`);
+    const list = make("ul", { class: "claims" }, ...lines);
+    return make("details", {}, summary, files, table, list, make("dl", {}, ...terms));
   });
   find("#paper .runs").replaceChildren(...parts);
 }

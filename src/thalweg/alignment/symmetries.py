@@ -1,8 +1,8 @@
 """Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter
@@ -13,22 +13,26 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..batches import mapped, tensors_in, to_device
-from ..errors import ThalwegError, first_line
-from ..tasks import Task, check_task
+from ..errors import ThalwegError, first_line, warn
+from ..runtime.rng import seeded
+from ..tasks import Task, check_task, describe
+from ..weightspace.layout import Layout, named_parameters, named_statistics, unwrapped
+from ..weightspace.probe import Probe
+from ..weightspace.state import preserved
+from ..weightspace.watch import copied
+from ..weightspace.weights import Weights
 from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
-from .calls import Called, computing, recorded, training
-from .layout import Layout, named_parameters, named_statistics, unwrapped
+from .calls import Called, computing, operations, outputs_in, recorded, training
 from .operations import HAND, TAKING, each_its_own, named, trace
 from .permutation import Term, spread
-from .probe import Probe
 from .tensors import CONSTANT
 from .terms import in_groups, sized, undecided, without
 from .trial import CLOSE, Trial, apart, finite
-from .weights import Weights
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
-SMALL = 5 * 10**5  # up to so many, a proof takes more examples
+SMALL = 5 * 10**5  # up to this many, a proof takes more examples
 MANY = 32  # at most
+KINDS = 8  # of batches that are followed although nothing new takes part in them
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
 
 
@@ -138,7 +142,8 @@ Found = tuple[dict[str, Group], dict[str, tuple[Term, ...]]]
 class Traced:
     """A private copy of a network in float64 and eval mode, its graph, and the atoms of its axes."""
 
-    trained: Called | None = None  # the same in training mode, if other parts take part there
+    trained: Sequence[Called] = ()  # the same in training mode, if it computes something else there
+    further: Sequence[Any] = ()  # two examples of each other kind of batch that was followed
     within: Mapping[str, str] = {}  # groups of which each unit of another, or of a pinned axis, may have its own order
     pinned: Mapping[str, Group] = {}  # those axes
     batch: Any  # what a proof computes with
@@ -153,10 +158,11 @@ class Traced:
         groups: Mapping[str, Any] | None = None,
         whole_batch: bool = False,
         weights: Weights | None = None,
+        others: Iterable[Any] = (),
     ):
         check_task(task)
         self.task, self.layout = task, Layout.of(module)
-        self.net = unwrapped(Probe(module).module)
+        self.net, self.own = (unwrapped(Probe(module).module) for _ in range(2))
         if weights is not None:
             self.layout.check(weights.layout, "the network", "a")
             weights.load_into(self.net)
@@ -166,7 +172,7 @@ class Traced:
         parameters = named_parameters(self.net)
         moving = {name: parameters[name] for name in self.layout.names} | named_statistics(self.net)
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
-        outputs = self._fit(self._converted(batch))
+        outputs = self._fit(batch)
         self.example = self._converted(batch) if whole_batch else self.few
         if not finite(outputs):
             raise ThalwegError(
@@ -182,7 +188,18 @@ class Traced:
         self.program: Any = None
         self.seen: dict[Any, Any] = {}
         self.why: dict[str, str] = {}
-        self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph()
+        self.taken: set[int] = set()
+        self.groups, self.axes = self._by_hand(groups) if groups is not None else self._by_graph(others)
+        del self.own
+
+    def _prepared(self, batch: Any) -> Any:
+        """The batch in float64, after the network was called with it as it is: caches outside of it, of positions, say,
+        must not be filled in float64.
+        """
+        for mode in (nullcontext, training):
+            with suppress(Exception), seeded(0), torch.no_grad(), preserved(self.own), mode(self.own.eval()):
+                self.task.predictions(self.own, mapped(to_device(batch, next(self.own.parameters()).device), copied))
+        return self._converted(batch)
 
     def _converted(self, batch: Any) -> Any:
         """The batch in float64, where the network is."""
@@ -198,7 +215,7 @@ class Traced:
         self.few, entries = self.batch, max(self.entries, 1)
         examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
         if examples != 2:
-            self.batch = _first(batch, examples)
+            self.batch = self._prepared(_first(batch, examples))
             with suppress(Exception):
                 found = self.outputs()
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
@@ -209,7 +226,8 @@ class Traced:
 
     def _fitting(self, *batches: Any) -> list[Tensor]:
         """The outputs for the first batch that the network takes."""
-        for self.batch in batches:
+        for batch in batches:
+            self.batch = self._prepared(batch)
             try:
                 return self.outputs()
             except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
@@ -224,12 +242,20 @@ class Traced:
 
     def outputs(self, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch, and those in training of a network with parts for that alone."""
+        batch = mapped(self.batch, copied)
         with computing(seed) as computed, torch.no_grad():
-            found = tensors_in(self.task.predictions(self.net, self.batch)[0])
+            made = self.task.predictions(self.net, batch)[0]
+            found = outputs_in(made)
             self.entries = computed.entries
-            if self.trained:
-                with training(self.net):
-                    found += self.trained(*self.trained.inputs())
+            for other in self.further:
+                found += outputs_in(self.task.predictions(self.net, mapped(other, copied))[0])
+            with training(self.net) if self.trained else nullcontext():
+                found += [tensor for called in self.trained for tensor in called(*called.inputs())]
+        if not found:
+            raise ThalwegError(
+                f"renumbering is proven by the outputs of the task, and its predict returned {describe(made)}, in "
+                "which no tensor was found: return tensors, or a tuple or dict of them"
+            )
         return [tensor.detach().clone() for tensor in found]
 
     def _by_hand(self, groups: Mapping[str, Any]) -> Found:
@@ -260,29 +286,103 @@ class Traced:
 
         return {name: tuple(map(turn, terms)) for name, terms in self.axes.items()}
 
-    def _by_graph(self) -> Found:
+    def _by_graph(self, others: Iterable[Any]) -> Found:
         atoms = {name: fresh(tensor.shape) for name, tensor in self.tensors.items()}
+        self.called, self.program = self._exported(self.example)
+        self._follow(self.called, self.program, atoms)
+        self._follow_training(self.called, self.few, atoms)
+        self._follow_others(others, atoms)
+        for leaf in self._idle(atoms):
+            pin(leaf, "it is not used on this batch")
+        return self._named(atoms)
+
+    def _exported(self, batch: Any) -> tuple[Called, Any]:
         try:
-            self.called = recorded(self.net, self.task, self.example)
-            self.program = self.called.exported()
+            called = recorded(self.net, self.task, batch)
+            return called, called.exported()
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)[:200]}"
             if "DataDependent" in why:
                 why = "what it does depends on values of tensors, as in `if x.sum() > 0`, `assert` or `.item()`"
             raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
-        self._follow(self.called, self.program, atoms)
-        if self.called.spare or self._idle(atoms):  # auxiliary heads, say, may take part in training alone
-            with suppress(Exception), training(self.net):
-                called = recorded(self.net, self.task, self.few)
-                if called.made != self.called.made:  # then all of it has an order, whether this task uses it or not
-                    called.used = None
-                self._follow(called, called.exported(), atoms)
-                self.trained = called
-            if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
-                self.trained = None
-        for leaf in self._idle(atoms):
-            pin(leaf, "it is not used on this batch")
-        return self._named(atoms)
+
+    def _follow_training(self, usual: Called, batch: Any, atoms: Mapping[str, Axes]) -> None:
+        """The same call in training mode, if it may compute something else."""
+        if not (usual.spare or self._idle(atoms) or self._trains_otherwise(batch)):
+            return
+        before = self.trained
+        with suppress(Exception), training(self.net):
+            called = recorded(self.net, self.task, batch)
+            if called.made != usual.made:  # then all of it has an order, whether this task uses it or not
+                called.used = None
+            self._follow(called, called.exported(), atoms)
+            self.trained = [*before, called]
+        if apart(self.outputs(), self.outputs(seed=1)) > CLOSE:
+            self.trained = before
+
+    def _follow_others(self, batches: Iterable[Any], atoms: Mapping[str, Axes]) -> None:
+        """Calls with batches of other kinds: of all that are in a list, and where parameters were not used so far, of
+        all others as well, until they are.
+        """
+        idle, listed = self._unused(atoms), isinstance(batches, Sequence)
+        if not (idle or listed):
+            return
+        kinds, calls, batch = {_kind(self.few)}, [self._operations(self.few)], self.batch
+        with seeded(0, batches):
+            for other in batches:
+                kind = _kind(_first(other, 2))
+                if kind in kinds or not (idle or (listed and len(kinds) < KINDS)):
+                    continue
+                kinds.add(kind)
+                try:
+                    self._fitting(_first(other, 2), other)
+                    few = self.batch
+                finally:
+                    self.batch = batch
+                noted = self._operations(few)
+                new = idle & _parameters(noted) if noted else idle
+                if (noted and noted in calls) or not (new or len(calls) < KINDS):
+                    continue
+                calls.append(noted)
+                called, program = self._exported(few)
+                self._follow(called, program, atoms)
+                self.further = [*self.further, few]
+                self._follow_training(called, few, atoms)
+                idle = self._unused(atoms)
+                if not (idle or listed):
+                    return
+        if idle and batches:
+            names = [name for k, (name, _) in enumerate(self.net.named_parameters()) if k in idle]
+            warn(
+                "parameters that took no part in any of the batches, or not as a whole, keep their order "
+                f"('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another call uses them, an "
+                "aligned network may compute something else; give batches that use them, or groups= by hand"
+            )
+
+    def _operations(self, batch: Any) -> list[Any]:
+        """None where they cannot be noted."""
+        with suppress(Exception):
+            return operations(self.net, self.task, batch)
+        return []
+
+    def _unused(self, atoms: Mapping[str, Axes]) -> set[int]:
+        """The parameters that no call has used as a whole, by number."""
+        idle = {id(leaf) for leaf in self._idle(atoms) if not leaf.pinned}
+        partly = {
+            id(self.tensors[name])
+            for name, axes in atoms.items()
+            if any(id(leaf) in idle for axis in axes for leaf in leaves(axis))
+        }
+        every = enumerate(self.net.parameters())
+        return {k for k, parameter in every if id(parameter) in partly or id(parameter) not in self.taken}
+
+    def _trains_otherwise(self, batch: Any) -> bool:
+        """Whether the network computes something else in training, with auxiliary heads, say."""
+        with suppress(Exception):
+            usual = operations(self.net, self.task, batch)
+            with training(self.net):
+                return operations(self.net, self.task, batch) != usual
+        return True
 
     def _follow(self, called: Called, program: Any, atoms: Mapping[str, Axes]) -> None:
         """Join and pin the axes of all tensors as the operations of a graph say."""
@@ -305,6 +405,9 @@ class Traced:
         for axes in trace(program.graph_module, inputs, self.seen):
             for axis in axes if isinstance(axes, Axes) else ():
                 pin(axis, "it is an output")
+        for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+            if spec.kind.name in HELD and node.users:
+                self.taken.add(id(attrgetter(spec.target)(called)))
 
     def _idle(self, atoms: Mapping[str, Axes]) -> list[Atom]:
         """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
@@ -424,6 +527,16 @@ def _first(batch: Any, count: int) -> Any:
     size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
     several = [id(t) for t in tensors_in(batch) if t.ndim and t.shape[0] == size and t.layout is torch.strided]
     return mapped(batch, lambda t: t[:count] if id(t) in several else t)
+
+
+def _kind(batch: Any) -> str:
+    """What a graph may depend on: shapes, and whatever is not a tensor."""
+    return repr(mapped(batch, lambda item: tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__))
+
+
+def _parameters(noted: Sequence[Any]) -> set[int]:
+    """The numbers of the tensors in operations, of which the first are those of the parameters."""
+    return {item[0] for _, items in noted[:-1] for item in items if isinstance(item, tuple)}
 
 
 def _kept(spec: Any) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from torch import fx
@@ -31,13 +32,11 @@ def attention(call: Operation) -> Axes:
     return found
 
 
-def _placed(call: Operation, before: Sequence[Atom], shape: Sequence[int]) -> list[Atom]:
+def _placed(call: Operation, before: Atom, size: int) -> Atom:
     """Positions, in space or time, that are moved or mixed."""
     why = f"'{call.name}' mixes neighbours along it"
-    for axis, size in zip(before, shape, strict=True):
-        if size > 1:
-            pin(axis, why)
-    return list(fresh(shape, why))
+    pin(before, why)
+    return Atom(size, pinned=why)
 
 
 def convolution(call: Operation) -> Axes:
@@ -54,7 +53,7 @@ def convolution(call: Operation) -> Axes:
     space: list[Atom] = []
     for before, kernel, size in zip(x[-places:], weight[2:], call.shape[-places:], strict=True):
         pin(kernel, POSITION)
-        space += [before] if kernel.size == 1 and before.size == size else _placed(call, [before], [size])
+        space.append(before if kernel.size == 1 and before.size == size else _placed(call, before, size))
     return Axes([*x[: -places - 1], out, *space])
 
 
@@ -63,8 +62,25 @@ def spatial(call: Operation) -> Any:
     x, several = call.tensors[0], isinstance(call.shape, list)
     shape = call.shape[0] if several else call.shape
     places = int(re.search(r"(\d)d", call.name).group(1))  # type: ignore[union-attr]
-    found = Axes([*x[:-places], *_placed(call, x[-places:], shape[-places:])])
+    sizes = zip(x[-places:], shape[-places:], _covered(call, places), strict=True)
+    space = [Atom(1) if size == 1 and before.size <= reach else _placed(call, before, size)
+             for before, size, reach in sizes]  # fmt: skip
+    found = Axes([*x[:-places], *space])
     return [found] * len(call.shape) if several else found
+
+
+def _covered(call: Operation, places: int) -> list[float]:
+    """How many entries from the first on are in the first window of a pooling, all alike."""
+    if call.name.startswith("adaptive"):
+        return [inf] * places
+    each = [_each(call[name], places, other) for name, other in (("kernel_size", 0), ("padding", 0), ("dilation", 1))]
+    return [kernel - padding if dilation == 1 else 0 for kernel, padding, dilation in zip(*each, strict=True)]
+
+
+def _each(given: Any, places: int, other: int) -> list[int]:
+    """An argument for every place; some operations have one that is called the same for something else."""
+    given = [given] if isinstance(given, int) else list(given or [other])
+    return given * places if len(given) == 1 else given[:places]
 
 
 def patches(call: Operation) -> Axes:

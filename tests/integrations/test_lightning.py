@@ -59,7 +59,7 @@ def expected(epochs):
     return tw.walk(Module(), task, loader(), FGE, epochs=epochs).members
 
 
-def test_the_same_networks_as_walk(tmp_path):
+def test_walk_callback_collects_the_networks_of_walk(tmp_path):
     callback = WalkCallback(FGE)
     module = Module()
     trainer(callback, tmp_path, max_epochs=4).fit(module, loader())
@@ -70,7 +70,7 @@ def test_the_same_networks_as_walk(tmp_path):
     tw.Ensemble(module, callback.members)
 
 
-def test_a_resume_continues_in_the_middle_of_a_cycle(tmp_path):
+def test_walk_callback_resumes_in_the_middle_of_a_cycle(tmp_path):
     first = trainer(WalkCallback(FGE), tmp_path, max_epochs=4)
     first.fit_loop.max_epochs = 4
     stop = WalkCallback(FGE)
@@ -92,18 +92,18 @@ def test_a_resume_continues_in_the_middle_of_a_cycle(tmp_path):
         assert torch.allclose(one.vector, two.vector, rtol=1e-4, atol=1e-6)
 
 
-def test_accumulated_gradients_are_one_step(tmp_path):
+def test_walk_callback_counts_accumulated_gradients_as_one_step(tmp_path):
     callback = WalkCallback(tw.FGE(cycle=tw.Iterations(2), lr_max=0.1, lr_min=0.01))
     trainer(callback, tmp_path, max_epochs=4, accumulate_grad_batches=3).fit(Module(), loader())
     assert [member.made["iteration"] for member in callback.members] == [1, 3]
 
 
-def test_a_scheduler_of_the_modules_own_is_refused(tmp_path):
+def test_walk_callback_refuses_a_scheduler_of_the_module(tmp_path):
     with pytest.raises(tw.ThalwegError, match="no scheduler"):
         trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(Module(scheduler=True), loader())
 
 
-def test_a_module_that_its_trainer_has_left(tmp_path):
+def test_scan_of_a_lightning_module_attached_to_a_trainer_or_not(tmp_path):
     """Straight from a Trainer, still attached to it or no longer, with a loss that logs."""
     module = Module()
     trainer(WalkCallback(FGE), tmp_path, max_epochs=2).fit(module, loader())

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..errors import ThalwegError
 from ..store import files
-from .checkpoint import PART, Checkpoint
-from .layout import Layout
-from .weights import Weights
+from ..weightspace.checkpoint import PART, Checkpoint
+from ..weightspace.layout import Layout
+from ..weightspace.weights import Weights
 
 # ("fixed", size), ("group", size, name), ("product" or "sum", size, *terms); where the index along one axis chooses
 # what another is, ("fixed", size, number) and ("choice", size, number, *terms)

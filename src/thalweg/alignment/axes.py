@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
-FEW = 4  # parts of a packed axis, such as queries, keys and values, that may be told apart by index
+FEW = 4  # parts of a packed axis, such as queries, keys and values, that may be distinguished by index
 APART = "it is taken apart in ways that do not fit together"
 INDEXED = "its units are chosen by index"
 
@@ -156,7 +156,7 @@ def split(atom: Atom, outer: int) -> Sequence[Atom] | None:
         return refine(atom, "product", [Atom(p[0].size, "choice", p, atom.chooser) for p in pairs])
     if atom.size % outer:
         return None
-    if atom.kind == "sum":  # of parts of one size, told apart by their index
+    if atom.kind == "sum":  # of parts of one size, distinguished by their index
         parts, first = pieces(atom, [inner] * outer), Atom(outer, pinned=INDEXED)
         return parts and refine(atom, "product", [first, chosen(parts, first)])
     first, rest = Atom(outer), Atom(inner)

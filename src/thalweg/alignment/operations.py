@@ -99,7 +99,8 @@ def _pointwise(name: str) -> bool:
 
 def named(node: fx.Node) -> str:
     """The operation of a node, in place or not."""
-    return str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")).rstrip("_")
+    name = str(getattr(getattr(node.target, "overloadpacket", node.target), "__name__", ""))
+    return name if name.endswith("__") else name.removesuffix("_")
 
 
 def _shape(value: Any, name: str) -> Any:
@@ -119,12 +120,13 @@ def _shape(value: Any, name: str) -> Any:
 RULES: Mapping[str, Callable[[Operation], Any]] = {
     name: rule
     for rule, names in (
-        # beside those that torch calls pointwise
+        # in addition to those that torch calls pointwise
         (tensors.elementwise, "alias alpha_dropout absolute contiguous copy detach detach_copy divide dropout "
          "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
          "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
          "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
-         "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform"),
+         "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform isclose "
+         "special_expit special_ndtr __and__ __or__ __xor__ __lshift__ __rshift__ __iand__ __ior__ __ixor__"),
         (layers.linear, "linear"), (layers.bilinear, "bilinear"), (tensors.einsum, "einsum"),
         (tensors.matmul, "matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
         (tensors.tensordot, "tensordot inner outer ger"), (tensors.distances, "cdist"),

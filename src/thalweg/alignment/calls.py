@@ -3,8 +3,9 @@
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import partial
 from io import StringIO
 from typing import Any, Self
 
@@ -12,18 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..batches import mapped, tensors_in
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
 from ..tasks import Task
+from ..weightspace.state import Contents
+from ..weightspace.watch import copied
+from .alike import alike
 from .operations import writes
 
 WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
     **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
 }
+TRIES = 12  # values of an output, to see whether a task uses it
 IN_PLACE = re.compile(r"\w*[a-z\d]_$|__set|__i")
 
 
@@ -44,7 +49,11 @@ class Called(nn.Module):
         self, net: nn.Module, call: Callable[[Any], Any], given: Any, made: int = 0, used: Sequence[int] | None = None
     ):
         super().__init__()
-        self.net, self.call, self.given, self.made, self.used = net, call, given, made, used
+        self.net = net
+        self.call = call
+        self.given = given
+        self.made = made
+        self.used = used
         self.alone = used is not None
 
     def inputs(self) -> tuple[Tensor, ...]:
@@ -52,9 +61,9 @@ class Called(nn.Module):
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         waiting = iter(tensors)
-        given = mapped(self.given, lambda item: next(waiting) if isinstance(item, Tensor) else item)
+        given = mapped(self.given, lambda item: copied(next(waiting) if isinstance(item, Tensor) else item))
         with _InDouble():
-            found = tensors_in(self.call(given))
+            found = outputs_in(self.call(given))
         return found if self.used is None else [found[k] for k in self.used]
 
     def exported(self) -> Any:
@@ -68,9 +77,9 @@ class Called(nn.Module):
         return program
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
-        """The inputs for another batch; None for one of another shape."""
-        found = tensors_in(self._reached(task, batch) if self.alone else batch)
-        return found if [tensor.shape for tensor in found] == [tensor.shape for tensor in self.inputs()] else None
+        """The inputs for another batch; None for one of another shape, or with another string or number."""
+        given = self._reached(task, batch) if self.alone else batch
+        return tensors_in(given) if alike(self.given, given) else None
 
     def _reached(self, task: Task, batch: Any) -> Any:
         """What the task calls the network with."""
@@ -80,7 +89,7 @@ class Called(nn.Module):
 
         with self.net.register_forward_pre_hook(stop, with_kwargs=True):
             try:
-                task.predictions(self.net, batch)
+                task.predictions(self.net, mapped(batch, copied))
             except _Reached as reached:
                 return reached.args[0]
 
@@ -93,27 +102,85 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if it
     calls the network several times, or parts of it.
     """
-    calls: list[tuple[Any, list[Tensor]]] = []
+    given: list[Any] = []
+    answers: list[Any] = []
 
-    def start(*_: Any) -> None:
+    def start(_: nn.Module, args: Any, kwargs: Any) -> None:
         torch.set_grad_enabled(False)  # only what the task makes of the outputs matters
+        given.append(mapped((args, kwargs), copied))
 
-    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def note(_: nn.Module, args: Any, output: Any) -> Any:
         torch.set_grad_enabled(True)
         answer = mapped(output, _leaf)
-        calls.append(((args, kwargs), tensors_in(answer)))
+        answers.append(answer)
         return answer
 
-    hooks = net.register_forward_pre_hook(start), net.register_forward_hook(note, with_kwargs=True)
+    hooks = net.register_forward_pre_hook(start, with_kwargs=True), net.register_forward_hook(note)
     with hooks[0], hooks[1], computing(), torch.enable_grad():
-        made = tensors_in(task.predictions(net, batch)[0])
+        made = outputs_in(task.predictions(net, mapped(batch, copied))[0])
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-    if len(calls) != 1 or not calls[0][1] or _reaches(total, net.parameters()):
+    if len(answers) != 1 or not tensors_in(answers[0]) or _reaches(total, net.parameters()):
         return Called(net, lambda given: task.predictions(net, given)[0], batch)
-    given, leaves = calls[0]
-    blind = not total.requires_grad
+    leaves, blind = tensors_in(answers[0]), not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
-    return Called(net, lambda given: net(*given[0], **given[1]), given, len(leaves), used)
+    spare = [k for k in range(len(leaves)) if k not in used]
+    if spare and _matters(spare, answers[0], net, task, batch):
+        alone = [k for k in spare if _matters([k], answers[0], net, task, batch)]
+        used = sorted([*used, *(alone or spare)])
+    return Called(net, lambda given: net(*given[0], **given[1]), given[0], len(leaves), used)
+
+
+def _matters(places: Sequence[int], answer: Any, net: nn.Module, task: Task, batch: Any) -> bool:
+    """Whether a task returns something else, or fails, with other values of these outputs of its network, which no
+    gradient reaches: it may use them by argmax, by a threshold or detached.
+    """
+
+    def found(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        count = iter(range(len(tensors_in(answer))))
+
+        def changed(item: Any) -> Any:
+            return change(item) if isinstance(item, Tensor) and next(count) in places else copied(item)
+
+        with computing(), torch.no_grad(), _answering(net, lambda *_, **__: mapped(answer, changed)):
+            return outputs_in(task.predictions(net, mapped(batch, copied))[0])
+
+    def other(number: int, t: Tensor) -> Tensor:
+        if number < 2:
+            return torch.full_like(t, (-1e3, 1e3)[number])
+        return torch.randn(t.shape, generator=draw).to(t) * 10.0 ** (number % 4)
+
+    draw, before = torch.Generator().manual_seed(0), found(torch.clone)
+    with suppress(Exception):
+        return not all(_equal(before, found(partial(other, number))) for number in range(TRIES))
+    return True
+
+
+def _equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    """Also where both are NaN."""
+    return len(one) == len(two) and all(
+        mine.shape == yours.shape and torch.allclose(mine, yours, rtol=0, atol=0, equal_nan=True)
+        for mine, yours in zip(one, two, strict=True)
+    )
+
+
+@contextmanager
+def _answering(net: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another forward for a network."""
+    own, before = vars(net), vars(net).get("forward")
+    own["forward"] = forward
+    try:
+        yield
+    finally:
+        del own["forward"]
+        own |= {"forward": before} if before else {}
+
+
+def outputs_in(output: Any) -> list[Tensor]:
+    """The tensors in an output of a task, also those of objects that no batch is made of, such as a distribution."""
+    found = tensors_in(output)
+    known = {*map(id, found)}
+    inside = Contents(dict(output) if isinstance(output, Mapping) else output).tensors.values()
+    return found + [tensor for tensor in inside if id(tensor) not in known and not isinstance(tensor, nn.Parameter)]
 
 
 def _leaf(item: Any) -> Any:
@@ -130,13 +197,45 @@ def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def training(net: nn.Module) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for layers: without dropout."""
+    """Training mode, in which whole branches may be added, but not for the layers of torch: without dropout."""
     try:
         for part in net.modules():
-            part.training = any(True for _ in part.children())
+            own = any(True for _ in part.parameters()) and not type(part).__module__.startswith("torch.nn.")
+            part.training = own or any(True for _ in part.children())
         yield
     finally:
         net.eval()
+
+
+class Operations(TorchFunctionMode):
+    """Notes what is computed from what, to compare two calls without their graphs: faster than an export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[Any] = []
+        self.known: dict[int, int] = {}
+        self.held: list[Tensor] = []  # since ids of tensors that are gone are used again
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        self.done.append((getattr(function, "__name__", ""), [*map(self._number, tree_leaves((args, kwargs, found)))]))
+        return found
+
+    def _number(self, item: Any) -> Any:
+        """A tensor by the order in which they appear; not whether dropout is on, or how strong."""
+        if isinstance(item, Tensor):
+            self.held.append(item)
+            return self.known.setdefault(id(item), len(self.known)), tuple(item.shape)
+        return repr(item) if isinstance(item, int | str | slice) and not isinstance(item, bool) else None
+
+
+def operations(net: nn.Module, task: Task, batch: Any) -> list[Any]:
+    """What a task computes, in order; two calls are alike if these are equal."""
+    with computing(), torch.enable_grad(), Operations() as noted:
+        for parameter in net.parameters():  # which then have the same numbers in every call
+            noted._number(parameter)
+        outputs = outputs_in(task.predictions(net, mapped(batch, copied))[0])
+        return [*noted.done, [*map(noted._number, outputs)]]
 
 
 class _InDouble(TorchFunctionMode):

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from align_zoo import SPECIES, Of, found, random_permutation
+from align_zoo import ALIGNABLE, Of, found, random_permutation
 from torch import nn
 from torch.nn import functional as F
 from zoo import bits, same_bits
 
 import thalweg as tw
-from thalweg.weightspace import symmetries as finding
-from thalweg.weightspace.axes import Axes
-from thalweg.weightspace.operations import RULES
-from thalweg.weightspace.permutation import renumber, spread
-from thalweg.weightspace.symmetries import Group, Traced
-from thalweg.weightspace.trial import CLOSE, Trial, _order
+from thalweg.alignment import symmetries as finding
+from thalweg.alignment.axes import Axes
+from thalweg.alignment.operations import RULES
+from thalweg.alignment.permutation import renumber, spread
+from thalweg.alignment.symmetries import Group, Traced
+from thalweg.alignment.trial import CLOSE, Trial, _order
 
 TASK = tw.classification()
 
@@ -28,35 +28,35 @@ def scrambled(module, seed=0):
     return module.double().eval()
 
 
-def answer(species, module):
-    batch = tuple(t.double() if t.is_floating_point() else t for t in species.batch())
+def answer(case, module):
+    batch = tuple(t.double() if t.is_floating_point() else t for t in case.batch())
     with torch.no_grad():
-        return species.task.predict(module, batch)[0]
+        return case.task.predict(module, batch)[0]
 
 
-@pytest.mark.parametrize("name", SPECIES)
-def test_groups_and_share_of_each_kind(name):
-    symmetries, species = found(name), SPECIES[name]
+@pytest.mark.parametrize("name", ALIGNABLE)
+def test_symmetries_groups_and_share_of_each_kind(name):
+    symmetries, case = found(name), ALIGNABLE[name]
     assert not symmetries.dropped, str(symmetries)
-    assert len(symmetries.groups) == species.groups, str(symmetries)
-    assert species.share <= symmetries.share < species.share + 0.11
+    assert len(symmetries.groups) == case.groups, str(symmetries)
+    assert case.share <= symmetries.share < case.share + 0.11
 
 
-@pytest.mark.parametrize("name", [name for name in SPECIES if name != "Llama"])  # which computes in float32 in between
-def test_a_renumbered_network_is_the_same_function(name):
-    species, permutation = SPECIES[name], random_permutation(found(name))
-    module = scrambled(species.module(1))
-    before, weights = answer(species, module), tw.Weights.of(module)
+@pytest.mark.parametrize("name", [name for name in ALIGNABLE if name != "Llama"])  # it computes in float32 inside
+def test_symmetries_renumbered_network_is_the_same_function(name):
+    case, permutation = ALIGNABLE[name], random_permutation(found(name))
+    module = scrambled(case.module(1))
+    before, weights = answer(case, module), tw.Weights.of(module)
     renumbered = tw.Permutation(permutation.orders, permutation.axes, permutation.within, weights.layout).apply(weights)
     assert renumbered.distance(weights) > 0.1
     renumbered.load_into(module)
-    torch.testing.assert_close(answer(species, module), before, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(answer(case, module), before, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", SPECIES)
-def test_a_tensor_left_out_of_its_group_is_caught(name):
-    species = SPECIES[name]
-    traced = Traced(species.module(1), species.task, species.batch())
+@pytest.mark.parametrize("name", ALIGNABLE)
+def test_symmetries_catch_a_tensor_left_out_of_its_group(name):
+    case = ALIGNABLE[name]
+    traced = Traced(case.module(1), case.task, case.batch())
     trial, axes, checked = Trial(traced), traced.axes, 0
     for group in found(name).groups.values():
         members = sorted({tensor for tensor, _ in group.axes})
@@ -78,7 +78,7 @@ def matters(trial, tensor):
     return any(not torch.allclose(one, two, rtol=1e-6, atol=0) for one, two in outputs)
 
 
-def test_an_unknown_operation_pins_what_it_touches():
+def test_symmetries_unknown_operation_pins_what_it_touches():
     symmetries = found("cumsum")
     assert [group.axes for group in symmetries.groups.values()] == [
         (("two.weight", 0), ("two.bias", 0), ("three.weight", 1))
@@ -88,23 +88,23 @@ def test_an_unknown_operation_pins_what_it_touches():
 
 
 @pytest.mark.parametrize("rule", [lambda call: {}["an argument"], lambda call: Axes(call.tensors[0][1:])])
-def test_arguments_that_a_rule_is_not_for_pin(rule, monkeypatch):
+def test_symmetries_pin_arguments_that_a_rule_is_not_for(rule, monkeypatch):
     """It fails, or returns axes of another shape."""
     monkeypatch.setitem(RULES, "tanh", rule)
-    species = SPECIES["MLP"]
-    symmetries = tw.symmetries(species.module(1), TASK, species.batch())
+    case = ALIGNABLE["MLP"]
+    symmetries = tw.symmetries(case.module(1), TASK, case.batch())
     assert list(symmetries.groups) == ["0.weight[0]"]
     assert symmetries.pinned["2.weight[0]"] == "it is taken apart in ways that do not fit together"
 
 
-def test_rotary_positions_pin_queries_and_keys():
+def test_symmetries_rotary_positions_pin_queries_and_keys():
     symmetries = found("Llama")
     assert {(group.size, len(group.axes)) for group in symmetries.groups.values()} == {
         (24, 11), (2, 4), (3, 2), (4, 2), (32, 3)
     }  # fmt: skip
 
 
-def test_units_inside_pinned_ones_have_orders_of_their_own():
+def test_symmetries_units_inside_pinned_ones_have_orders_of_their_own():
     """Heads that have constants, experts that are chosen by index."""
     for name in ("ALiBi", "packed heads, experts by top-k"):
         symmetries = found(name)
@@ -113,18 +113,18 @@ def test_units_inside_pinned_ones_have_orders_of_their_own():
         assert f"in each of {outer}" in str(symmetries)
 
 
-def test_the_module_is_left_as_it_was():
-    module = SPECIES["batch norm"].module(1).train()
+def test_symmetries_leave_the_module_as_it_was():
+    module = ALIGNABLE["batch norm"].module(1).train()
     before, state = bits(module), torch.get_rng_state()
-    tw.symmetries(module, TASK, SPECIES["batch norm"].batch())
+    tw.symmetries(module, TASK, ALIGNABLE["batch norm"].batch())
     assert same_bits(before, bits(module))
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_network_that_draws_random_numbers_is_refused():
+def test_symmetries_refuse_a_network_that_draws_random_numbers():
     noisy = Of(lambda net, x: net.two(net.one(x) + torch.randn(8)), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers or .*: turn that off"):
-        tw.symmetries(noisy, TASK, SPECIES["MLP"].batch())
+        tw.symmetries(noisy, TASK, ALIGNABLE["MLP"].batch())
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_a_network_that_draws_random_numbers_is_refused():
         (lambda x: F.local_response_norm(x[..., None], 3)[..., 0], "'avg_pool2d' mixes neighbours along it"),
     ],
 )
-def test_reasons_are_true(between, message):
+def test_symmetries_reasons_of_pinned_axes_are_true(between, message):
     net = Of(lambda net, x: net.two(between(net.one(x))), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert (dict(symmetries.dropped), symmetries.pinned["one.weight[0]"]) == ({}, message)
 
 
-def test_what_is_not_trained_is_named():
+def test_symmetries_name_what_is_not_trained():
     net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     net.register_buffer("mask", torch.arange(8.0))
-    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert symmetries.pinned["one.bias[0]"] == "'mask' is not trained and keeps its order"
 
 
@@ -153,67 +153,70 @@ def test_what_is_not_trained_is_named():
     ("mask", "persistent", "groups"),
     [(torch.ones(8), False, 1), (torch.ones(8), True, 0), (torch.arange(8.0), False, 0)],
 )
-def test_a_constant_of_equal_values_pins_nothing(mask, persistent, groups):
+def test_symmetries_constant_of_equal_values_pins_nothing(mask, persistent, groups):
     """As the bias of keys that is always zero; a buffer that is saved may change in training."""
     net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     net.register_buffer("mask", mask, persistent=persistent)
-    assert len(tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups) == groups
+    assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == groups
 
 
-def test_units_that_are_not_used_on_this_batch_keep_their_order():
+def test_symmetries_unused_units_keep_their_order():
     """A wider network may use them, together."""
 
     def forward(net, x):
         return net.two(F.linear(x, net.one.weight[:5], net.one.bias[:5]).relu())
 
-    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 8), two=nn.Linear(5, 4)), TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 8), two=nn.Linear(5, 4)), TASK, ALIGNABLE["MLP"].batch())
     assert symmetries.axes["one.bias"] == (("sum", 8, ("group", 5, "one.weight[0]"), ("fixed", 3)),)
 
 
-def test_a_factor_inside_a_product_of_weights_can_be_renumbered():
+def test_symmetries_factor_inside_a_product_of_weights_can_be_renumbered():
     """It occurs in no tensor but the two."""
     parts = {"down": nn.Parameter(torch.randn(3, 6)), "up": nn.Parameter(torch.randn(8, 3))}
     net = Of(lambda net, x: net.two(F.linear(x, net.one.weight + net.up @ net.down)), one=nn.Linear(6, 8, bias=False),
              **parts, two=nn.Linear(8, 4))  # fmt: skip
-    assert {group.size for group in tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups.values()} == {3, 8}
+    assert {group.size for group in tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups.values()} == {3, 8}
 
 
-def test_a_scale_for_several_units_is_followed():
+def test_symmetries_follow_a_scale_for_several_units():
     scale = nn.Parameter(torch.rand(2))
     net = Of(lambda net, x: net.two(net.one(x) * net.scale.repeat_interleave(4)), one=nn.Linear(6, 8), scale=scale,
              two=nn.Linear(8, 4))  # fmt: skip
-    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert symmetries.within == {"one.weight[0]": "scale[0]"}
 
 
-def test_a_shape_that_depends_on_the_data_is_refused():
+def test_symmetries_refuse_a_shape_that_depends_on_the_data():
     net = Of(lambda net, x: net.two(net.one(x)[x[:, 0] > -9].relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     with pytest.raises(tw.ThalwegError, match=r"the shape of what 'index' returns depends on the values .* by hand"):
-        tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
 
 
-def test_a_scripted_network_is_refused():
+def test_symmetries_refuse_a_scripted_network():
     with pytest.warns(DeprecationWarning, match="script"):
-        net = torch.jit.script(SPECIES["MLP"].module(1))
+        net = torch.jit.script(ALIGNABLE["MLP"].module(1))
     with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand"):
-        tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
 
 
 @pytest.mark.parametrize(
     ("between", "examples"),
     [(F.relu, 1), (lambda x: x - x.mean(0), 2), (lambda x: x.squeeze().relu().view(-1, 8) * x.shape[0], 2)],
 )
-def test_one_example_proves_large_networks_that_compute_each_alone(between, examples, monkeypatch):
+def test_symmetries_of_large_networks_are_proven_with_one_example(between, examples, monkeypatch):
     """The graph is always traced with two, since an axis of size one could be anything."""
     monkeypatch.setattr(finding, "LARGE", 0)
     net = Of(lambda net, x: net.two(between(net.one(x))), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    traced = Traced(net, TASK, SPECIES["MLP"].batch())
+    traced = Traced(net, TASK, ALIGNABLE["MLP"].batch())
     assert (len(traced.batch[0]), len(traced.few[0])) == (examples, 2)
     assert len(traced.proven().groups) == 1
 
 
-def test_a_statistic_left_out_is_caught_where_units_are_inactive_on_two_examples():
-    net, (x, y) = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 4)), SPECIES["MLP"].batch()
+def test_symmetries_catch_a_missing_statistic_of_inactive_units():
+    net, (x, y) = (
+        nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2), nn.ReLU(), nn.Linear(2, 4)),
+        ALIGNABLE["MLP"].batch(),
+    )
     net[1].bias.data -= 5
     traced = Traced(net, TASK, (torch.cat([x[:2] * 0, x[2:] * 100]), y))
     trial, (group,) = Trial(traced), traced.groups.values()
@@ -223,40 +226,40 @@ def test_a_statistic_left_out_is_caught_where_units_are_inactive_on_two_examples
 
 
 @pytest.mark.parametrize(("small", "examples"), [(finding.SMALL, 32), (90, 5), (30, 2)])
-def test_a_proof_takes_more_examples_where_they_cost_little(small, examples, monkeypatch):
+def test_symmetries_of_small_networks_are_proven_with_more_examples(small, examples, monkeypatch):
     """Two have 36 entries here."""
     monkeypatch.setattr(finding, "SMALL", small)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     assert len(Traced(net, TASK, (torch.randn(40, 6), torch.zeros(40).long())).batch[0]) == examples
 
 
-def test_parameters_inside_a_branch_are_pinned_by_it():
+def test_symmetries_pin_parameters_inside_a_branch():
     def forward(net, x):
         branches = [lambda h: net.two(h).relu(), lambda h: net.three(h).tanh()]
         return net.four(torch.cond(x.sum() > 0, *branches, (net.one(x).relu(),)))
 
     shapes = {"one": (6, 8), "two": (8, 7), "three": (8, 7), "four": (7, 4)}
     net = Of(forward, **{name: nn.Linear(*shape) for name, shape in shapes.items()})
-    pinned = tw.symmetries(net, TASK, SPECIES["MLP"].batch()).pinned
+    pinned = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).pinned
     assert pinned["two.weight[0]"] == pinned["three.weight[0]"] == "'cond' is not known to keep units apart"
 
 
-def test_examples_are_taken_where_a_batch_holds_other_tensors_too():
+def test_symmetries_take_examples_of_batches_with_other_tensors():
     net = Of(lambda net, x, mask: net.two(net.one(x) @ mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    x, y = SPECIES["MLP"].batch()
+    x, y = ALIGNABLE["MLP"].batch()
     traced = Traced(net, TASK, (x, torch.eye(8), y))
     assert [len(tensor) for tensor in traced.few] == [2, 8, 2]
     assert [len(tensor) for tensor in traced.batch] == [5, 8, 5]
 
 
-def test_no_batch_is_refused():
+def test_symmetries_refuse_no_batch():
     with pytest.raises(tw.ThalwegError, match=r"a batch must be \(inputs, \.\.\., targets\) or a dict"):
-        tw.symmetries(SPECIES["MLP"].module(1), TASK, None)
+        tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, None)
 
 
-def test_a_batch_that_does_not_fit_is_refused():
+def test_symmetries_refuse_a_batch_that_does_not_fit():
     with pytest.raises(tw.ThalwegError, match=r"must take the batch .* mat1 and mat2 .*: check the batch and the task"):
-        tw.symmetries(SPECIES["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
+        tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
 
 
 class Auxiliary(nn.Module):
@@ -275,8 +278,8 @@ class Auxiliary(nn.Module):
 
 
 @pytest.mark.parametrize("noise", [False, True])
-def test_parts_for_training_alone_follow_the_others(noise):
-    net, (x, y) = Auxiliary(noise), SPECIES["MLP"].batch()
+def test_symmetries_training_only_parts_follow_the_others(noise):
+    net, (x, y) = Auxiliary(noise), ALIGNABLE["MLP"].batch()
     symmetries = tw.symmetries(net, TASK, (x, y))
     assert symmetries.groups["body.weight[0]"].axes[-1] == ("second.0.weight", 1)
     assert symmetries.groups["second.0.weight[0]"].size == 5
@@ -290,37 +293,37 @@ def test_parts_for_training_alone_follow_the_others(noise):
         torch.testing.assert_close(one, two)
 
 
-def test_units_that_are_joined_in_training_alone_share_an_order():
+def test_symmetries_units_joined_in_training_alone_share_an_order():
     """The mean and the spread of a latent unit, of which only the mean is used in eval mode."""
 
     def forward(net, x):
         mean, spread = net.one(x).chunk(2, dim=1)
         return net.two(mean + spread.exp() * torch.randn_like(mean) if net.training else mean)
 
-    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 10), two=nn.Linear(5, 4)), TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(Of(forward, one=nn.Linear(6, 10), two=nn.Linear(5, 4)), TASK, ALIGNABLE["MLP"].batch())
     assert symmetries.axes["one.bias"] == (("sum", 10, *(("group", 5, "one.weight[0]"),) * 2),)
 
 
-def test_parts_for_training_alone_are_proven(monkeypatch):
+def test_symmetries_training_only_parts_are_proven(monkeypatch):
     """With a rule that is wrong for an operation in the second head."""
     net = Auxiliary()
     net.second[1] = Of(lambda _, x: x.cumsum(1))
     monkeypatch.setitem(RULES, "cumsum", RULES["dropout"])
-    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert [*symmetries.dropped] == ["second.0.weight[0]"]
 
 
-def test_what_takes_part_nowhere_is_pinned():
+def test_symmetries_pin_unused_parameters():
     net = Of(lambda net, x: net.two(net.one(x).relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4), idle=nn.Linear(8, 3))
-    symmetries = tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert len(symmetries.groups) == 1
     assert symmetries.pinned["idle.weight[1]"] == "it is not used on this batch"
 
 
 @pytest.mark.parametrize("what", ["NaN in the batch", "no examples", "NaN in the network"])
-def test_nothing_is_proven_without_finite_outputs(what):
+def test_symmetries_are_not_proven_without_finite_outputs(what):
     """Outputs that are all NaN would be equal whatever is renumbered."""
-    net, (x, y) = SPECIES["MLP"].module(1), SPECIES["MLP"].batch()
+    net, (x, y) = ALIGNABLE["MLP"].module(1), ALIGNABLE["MLP"].batch()
     batch = {"NaN in the batch": (x / 0 * 0, y), "no examples": (x[:0], y[:0]), "NaN in the network": (x, y)}[what]
     if what == "NaN in the network":
         net[0].weight.data /= 0
@@ -329,8 +332,8 @@ def test_nothing_is_proven_without_finite_outputs(what):
             tw.symmetries(net, TASK, batch, groups=groups)
 
 
-def test_nothing_is_proven_by_units_that_are_never_active():
-    net, batch = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), SPECIES["MLP"].batch()
+def test_symmetries_are_not_proven_by_units_that_are_never_active():
+    net, batch = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), ALIGNABLE["MLP"].batch()
     net[0].bias.data -= 100
     with pytest.raises(tw.ThalwegError, match="do not depend on the order of 'wrong': give a batch on which"):
         tw.symmetries(net, TASK, batch, groups={"wrong": {"0.weight": 0}})
@@ -350,8 +353,8 @@ def branching():
 HAND = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
 
 
-def test_groups_by_hand_where_nothing_can_be_traced():
-    batch = SPECIES["MLP"].batch()
+def test_symmetries_groups_by_hand_where_tracing_fails():
+    batch = ALIGNABLE["MLP"].batch()
     with pytest.raises(tw.ThalwegError, match=r"cannot be traced .*depends on values of tensors.* by hand, such as"):
         tw.symmetries(branching(), TASK, batch)
     symmetries = tw.symmetries(branching(), TASK, batch, groups=HAND)
@@ -360,15 +363,15 @@ def test_groups_by_hand_where_nothing_can_be_traced():
 
 
 @pytest.mark.parametrize("left", HAND["hidden"])
-def test_groups_by_hand_are_proven(left):
+def test_symmetries_groups_by_hand_are_proven(left):
     rest = {"hidden": {name: axis for name, axis in HAND["hidden"].items() if name != left}}
-    symmetries = tw.symmetries(branching(), TASK, SPECIES["MLP"].batch(), groups=rest)
+    symmetries = tw.symmetries(branching(), TASK, ALIGNABLE["MLP"].batch(), groups=rest)
     assert not symmetries.groups
     assert symmetries.dropped["hidden"] > 1e-3
     assert "renumbering 'hidden' changed the outputs, by" in str(symmetries)
 
 
-def test_groups_that_pass_alone_but_not_together_are_not_both_used():
+def test_symmetries_groups_that_pass_only_alone_are_not_both_used():
     def forward(net, x):
         moved = [part.bias.argmax() > 0 for part in (net.one, net.two)]
         return net.three(net.one(x).relu()) + net.four(net.two(x).relu()) + 1e3 * (moved[0] & moved[1])
@@ -378,7 +381,7 @@ def test_groups_that_pass_alone_but_not_together_are_not_both_used():
     for part in (net.one, net.two):
         part.bias.data[0] = 100.0  # stays the largest, wherever it is
     hand = {a: {f"{a}.weight": 0, f"{a}.bias": 0, f"{b}.weight": 1} for a, b in (("one", "three"), ("two", "four"))}
-    batch = SPECIES["MLP"].batch()
+    batch = ALIGNABLE["MLP"].batch()
     for name, group in hand.items():
         assert [*tw.symmetries(net, TASK, batch, groups={name: group}).groups] == [name]
     both = tw.symmetries(net, TASK, batch, groups=hand)
@@ -386,15 +389,15 @@ def test_groups_that_pass_alone_but_not_together_are_not_both_used():
     assert both.dropped["two"] > 1e-3
 
 
-def test_groups_by_hand_may_hold_several_entries_per_unit():
-    species = SPECIES["convolutions, flattened"]
+def test_symmetries_groups_by_hand_may_hold_several_entries_per_unit():
+    case = ALIGNABLE["convolutions, flattened"]
     hand = {"channels": {"3.weight": 0, "3.bias": 0, "6.weight": 1}}
-    symmetries = tw.symmetries(species.module(1), TASK, species.batch(), groups=hand)
+    symmetries = tw.symmetries(case.module(1), TASK, case.batch(), groups=hand)
     assert symmetries.axes["6.weight"][1] == ("product", 32, ("group", 8, "channels"), ("fixed", 4))
     assert not symmetries.dropped
 
 
-def test_groups_by_hand_may_lie_inside_gates():
+def test_symmetries_groups_by_hand_may_lie_inside_gates():
     """A packed sequence cannot be traced."""
 
     def forward(net, x, lengths):
@@ -411,10 +414,10 @@ def test_groups_by_hand_may_lie_inside_gates():
     assert [*tw.symmetries(net, TASK, batch, groups={"state": body}).dropped] == ["state"]
 
 
-def test_a_network_that_cannot_be_traced_leaves_no_graph_on_the_screen(capfd):
+def test_symmetries_failed_trace_prints_no_graph(capfd):
     for net in (branching(), Of(lambda net, x: net.one(x) if net.one(x).sum() > 0 else x, one=nn.Linear(6, 6))):
         with pytest.raises(tw.ThalwegError, match="cannot be traced"):
-            tw.symmetries(net, TASK, SPECIES["MLP"].batch())
+            tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
     assert capfd.readouterr() == ("", "")
 
 
@@ -429,23 +432,23 @@ def test_a_network_that_cannot_be_traced_leaves_no_graph_on_the_screen(capfd):
         ({"hidden": {"one.weight": (0, 1)}}, "axis 0 of 'one.weight' in 'hidden' is not: correct groups="),
     ],
 )
-def test_groups_by_hand_must_fit(groups, message):
+def test_symmetries_groups_by_hand_must_fit(groups, message):
     with pytest.raises(tw.ThalwegError, match=message.replace("(", r"\(")):
-        tw.symmetries(branching(), TASK, SPECIES["MLP"].batch(), groups=groups)
+        tw.symmetries(branching(), TASK, ALIGNABLE["MLP"].batch(), groups=groups)
 
 
-def test_only_outputs_that_the_task_uses_are_pinned():
+def test_symmetries_pin_only_outputs_that_the_task_uses():
     net = Of(
         lambda net, x: {"logits": net.two(h := net.one(x).relu()), "features": h},
         one=nn.Linear(6, 8), two=nn.Linear(8, 4),
     )  # fmt: skip
-    assert len(tw.symmetries(net, TASK, SPECIES["MLP"].batch()).groups) == 1
+    assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == 1
     both = tw.Task(TASK.loss, lambda net, batch: ((out := net(batch[0]))["logits"] + out["features"].sum(), batch[1]))
-    assert not tw.symmetries(net, both, SPECIES["MLP"].batch()).groups
+    assert not tw.symmetries(net, both, ALIGNABLE["MLP"].batch()).groups
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 9])
-def test_every_order_that_is_tried_moves_something(size):
+def test_symmetries_trial_order_moves_something(size):
     """The identity, which is one of two orders of two units, would prove nothing."""
     for name in map(str, range(20)):
         groups = {"outer": Group("outer", 4, ()), name: Group(name, size, ()), "in": Group("in", size, (), "outer")}
@@ -455,7 +458,7 @@ def test_every_order_that_is_tried_moves_something(size):
         assert len({tuple(row) for row in rows.tolist()}) > 1
 
 
-def test_blocks_of_sums_and_products_are_reordered_in_place():
+def test_symmetries_reorder_blocks_of_sums_and_products_in_place():
     """Against indices written by hand: a sum of two units and a product of three units with two entries each."""
     terms = [("sum", 8, ("group", 2, "a"), ("product", 6, ("group", 3, "b"), ("fixed", 2)))]
     values = torch.arange(8)
@@ -463,7 +466,7 @@ def test_blocks_of_sums_and_products_are_reordered_in_place():
     assert values.tolist() == [1, 0, 6, 7, 2, 3, 4, 5]
 
 
-def test_an_index_chooses_which_units_another_axis_has():
+def test_symmetries_index_chooses_units_of_another_axis():
     """Two groups that are interleaved."""
     values = torch.arange(6)
     terms = [("product", 6, ("choice", 3, 0, ("group", 3, "a"), ("group", 3, "b")), ("fixed", 2, 0))]
@@ -471,7 +474,7 @@ def test_an_index_chooses_which_units_another_axis_has():
     assert values.tolist() == [2, 5, 0, 1, 4, 3]
 
 
-def test_units_inside_others_are_reordered_by_rows():
+def test_symmetries_reorder_units_inside_others_by_rows():
     values = torch.arange(6).view(2, 3)
     orders = {"heads": torch.tensor([1, 0]), "inside": torch.tensor([[2, 0, 1], [0, 2, 1]])}
     terms = [("group", 2, "heads"), ("group", 3, "inside")]
@@ -479,3 +482,21 @@ def test_units_inside_others_are_reordered_by_rows():
         copy = tensor.clone()
         renumber(spread(copy, axes), orders, {"inside": "heads"})
         assert (copy if axes is terms else copy.T).tolist() == [[5, 3, 4], [0, 2, 1]]
+
+
+@pytest.mark.parametrize("combine", [torch.Tensor.__and__, torch.Tensor.__or__, torch.Tensor.__xor__])
+def test_bitwise_operators_keep_units_apart(combine):
+    """Also those that torch names with two underscores at either end."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            return self.last(hidden * combine(hidden > 0, hidden < 1))
+
+    net, (x, y) = Gated(), ALIGNABLE["MLP"].batch()
+    [group] = tw.symmetries(net, TASK, (x, y)).groups.values()
+    assert group.size == 8

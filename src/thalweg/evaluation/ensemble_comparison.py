@@ -6,7 +6,7 @@ from itertools import chain
 from math import nan
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,19 @@ from .ensemble import Ensemble, megabytes, predictions
 
 Runs = Sequence[Sequence[Weights]]  # the networks of each run
 Examples = dict[str, Tensor]  # score -> its value for each example
-Judged = tuple[dict[str, float], Examples, str]  # scores, those of each example, and why some are missing
 SAME = "temperatures were fitted on the test data, so that calibrated scores are too good: give other held-out data"
 
 
+class ExampleScores(NamedTuple):
+    """The scores of an ensemble, those of each example, and why some are missing."""
+
+    means: dict[str, float]
+    examples: Examples
+    why_none: str
+
+
 @dataclass(frozen=True)
-class Judge:
+class EnsembleComparison:
     """Scores ensembles on one data set, each next to one network.
 
     Args:
@@ -50,7 +57,7 @@ class Judge:
 
     def alone(self, runs: Runs) -> list[Examples]:
         """The scores of each example by the first network of each run, to compare others with."""
-        return [self._score(run[:1])[1] for run in runs]
+        return [self._score(run[:1]).examples for run in runs]
 
     def entry(self, runs: Runs, multiples: Sequence[int], one: Sequence[Examples]) -> dict[str, Any]:
         """Scores, differences to one network, and megabytes of the ensembles of a method, and those of their averages.
@@ -83,24 +90,26 @@ class Judge:
         runs: Runs,
         multiples: Sequence[int],
         one: Sequence[Examples],
-        score: Callable[[Sequence[Weights]], Judged],
+        score: Callable[[Sequence[Weights]], ExampleScores],
     ) -> dict[str, Any]:
         each = [score(run) for run in runs]
         pooled = {k: score([*chain(*runs[:k])]) for k in multiples if k > 1}
-        found = {1: [examples for _, examples, _ in each], **{k: [judged[1]] for k, judged in pooled.items()}}
-        whys = [why for _, _, why in (*each, *pooled.values()) if why]
+        found = {1: each, **{k: [scores] for k, scores in pooled.items()}}
+        whys = [scores.why_none for scores in (*each, *pooled.values()) if scores.why_none]
         return {
-            "runs": [scores for scores, _, _ in each],
-            "pooled": {str(k): judged[0] for k, judged in pooled.items()},
-            "differences": {str(k): paired(own, one) for k, own in found.items() if one},
+            "runs": [scores.means for scores in each],
+            "pooled": {str(k): scores.means for k, scores in pooled.items()},
+            "differences": {
+                str(k): paired([scores.examples for scores in own], one) for k, own in found.items() if one
+            },
             **({"not calibrated": whys[0]} if whys else {}),
         }
 
-    def _score(self, members: Sequence[Weights]) -> Judged:
+    def _score(self, members: Sequence[Weights]) -> ExampleScores:
         found, disagreement = Ensemble(self.module, members).scored(self.task, self.test, self.held_out, self.progress)
-        return found.scores | disagreement, found.examples, found.why_none
+        return ExampleScores(found.scores | disagreement, found.examples, found.why_none)
 
-    def _average(self, members: Sequence[Weights]) -> Judged:
+    def _average(self, members: Sequence[Weights]) -> ExampleScores:
         return self._score([Ensemble(self.module, members).average(self.task, self.bn_batches)])
 
 

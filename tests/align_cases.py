@@ -11,7 +11,7 @@ import thalweg as tw
 
 
 @dataclass(frozen=True)
-class Species:
+class AlignmentCase:
     """A network with a batch.
 
     Attributes:

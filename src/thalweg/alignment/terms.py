@@ -47,7 +47,8 @@ def in_groups(axes: Sequence[Atom], names: Mapping[int, str]) -> tuple[Term, ...
             key = (keys.setdefault(id(chooser), len(keys)),)
             parts = [choose(part, chooser, k) for k, part in enumerate(parts)]
         found = [term(part) for part in parts]
-        if id(axis) in loose or all(each == ("fixed", each[1]) for each in found):
+        taken_apart = axis.chooser is not None and find(axis.chooser).parts
+        if id(axis) in loose or taken_apart or all(each == ("fixed", each[1]) for each in found):
             return ("fixed", axis.size)
         return found[0] if len(found) == 1 else (axis.kind, axis.size, *key, *found)
 

@@ -43,7 +43,7 @@ class Rates(transformers.TrainerCallback):
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(2.5, [3]), (4.4, [3, 9])])
-def test_cycles_count_epochs_also_when_those_are_not_whole(epochs, expected, tmp_path):
+def test_walk_callback_counts_fractional_epochs(epochs, expected, tmp_path):
     callback = WalkCallback(tw.FGE(cycle=2, lr_max=0.05, lr_min=0.005))
     arguments = transformers.TrainingArguments(
         output_dir=tmp_path, num_train_epochs=epochs, per_device_train_batch_size=8, report_to=[], use_cpu=True,
@@ -53,7 +53,7 @@ def test_cycles_count_epochs_also_when_those_are_not_whole(epochs, expected, tmp
     assert [member.made["iteration"] for member in callback.members] == expected
 
 
-def test_a_resumed_training_has_all_networks(tmp_path):
+def test_walk_callback_resumes_with_all_networks(tmp_path):
     def train(callback, resume=None, **settings):
         arguments = transformers.TrainingArguments(
             output_dir=tmp_path, num_train_epochs=4, per_device_train_batch_size=8, report_to=[], use_cpu=True,
@@ -67,7 +67,7 @@ def test_a_resumed_training_has_all_networks(tmp_path):
     assert train(WalkCallback(FGE), resume=str(tmp_path / "checkpoint-7")) == [2, 6, 10]
 
 
-def test_the_rates_and_networks_of_the_method(tmp_path):
+def test_walk_callback_has_the_rates_and_networks_of_the_method(tmp_path):
     callback, rates, network = WalkCallback(FGE), Rates(), model()
     arguments = transformers.TrainingArguments(
         output_dir=tmp_path,
@@ -119,7 +119,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_models_own_loss_is_the_mean_of_what_is_counted(name):
+def test_transformers_task_loss_is_the_mean_over_counted_labels(name):
     """The loss, the number it is the mean of, and the predictions agree, also where labels do not count."""
     torch.manual_seed(0)
     network = MODELS[name]().eval()
@@ -142,7 +142,7 @@ def test_the_models_own_loss_is_the_mean_of_what_is_counted(name):
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"decoder"}))  # which draws on the CPU whether to drop a layer
-def test_a_step_looks_at_nothing_but_masks(name, cached, monkeypatch):
+def test_transformers_step_reads_nothing_but_masks(name, cached, monkeypatch):
     """What transformers looks at by itself, it does not look at while a step is captured."""
     torch.manual_seed(0)
     network = MODELS[name]()
@@ -166,7 +166,7 @@ def test_a_step_looks_at_nothing_but_masks(name, cached, monkeypatch):
         assert not looks.seen
 
 
-def test_a_look_of_transformers_is_no_reason_not_to_capture():
+def test_transformers_step_can_be_captured():
     """It asks before whether a step is captured; anything else is named."""
     masks = transformers.masking_utils.__file__
     assert _waiting(StackSummary.from_list([(__file__, 1, "f", "x"), (masks, 2, "g", "mask.all()")])) is None
@@ -176,7 +176,7 @@ def test_a_look_of_transformers_is_no_reason_not_to_capture():
     assert (found.filename, found.lineno, found.line) == ("mine.py", 3, "x.item()")
 
 
-def test_fine_tuning_a_padded_language_model_is_a_plain_loop():
+def test_transformers_fine_tuning_with_padding_is_a_plain_loop():
     """AdamW without decay of what is no matrix, two batches per update weighted by their tokens, warm-up, clipping."""
     torch.manual_seed(0)
     network = MODELS["causal"]().double()
@@ -210,7 +210,7 @@ def test_fine_tuning_a_padded_language_model_is_a_plain_loop():
     torch.testing.assert_close(ours.vector, tw.Weights.of(network).vector, rtol=0, atol=1e-6)  # its loss is in float32
 
 
-def test_prompts_before_the_tokens_are_left_out():
+def test_transformers_task_leaves_out_prompt_tokens():
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
@@ -224,7 +224,7 @@ def test_prompts_before_the_tokens_are_left_out():
 
 
 @pytest.mark.parametrize("name", ["causal", "masked", "classes"])
-def test_a_part_without_any_label_that_counts_adds_nothing(name):
+def test_transformers_accumulated_part_without_counted_labels_adds_nothing(name):
     """To the mean over an update's tokens, or to a scan; alone it is refused."""
     torch.manual_seed(0)
     network = MODELS[name]().double().eval()
@@ -246,13 +246,13 @@ def test_a_part_without_any_label_that_counts_adds_nothing(name):
 
 
 @pytest.mark.parametrize("batch", [{"input_ids": torch.ones(2, 3).long()}, (torch.ones(2, 3).long(),) * 2])
-def test_batches_without_labels_are_named(batch):
+def test_transformers_task_names_batches_without_labels(batch):
     network = MODELS["causal"]()
     with pytest.raises(tw.ThalwegError, match="needs batches that are dicts with a tensor of 'labels'; got"):
         tw.fit(network, own_loss(network), [batch], epochs=1, lr=0.1)
 
 
-def test_examples_of_the_docstrings():
+def test_transformers_docstring_examples():
     from thalweg.integrations import transformers as ours
 
     found = doctest.testmod(ours)

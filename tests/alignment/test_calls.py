@@ -1,0 +1,231 @@
+"""How a task calls its network: the same units in every mode and batch, and nothing left behind."""
+
+from collections import deque
+from functools import lru_cache
+from types import MappingProxyType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from align_zoo import ALIGNABLE, Of
+from torch import nn
+
+import thalweg as tw
+from thalweg.alignment.symmetries import Traced
+
+TASK = tw.classification()
+BATCH = torch.randn(32, 6), torch.zeros(32).long()
+
+
+def linear(**shapes):
+    return {name: nn.Linear(*shape) for name, shape in shapes.items()}
+
+
+@lru_cache
+def cached(size):
+    return torch.arange(size).float().sin()
+
+
+class Caching(nn.Module):
+    """With a cache on its class, filled for each number of examples."""
+
+    positions: ClassVar = {}
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        if len(x) not in self.positions:
+            self.positions[len(x)] = torch.arange(8).float().sin()
+        return self.two((self.one(x) + self.positions[len(x)]).relu())
+
+
+@pytest.mark.parametrize(
+    "net",
+    [Of(lambda net, x: net.two((net.one(x) + cached(8)).relu()), **linear(one=(6, 8), two=(8, 4))), Caching()],
+)
+def test_symmetries_leave_no_cache_in_float64(net):
+    tw.symmetries(net, TASK, BATCH)
+    assert net(BATCH[0]).dtype == torch.float32
+    assert all(value.dtype == torch.float32 for value in Caching.positions.values())
+
+
+def test_symmetries_of_a_task_that_takes_its_batch_apart():
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch["x"]), batch.pop("labels")))
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert len(tw.symmetries(net, task, {"x": BATCH[0], "labels": BATCH[1]}).groups) == 1
+
+
+def test_symmetries_of_a_network_that_writes_into_its_input():
+    net = Of(lambda net, x: net.two(net.one(x.div_(2)).relu()), **linear(one=(6, 8), two=(8, 4)))
+    before = BATCH[0].clone()
+    assert len(tw.symmetries(net, TASK, BATCH).groups) == 1
+    assert torch.equal(BATCH[0], before)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda out: torch.distributions.Normal(out, 1.0),
+        lambda out: SimpleNamespace(logits=out),
+        lambda out: deque([out]),
+        lambda out: MappingProxyType({"logits": out}),
+    ],
+)
+def test_symmetries_find_the_tensors_of_any_output(form):
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    task = tw.Task(lambda out, y: y, lambda net, batch: (form(net(batch[0])), batch[1]))
+    symmetries = tw.symmetries(net, task, BATCH)
+    assert [group.size for group in symmetries.groups.values()] == [8]
+    assert symmetries.pinned["2.bias[0]"] == "it is an output"
+
+
+def test_symmetries_refuse_outputs_without_a_tensor():
+    task = tw.Task(lambda out, y: y, lambda net, batch: (net(batch[0]).sum().item(), batch[1]))
+    with pytest.raises(tw.ThalwegError, match=r"its predict returned .* no tensor was found: return tensors"):
+        tw.symmetries(nn.Linear(6, 4), task, BATCH)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda g: g.argmax(1, keepdim=True), lambda g: (g[:, :1] > 0.5) * 1.0, lambda g: g.detach().mean(1, keepdim=True)],
+)
+def test_symmetries_follow_outputs_that_no_gradient_reaches(use):
+    def predict(net, batch):
+        out, gate, _ = net(batch[0])
+        return out * (1 + use(gate)), batch[1]
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.out(hidden), net.gate(hidden), hidden
+
+    net = Of(forward, **linear(one=(6, 8), out=(8, 4), gate=(8, 2)))
+    net.gate.bias.data[0] += 1.5
+    (group,) = tw.symmetries(net, tw.Task(TASK.loss, predict), BATCH).groups.values()
+    assert {name for name, _ in group.axes} == {"one.weight", "one.bias", "out.weight", "gate.weight"}
+
+
+@pytest.mark.parametrize(
+    "join",
+    [lambda g, h, training: g + h if training else g, lambda g, h, training: (h if training else g) * 1.0],
+)
+def test_symmetries_follow_training_where_it_differs(join):
+    """Although every parameter is used in eval mode as well."""
+
+    def forward(net, x):
+        g, h = net.g(x).relu(), net.h(x).relu()
+        return net.out(join(g, h, net.training)) + net.other(h)
+
+    net = Of(forward, **linear(g=(6, 8), h=(6, 8), out=(8, 4), other=(8, 4)))
+    (group,) = tw.symmetries(net, TASK, BATCH).groups.values()
+    assert len(group.axes) == 6
+
+
+def test_symmetries_follow_parts_without_children_in_training():
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g, self.h = (nn.Parameter(torch.randn(8, 6)) for _ in range(2))
+
+        def forward(self, x):
+            g, h = x @ self.g.T, x @ self.h.T
+            return torch.cat([g + h if self.training else g, h], 1).relu()
+
+    symmetries = tw.symmetries(nn.Sequential(Joined(), nn.Linear(16, 4)), TASK, BATCH)
+    assert [group.size for group in symmetries.groups.values()] == [8]
+
+
+@pytest.mark.parametrize("name", ["batch norm", "MLP"])
+def test_symmetries_trace_networks_once_that_train_as_they_predict(name):
+    case = ALIGNABLE[name]
+    assert not Traced(case.module(1), case.task, case.batch())._trains_otherwise(case.batch())
+
+
+def by_name(net, x, name):
+    return net.heads[name](net.one(x).relu())
+
+
+def optional(net, x, more):
+    hidden = net.one(x).relu()
+    return net.out(hidden) if more is None else net.out(hidden) + net.more(hidden * more)
+
+
+def early(net, x, last):
+    hidden = net.one(x).relu()
+    return net.out(hidden) if last else net.more(net.two(hidden).relu())
+
+
+def by_length(net, x):
+    hidden = net.one(x.unflatten(1, (-1, 6)).mean(1)).relu()
+    return net.out(hidden) if x.shape[1] == 6 else net.more(hidden)
+
+
+X, Y = BATCH
+KINDS = {
+    "a head by name": (by_name, [(X, "a", Y), (X, "b", Y)]),
+    "an optional input": (optional, [(X, None, Y), (X, torch.randn(32, 1), Y)]),
+    "an early exit": (early, [(X, True, Y), (X, False, Y)]),
+    "a path by length": (by_length, [(X, Y), (torch.cat([X, X], 1), Y)]),
+}
+
+
+def branched(forward, frozen=""):
+    if forward is by_name:
+        net = Of(forward, one=nn.Linear(6, 8), heads=nn.ModuleDict(linear(a=(8, 4), b=(8, 4))))
+    else:
+        net = Of(
+            forward, **linear(one=(6, 8), out=(8, 4), more=(8, 4)), **linear(two=(8, 8)) if forward is early else {}
+        )
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(not frozen or frozen not in name)
+    return net
+
+
+class Loaded:
+    """Batches that are not a list."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("loaded", [list, Loaded])
+@pytest.mark.parametrize("frozen", ["", "heads.b"])
+@pytest.mark.parametrize("name", KINDS)
+def test_align_keeps_the_function_on_every_kind_of_batch(name, frozen, loaded):
+    forward, batches = KINDS[name]
+    net, other = branched(forward, frozen), branched(forward, frozen)
+    other.load_state_dict(
+        {k: v if frozen and frozen in k else other.state_dict()[k] for k, v in net.state_dict().items()}
+    )
+    before = [other(*batch[:-1]) for batch in batches]
+    aligned = tw.align(net, tw.Weights.of(net), tw.Weights.of(other), TASK, loaded(batches))
+    assert len(aligned.symmetries.groups) == (1 + (name == "an early exit")) * (not (frozen and forward is by_name))
+    aligned.load_into(other)
+    for batch, expected in zip(batches, before, strict=True):
+        torch.testing.assert_close(other(*batch[:-1]), expected)
+
+
+def test_align_follows_kinds_of_batches_that_use_every_parameter():
+    """Which join what the first keeps apart."""
+
+    def forward(net, x, join):
+        g, h = net.g(x).relu(), net.h(x).relu()
+        return net.out(g + h if join else g) + net.other(h)
+
+    net, other = (Of(forward, **linear(g=(6, 8), h=(6, 8), out=(8, 4), other=(8, 4))) for _ in range(2))
+    batches = [(X, False, Y), (X, True, Y)]
+    aligned = tw.align(net, tw.Weights.of(net), tw.Weights.of(other), TASK, batches)
+    assert [len(group.axes) for group in aligned.symmetries.groups.values()] == [6]
+
+
+def test_align_warns_of_parameters_that_no_batch_uses():
+    net = branched(by_name)
+    with pytest.warns(UserWarning, match=r"took no part .* \('heads.b.weight' and 1 more\): .* give batches that"):
+        tw.align(net, tw.Weights.of(net), tw.Weights.of(branched(by_name)), TASK, [(X, "a", Y)])
