@@ -1,4 +1,4 @@
-"""The picture of docs/align.md: loss along lines and short curves between two networks, as they are and aligned.
+"""The figure of docs/align.md: loss along lines and short curves between two networks, as they are and aligned.
 
 Two convolutional networks on handwritten digits, 8 epochs for each curve; about a minute on one core.
 """

@@ -1,4 +1,4 @@
-"""The picture and numbers of docs/averaging.md: barriers between three independent networks and three of one walk.
+"""The figure and numbers of docs/averaging.md: barriers between three independent networks and three of one walk.
 
 Convolutional networks on handwritten digits, and soups of each three; about a minute on one core.
 """

@@ -1,4 +1,4 @@
-"""The pictures and numbers of docs/ensembles.md: what ensembles of small networks on digits are worth and cost.
+"""The figures and numbers of docs/ensembles.md: what ensembles of small networks on digits are worth and cost.
 
 300 handwritten digits to train on, with random crops, 500 to fit temperatures on and 997 to test on, drawn at random;
 six seeds of 60 epochs for each method; about three minutes on one core.

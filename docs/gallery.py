@@ -1,6 +1,4 @@
-"""Draw every result under docs/paper again, and make docs/gallery.md and a part of docs/results.md from them: `make
-gallery`.
-"""
+"""Redraw every result under docs/paper; make docs/gallery.md and part of docs/results.md from them (`make gallery`)."""
 
 import re
 from pathlib import Path

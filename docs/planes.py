@@ -1,4 +1,4 @@
-"""The pictures of docs/planes.md: a training with its walk, a plane around a network, and a band over three seeds.
+"""The figures of docs/planes.md: a training run with its walk, a plane around a network, and a band over three seeds.
 
 Small convolutional networks on handwritten digits; a few minutes on two cores.
 """
@@ -18,7 +18,7 @@ CURVES = ((1, 2), (3, 4), (5, 6))  # seeds of the ends
 
 
 def training() -> None:
-    """The main plane of one training, from its start to its end, and of a walk that leaves it; then the end alone."""
+    """The main plane of one training run, start to end, and of a walk that leaves it; then a plane around its end."""
     made = digits(1)
     how: dict[str, Any] = {"weight_decay": DECAY, "seed": 1}
     start = tw.Weights.of(made["model"])
