@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from zoo import bits, same_bits
 
 import thalweg as tw
-from thalweg.alignment import align as aligning
+from thalweg.alignment import matching as matchings
 from thalweg.weightspace.checkpoint import Checkpoint
 
 TASK = tw.classification()
@@ -169,16 +169,16 @@ def test_align_finds_the_best_of_all_orders():
     ],
 )
 def test_align_gains_follow_the_units_that_move(name, plain, monkeypatch):
-    case, seen, run = ALIGNABLE[name], [], aligning.Matching.run
+    case, seen, run = ALIGNABLE[name], [], matchings.Matching.run
     monkeypatch.setattr(
-        aligning.Matching, "run", lambda matching, seed: (seen.append(matching), run(matching, seed))[1]
+        matchings.Matching, "run", lambda matching, seed: (seen.append(matching), run(matching, seed))[1]
     )
     a, b = (tw.Weights.of(case.module(seed)) for seed in (1, 2))
     tw.align(case.module(1), a, b, case.task, [case.batch()])
     (matching,) = seen
     assert len(matching.gains) == plain  # groups on one dimension of each tensor
     for group, gains in matching.gains.items():
-        torch.testing.assert_close(gains, aligning._gains(matching.pairs[group], group), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gains, matchings._gains(matching.pairs[group], group), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 40])
@@ -189,7 +189,7 @@ def test_assignment_from_the_present_order_is_optimal(size, diagonal):
         gains = rng.normal(size=(size, size)) + diagonal * np.eye(size)
         if seed % 2:
             gains = gains.round()  # with ties
-        order = aligning._assigned(torch.from_numpy(gains)).numpy()
+        order = matchings._assigned(torch.from_numpy(gains)).numpy()
         rows, best = linear_sum_assignment(gains, maximize=True)
         assert sorted(order) == list(range(size))
         assert gains[rows, order].sum() == pytest.approx(gains[rows, best].sum(), rel=1e-12)
@@ -273,6 +273,15 @@ def test_align_permutes_or_refuses_optimizer_state_of_single_tensors():
     assert torch.equal(moved.optimizer["momentum/0"], state[order])
     with pytest.raises(tw.ThalwegError, match=r"'row_var/0' of shape \(12, 1\) has not: renumber the weights alone"):
         permutation.apply(Checkpoint(weights, {"row_var/0": state[:, :1]}, "Adafactor", 5))
+
+
+@pytest.mark.parametrize("kept", [torch.zeros(12), [torch.zeros(3, 4)], {"slow": np.zeros(5)}])
+def test_align_refuses_tensors_that_an_optimizer_keeps_outside_its_state(kept):
+    permutation, weights = random_permutation(found("MLP")), tw.Weights.of(ALIGNABLE["MLP"].module(1))
+    alone = {"betas": (0.9, 0.99), "scale": torch.tensor(2.0), "name": "slow"}
+    assert permutation.apply(Checkpoint(weights, {}, "Own", 5, alone)).extra == alone
+    with pytest.raises(tw.ThalwegError, match=r"'average' of shape .* is not: renumber the weights alone"):
+        permutation.apply(Checkpoint(weights, {}, "Own", 5, {**alone, "average": kept}))
 
 
 def test_align_never_increases_the_distance_and_repeats():

@@ -9,9 +9,10 @@ import pytest
 import torch
 from align_zoo import ALIGNABLE, Of
 from torch import nn
+from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.alignment.symmetries import Traced
+from thalweg.alignment.network_copy import NetworkCopy
 
 TASK = tw.classification()
 BATCH = torch.randn(32, 6), torch.zeros(32).long()
@@ -136,10 +137,73 @@ def test_symmetries_follow_parts_without_children_in_training():
     assert [group.size for group in symmetries.groups.values()] == [8]
 
 
+def joined_in_training(noise):
+    """A network that adds two layers in training alone, with something in between that may draw random numbers."""
+
+    def forward(net, x):
+        g, h = net.g(x).relu(), net.h(x).relu()
+        return net.out(g + noise(h, net.training) if net.training else g) + net.other(h)
+
+    return Of(forward, **linear(g=(6, 8), h=(6, 8), out=(8, 4), other=(8, 4)))
+
+
+def branching(h, training):
+    return h * (1.0 + (h.sum().item() > 1e9))  # which cannot be traced
+
+
+def drawing(h, training):
+    return branching(h, training) + torch.rand_like(h)
+
+
+@pytest.mark.parametrize("dropout", [F.dropout, F.alpha_dropout, lambda h, p, training: torch.dropout(h, p, training)])
+def test_symmetries_follow_training_without_dropout_that_is_called_as_a_function(dropout):
+    net = joined_in_training(lambda h, training: branching(dropout(h, 0.5, training), training))
+    symmetries = tw.symmetries(net, TASK, BATCH)
+    assert len(symmetries.dropped) == 2  # in training, whether it can be traced or not
+
+
+def test_symmetries_prove_training_that_cannot_be_traced():
+    symmetries = tw.symmetries(joined_in_training(branching), TASK, BATCH)
+    assert not symmetries.groups
+    assert set(symmetries.dropped) == {"g.weight[0]", "h.weight[0]"}
+
+
+def test_symmetries_warn_of_training_that_can_be_neither_traced_nor_compared():
+    with pytest.warns(UserWarning, match=r"something else in training mode, .* random numbers there and cannot be tra"):
+        tw.symmetries(joined_in_training(drawing), TASK, BATCH)
+
+
+@pytest.mark.parametrize("groups", [None, {"g": {"g.weight": 0, "g.bias": 0, "out.weight": 1}}])
+def test_symmetries_warn_of_training_that_fails(groups):
+    def failing(h, training):
+        raise ValueError("targets are needed in training")
+
+    with pytest.warns(UserWarning, match="it fails there with ValueError: targets are needed in training"):
+        tw.symmetries(joined_in_training(failing), TASK, BATCH, groups=groups)
+
+
+HAND = {
+    "g": {"g.weight": 0, "g.bias": 0, "out.weight": 1},
+    "h": {"h.weight": 0, "h.bias": 0, "other.weight": 1},
+    "both": {"g.weight": 0, "g.bias": 0, "out.weight": 1, "h.weight": 0, "h.bias": 0, "other.weight": 1},
+}
+
+
+@pytest.mark.parametrize(("name", "right"), [("g", False), ("h", False), ("both", True)])
+def test_groups_by_hand_are_proven_in_training(name, right):
+    symmetries = tw.symmetries(joined_in_training(branching), TASK, BATCH, groups={name: HAND[name]})
+    assert (name in symmetries.groups, name in symmetries.dropped) == (right, not right)
+
+
+def test_groups_by_hand_warn_of_training_that_cannot_be_compared():
+    with pytest.warns(UserWarning, match="it draws random numbers there, so that nothing can be compared"):
+        tw.symmetries(joined_in_training(drawing), TASK, BATCH, groups={"both": HAND["both"]})
+
+
 @pytest.mark.parametrize("name", ["batch norm", "MLP"])
 def test_symmetries_trace_networks_once_that_train_as_they_predict(name):
     case = ALIGNABLE[name]
-    assert not Traced(case.module(1), case.task, case.batch())._trains_otherwise(case.batch())
+    assert not NetworkCopy(case.module(1), case.task, case.batch()).trains_otherwise(case.batch())
 
 
 def by_name(net, x, name):
@@ -223,6 +287,27 @@ def test_align_follows_kinds_of_batches_that_use_every_parameter():
     batches = [(X, False, Y), (X, True, Y)]
     aligned = tw.align(net, tw.Weights.of(net), tw.Weights.of(other), TASK, batches)
     assert [len(group.axes) for group in aligned.symmetries.groups.values()] == [6]
+
+
+@pytest.mark.parametrize("loaded", [list, Loaded])
+@pytest.mark.parametrize("name", ["a head by name", "an optional input", "a path by length"])
+def test_groups_by_hand_are_proven_on_every_kind_of_batch(name, loaded):
+    forward, batches = KINDS[name]
+    net, other = branched(forward), branched(forward)
+    first, second = ("heads.a", "heads.b") if forward is by_name else ("out", "more")
+    half = {"one.weight": 0, "one.bias": 0, f"{first}.weight": 1}
+    whole = {**half, f"{second}.weight": 1}
+    for group, right in ((half, False), (whole, True)):
+        ends = tw.Weights.of(net), tw.Weights.of(other)
+        found = tw.align(net, *ends, TASK, loaded(batches), groups={"hidden": group}).symmetries
+        assert ("hidden" in found.groups, "hidden" in found.dropped) == (right, not right)
+
+
+def test_groups_by_hand_warn_of_parameters_that_no_batch_uses():
+    net = branched(by_name)
+    groups = {"hidden": {"one.weight": 0, "one.bias": 0, "heads.a.weight": 1}}
+    with pytest.warns(UserWarning, match=r"took no part .* \('heads.b.weight' and 1 more\)"):
+        tw.align(net, tw.Weights.of(net), tw.Weights.of(branched(by_name)), TASK, [(X, "a", Y)], groups=groups)
 
 
 def test_align_warns_of_parameters_that_no_batch_uses():

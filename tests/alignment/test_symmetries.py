@@ -1,5 +1,7 @@
 """Symmetries: found in every kind of network, proven, and never wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from align_zoo import ALIGNABLE, Of, found, random_permutation
@@ -8,12 +10,15 @@ from torch.nn import functional as F
 from zoo import bits, same_bits
 
 import thalweg as tw
-from thalweg.alignment import symmetries as finding
+from thalweg.alignment import network_copy
 from thalweg.alignment.axes import Axes
+from thalweg.alignment.groups import Group
+from thalweg.alignment.network_copy import NetworkCopy
 from thalweg.alignment.operations import RULES
+from thalweg.alignment.outputs import CLOSE
 from thalweg.alignment.permutation import renumber, spread
-from thalweg.alignment.symmetries import Group, Traced
-from thalweg.alignment.trial import CLOSE, Trial, _order
+from thalweg.alignment.tracing import Tracing
+from thalweg.alignment.trial import Trial, _order
 
 TASK = tw.classification()
 
@@ -32,6 +37,11 @@ def answer(case, module):
     batch = tuple(t.double() if t.is_floating_point() else t for t in case.batch())
     with torch.no_grad():
         return case.task.predict(module, batch)[0]
+
+
+def trial_of(module, task, batch):
+    network = NetworkCopy(module, task, batch)
+    return Trial(network, Tracing(network).proposed)
 
 
 @pytest.mark.parametrize("name", ALIGNABLE)
@@ -56,24 +66,25 @@ def test_symmetries_renumbered_network_is_the_same_function(name):
 @pytest.mark.parametrize("name", ALIGNABLE)
 def test_symmetries_catch_a_tensor_left_out_of_its_group(name):
     case = ALIGNABLE[name]
-    traced = Traced(case.module(1), case.task, case.batch())
-    trial, axes, checked = Trial(traced), traced.axes, 0
+    trial, checked = trial_of(case.module(1), case.task, case.batch()), 0
+    proposed = trial.proposed
     for group in found(name).groups.values():
         members = sorted({tensor for tensor, _ in group.axes})
         for tensor in [t for t in members if len(members) > 1 and matters(trial, t)]:
-            traced.axes = {**axes, tensor: tuple(("fixed", term[1]) for term in axes[tensor])}
+            left_out = tuple(("fixed", term[1]) for term in proposed.axes[tensor])
+            trial.proposed = replace(proposed, axes={**proposed.axes, tensor: left_out})
             assert trial.error([group]) > CLOSE, (group.name, tensor)
             checked += 1
-        traced.axes = axes
+        trial.proposed = proposed
     assert checked
 
 
 def matters(trial, tensor):
     """Whether the outputs depend on the order of a tensor; a bias before an instance norm changes nothing."""
-    value = trial.traced.tensors[tensor]
+    value = trial.network.tensors[tensor]
     with torch.no_grad():
         value.copy_(value.flatten().flip(0).view(value.shape))
-        outputs = zip(trial.expected, trial.traced.outputs(), strict=True)
+        outputs = zip(trial.expected, trial.network.outputs(), strict=True)
         value.copy_(trial.given[tensor])
     return any(not torch.allclose(one, two, rtol=1e-6, atol=0) for one, two in outputs)
 
@@ -205,11 +216,11 @@ def test_symmetries_refuse_a_scripted_network():
 )
 def test_symmetries_of_large_networks_are_proven_with_one_example(between, examples, monkeypatch):
     """The graph is always traced with two, since an axis of size one could be anything."""
-    monkeypatch.setattr(finding, "LARGE", 0)
+    monkeypatch.setattr(network_copy, "LARGE", 0)
     net = Of(lambda net, x: net.two(between(net.one(x))), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    traced = Traced(net, TASK, ALIGNABLE["MLP"].batch())
-    assert (len(traced.batch[0]), len(traced.few[0])) == (examples, 2)
-    assert len(traced.proven().groups) == 1
+    network = NetworkCopy(net, TASK, ALIGNABLE["MLP"].batch())
+    assert (len(network.batch[0]), len(network.few[0])) == (examples, 2)
+    assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == 1
 
 
 def test_symmetries_catch_a_missing_statistic_of_inactive_units():
@@ -218,19 +229,19 @@ def test_symmetries_catch_a_missing_statistic_of_inactive_units():
         ALIGNABLE["MLP"].batch(),
     )
     net[1].bias.data -= 5
-    traced = Traced(net, TASK, (torch.cat([x[:2] * 0, x[2:] * 100]), y))
-    trial, (group,) = Trial(traced), traced.groups.values()
+    trial = trial_of(net, TASK, (torch.cat([x[:2] * 0, x[2:] * 100]), y))
+    (group,) = trial.proposed.groups.values()
     assert trial.error([group]) <= CLOSE
-    traced.axes |= {"1.running_var": (("fixed", 2),)}
+    trial.proposed = replace(trial.proposed, axes={**trial.proposed.axes, "1.running_var": (("fixed", 2),)})
     assert trial.error([group]) > CLOSE
 
 
-@pytest.mark.parametrize(("small", "examples"), [(finding.SMALL, 32), (90, 5), (30, 2)])
+@pytest.mark.parametrize(("small", "examples"), [(network_copy.SMALL, 32), (90, 5), (30, 2)])
 def test_symmetries_of_small_networks_are_proven_with_more_examples(small, examples, monkeypatch):
     """Two have 36 entries here."""
-    monkeypatch.setattr(finding, "SMALL", small)
+    monkeypatch.setattr(network_copy, "SMALL", small)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-    assert len(Traced(net, TASK, (torch.randn(40, 6), torch.zeros(40).long())).batch[0]) == examples
+    assert len(NetworkCopy(net, TASK, (torch.randn(40, 6), torch.zeros(40).long())).batch[0]) == examples
 
 
 def test_symmetries_pin_parameters_inside_a_branch():
@@ -247,9 +258,9 @@ def test_symmetries_pin_parameters_inside_a_branch():
 def test_symmetries_take_examples_of_batches_with_other_tensors():
     net = Of(lambda net, x, mask: net.two(net.one(x) @ mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     x, y = ALIGNABLE["MLP"].batch()
-    traced = Traced(net, TASK, (x, torch.eye(8), y))
-    assert [len(tensor) for tensor in traced.few] == [2, 8, 2]
-    assert [len(tensor) for tensor in traced.batch] == [5, 8, 5]
+    network = NetworkCopy(net, TASK, (x, torch.eye(8), y))
+    assert [len(tensor) for tensor in network.few] == [2, 8, 2]
+    assert [len(tensor) for tensor in network.batch] == [5, 8, 5]
 
 
 def test_symmetries_refuse_no_batch():

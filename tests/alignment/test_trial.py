@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.alignment.symmetries import Group, Traced
+from thalweg.alignment.groups import Group, by_hand
+from thalweg.alignment.network_copy import NetworkCopy
 from thalweg.alignment.trial import Trial, _order
 
 TASK = tw.classification()
@@ -97,7 +98,8 @@ def test_trial_perturbs_all_but_what_would_make_nan():
     net = Rooted()
     assert "hidden" in tw.symmetries(net, TASK, batch(), groups=HAND).groups
     assert "hidden" in tw.symmetries(net, TASK, batch(), groups=WRONG).dropped
-    trial = Trial(Traced(net, TASK, batch(), HAND))
+    network = NetworkCopy(net, TASK, batch())
+    trial = Trial(network, by_hand(HAND, network.tensors))
     assert [name for name, value in net.named_parameters() if torch.equal(value.double(), trial.given[name])] == [
         "radius"
     ]

@@ -30,6 +30,7 @@ WIDE = {
 }
 TRIES = 12  # values of an output, to see whether a task uses it
 IN_PLACE = re.compile(r"\w*[a-z\d]_$|__set|__i")
+DROPOUT = re.compile(r"(feature_)?(alpha_)?dropout([123]d)?_?$")
 
 
 class Called(nn.Module):
@@ -197,14 +198,24 @@ def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
 
 @contextmanager
 def training(net: nn.Module) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for the layers of torch: without dropout."""
+    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout."""
     try:
         for part in net.modules():
             own = any(True for _ in part.parameters()) and not type(part).__module__.startswith("torch.nn.")
             part.training = own or any(True for _ in part.children())
-        yield
+        with _WithoutDropout():
+            yield
     finally:
         net.eval()
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Returns what dropout is given, also where a network calls it as a function."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DROPOUT.match(getattr(function, "__name__", "")):
+            return args[0] if args else kwargs["input"]
+        return function(*args, **(kwargs or {}))
 
 
 class Operations(TorchFunctionMode):

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ThalwegError
 from ..store import files
@@ -96,6 +98,7 @@ class Permutation:
         """Renumber weights of the network, or a checkpoint with its optimizer state; what is passed in is unchanged."""
         if isinstance(point, Checkpoint):
             weights = self.apply(point.weights)
+            _check_single(point.extra)
             state = {name: self._state(name, value) for name, value in point.optimizer.items()}
             return replace(point, weights=weights, optimizer=state)
         if not isinstance(point, Weights):
@@ -172,6 +175,17 @@ class Permutation:
                     fits = self.orders[label].shape[-1] == size if label in self.orders else label in outer
                     if label and not fits:
                         raise ValueError(f"'{tensor}' does not fit the order of '{label}'")
+
+
+def _check_single(extra: Mapping[str, Any]) -> None:
+    """Raise if an optimizer keeps tensors outside of its state: nobody knows to which weights their values belong."""
+    for name, value in extra.items():
+        for item in tree_leaves(value):
+            if isinstance(item, Tensor | np.ndarray) and max(item.shape, default=1) > 1:
+                raise ThalwegError(
+                    f"optimizer state can be renumbered if it is in the optimizer's state; '{name}' of shape "
+                    f"{tuple(item.shape)} is not: renumber the weights alone"
+                )
 
 
 def _terms(found: Any) -> tuple[Term, ...]:

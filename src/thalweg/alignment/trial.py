@@ -1,41 +1,36 @@
 """Trying whether a renumbering leaves the outputs of a network as they were, in float64."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
+from .groups import Group, Proposed
+from .network_copy import NetworkCopy
+from .outputs import CLOSE, apart, same_finite
 from .permutation import Term, renumber, spread
 
-if TYPE_CHECKING:
-    from .symmetries import Group, Traced
-
-CLOSE = 1e-9  # relative to how far outputs vary, in float64
-ROUNDING = 1e-12  # relative to an output itself
 SMALL = 12  # units of which several orders are tried
-MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to -1e9, are no measure for the others
 
 
 class Trial:
     """Tries renumberings on the copy of a network, away from initial values such as zeros, which could hide errors."""
 
-    def __init__(self, traced: "Traced"):
-        self.traced = traced
+    def __init__(self, network: NetworkCopy, proposed: Proposed):
+        self.network, self.proposed = network, proposed
         self.given = self._values()
-        self.expected = traced.outputs()
-        self._perturb([*traced.tensors])
+        self.expected = network.outputs()
+        self._perturb([*network.tensors])
 
     def _perturb(self, names: Sequence[str]) -> None:
         """Move these tensors from their values, but not where other outputs would be finite then."""
         for far in (1.0, 0.1, 0.01) if len(names) == 1 else (1.0,):
             for name in names:
                 self._restore({name: _moved(self.given[name], far, _generator(name))})
-            outputs = self.traced.outputs()
-            if _all_same_finite(self.expected, outputs):
+            outputs = self.network.outputs()
+            if same_finite(self.expected, outputs):
                 self.given, self.expected = self._values(), outputs
                 return
         self._restore(self.given)
@@ -44,78 +39,38 @@ class Trial:
             self._perturb(names[len(names) // 2 :])
 
     def _values(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.traced.tensors.items()}
+        return {name: tensor.detach().clone() for name, tensor in self.network.tensors.items()}
 
     def _restore(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, value in values.items():
-                self.traced.tensors[name].copy_(value)
+                self.network.tensors[name].copy_(value)
 
-    def matters(self, group: "Group") -> bool:
+    def matters(self, group: Group) -> bool:
         """Whether the outputs depend on the order of any of its tensors alone."""
         return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
 
-    def error(self, groups: Iterable["Group"], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
+    def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
         """How far renumbering these groups moves the outputs, as `apart` says, in the first trial that fails."""
         groups, worst = list(groups), 0.0
         for attempt in range(max(map(_attempts, groups), default=1)):
-            worst = max(worst, self._error(groups, axes or self.traced.axes, attempt))
+            worst = max(worst, self._error(groups, axes or self.proposed.axes, attempt))
             if worst > CLOSE:
                 break
         return worst
 
-    def _error(self, groups: Sequence["Group"], axes: Mapping[str, tuple[Term, ...]], attempt: int) -> float:
+    def _error(self, groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int) -> float:
         within = {group.name: group.within for group in groups if group.within}
-        sets = {**self.traced.groups, **self.traced.pinned}
+        sets = {**self.proposed.groups, **self.proposed.pinned}
         orders = {group.name: _order(group, sets, attempt) for group in groups}
         touched = {name for group in groups for name, _ in group.axes}
         with torch.no_grad():
             for name in touched:
-                renumber(spread(self.traced.tensors[name].detach(), axes[name]), orders, within)
+                renumber(spread(self.network.tensors[name].detach(), axes[name]), orders, within)
         try:
-            return apart(self.expected, self.traced.outputs())
+            return apart(self.expected, self.network.outputs())
         finally:
             self._restore({name: self.given[name] for name in touched})
-
-
-def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """The largest difference of outputs, relative to how far each varies; infinite where they are not alike."""
-    one, two = [*_plain(one)], [*_plain(two)]
-    if not _all_same_finite(one, two):
-        return inf
-    pairs = [(mine.double(), yours.double(), mine.isfinite()) for mine, yours in zip(one, two, strict=True)]
-    return max((_distance(mine[here], yours[here]) for mine, yours, here in pairs if here.any()), default=0.0)
-
-
-def _distance(one: Tensor, two: Tensor) -> float:
-    """Beyond rounding; numbers far larger than the others, such as masked logits, are measured by themselves alone."""
-    sizes = one.abs()
-    levels = (sizes[sizes > 0].log2() * 128).round().unique() / 128  # masked logits are many, but few different ones
-    masked = sizes > (MASKED * levels.median().exp2() if levels.numel() else 0)
-    usual = one[~masked]
-    scale = float((usual - usual.median()).abs().max()) or float(usual.abs().max()) or 1.0
-    beyond = ((one - two).abs() - ROUNDING * sizes).clamp(min=0)
-    return float((beyond / torch.where(masked, sizes, scale)).max())
-
-
-def finite(outputs: Sequence[Tensor]) -> bool:
-    """Whether there is any finite number."""
-    return any(bool(tensor.isfinite().any()) for tensor in _plain(outputs))
-
-
-def _plain(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Outputs as dense tensors of real numbers."""
-    for tensor in outputs:
-        if tensor.is_nested:
-            yield from _plain(tensor.unbind())
-            continue
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        yield torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-
-
-def _all_same_finite(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-    there = [[tensor.isfinite() for tensor in _plain(outputs)] for outputs in (one, two)]
-    return len(there[0]) == len(there[1]) and all(map(torch.equal, *there))
 
 
 def _moved(value: Tensor, far: float, generator: torch.Generator) -> Tensor:
@@ -129,14 +84,14 @@ def _generator(name: str, attempt: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(crc32(name.encode()) + attempt)
 
 
-def _attempts(group: "Group") -> int:
+def _attempts(group: Group) -> int:
     """Of few units, a single order may be one of those that keep, say, pairs together."""
     if group.size > SMALL:
         return 1
     return 6 if group.within else 2
 
 
-def _order(group: "Group", groups: Mapping[str, "Group"], attempt: int = 0) -> Tensor:
+def _order(group: Group, groups: Mapping[str, Group], attempt: int = 0) -> Tensor:
     """A random cycle, in which nothing stays, and next a swap of two neighbours in it: together they make every order.
     Of units inside others, a random order for each of those.
     """

@@ -1,0 +1,263 @@
+"""A private copy of a network in float64, and what it computes for the batches with which symmetries are proven."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batches import mapped, tensors_in, to_device
+from ..errors import ThalwegError, first_line, warn
+from ..runtime.rng import seeded
+from ..tasks import Task, check_task, describe
+from ..weightspace.layout import Layout, named_parameters, named_statistics, unwrapped
+from ..weightspace.probe import Probe
+from ..weightspace.state import preserved
+from ..weightspace.watch import copied
+from ..weightspace.weights import Weights
+from .calls import Called, computing, operations, outputs_in, recorded, training
+from .outputs import CLOSE, apart, finite
+
+LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
+SMALL = 5 * 10**5  # up to this many, a proof takes more examples
+MANY = 32  # at most
+KINDS = 8  # of batches that are followed although nothing new takes part in them
+LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
+
+
+class NetworkCopy:
+    """A copy of the user's network in eval mode; its outputs for some examples are what a renumbering must not change.
+
+    Attributes:
+        net: The copy.
+        tensors: Its trainable parameters and batch-norm statistics.
+        batch: What a proof computes with.
+        few: What is traced: two examples of the batch, if the network takes them.
+        further: Two examples of each other kind of batch.
+        trained: Calls in training mode, where those compute something else.
+        entries: Of all tensors that the network computed last.
+    """
+
+    batch: Any
+    few: Any
+    entries: int
+
+    def __init__(self, module: nn.Module, task: Task, batch: Any, weights: Weights | None = None):
+        check_task(task)
+        self.task, self.layout = task, Layout.of(module)
+        self.net, self.own = (unwrapped(Probe(module).module) for _ in range(2))
+        if weights is not None:
+            self.layout.check(weights.layout, "the network", "a")
+            weights.load_into(self.net)
+        for parameter in self.net.parameters():
+            parameter.grad = None
+        self.net.double().eval()
+        parameters = named_parameters(self.net)
+        moving = {name: parameters[name] for name in self.layout.names} | named_statistics(self.net)
+        self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
+        self.further: list[Any] = []
+        self.trained: list[Called] = []
+        outputs = self._fit(batch)
+        if not finite(outputs):
+            raise ThalwegError(
+                "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
+                "a batch with examples, without NaN, and a network with finite weights"
+            )
+        if apart(outputs, self.outputs(seed=1)) > CLOSE:
+            raise ThalwegError(
+                "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
+                "proven, and this one does not; it draws random numbers or changes when it is called: turn that off in "
+                "eval mode"
+            )
+
+    def converted(self, batch: Any) -> Any:
+        """The batch in float64, where the network is."""
+        batch = to_device(batch, next(self.net.parameters()).device)
+        return mapped(batch, lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t)
+
+    def _prepared(self, batch: Any) -> Any:
+        """The same, after the network was called with the batch as it is: caches outside of it, of positions, say, must
+        not be filled in float64.
+        """
+        for mode in (nullcontext, training):
+            with suppress(Exception), seeded(0), torch.no_grad(), preserved(self.own), mode(self.own.eval()):
+                self.task.predictions(self.own, mapped(to_device(batch, next(self.own.parameters()).device), copied))
+        return self.converted(batch)
+
+    def _fit(self, batch: Any) -> list[Tensor]:
+        """The outputs for what a proof computes with: two examples of the batch, or all of it where the task does not
+        take them; more, where that costs little, since a unit may be inactive on two; one, where that is much faster
+        and the network computes each example alone.
+        """
+        outputs = self._fitting(_first(batch, 2), batch)
+        self.few, entries = self.batch, max(self.entries, 1)
+        examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
+        if examples != 2:
+            self.batch = self._prepared(_first(batch, examples))
+            with suppress(Exception):
+                found = self.outputs()
+                same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
+                if finite(found) and (examples > 2 or apart(same, found) <= CLOSE):
+                    return found
+            self.batch = self.few
+        return outputs
+
+    def _fitting(self, *batches: Any) -> list[Tensor]:
+        """The outputs for the first batch that the network takes."""
+        for batch in batches:
+            self.batch = self._prepared(batch)
+            try:
+                return self.outputs()
+            except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
+                failure = error
+        if isinstance(failure, ThalwegError):
+            raise failure
+        why = f"{type(failure).__name__}: {first_line(failure)}"
+        raise ThalwegError(
+            f"the network must take the batch as its task calls it, in float64, and failed with {why}: check the "
+            "batch and the task"
+        ) from failure
+
+    def outputs(self, seed: int = 0) -> list[Tensor]:
+        """The task's outputs for the batch and those of other kinds, and in training where that is something else."""
+        batch = mapped(self.batch, copied)
+        with computing(seed) as computed, torch.no_grad():
+            made = self.task.predictions(self.net, batch)[0]
+            found = outputs_in(made)
+            self.entries = computed.entries
+            for other in self.further:
+                found += outputs_in(self.task.predictions(self.net, mapped(other, copied))[0])
+            with training(self.net) if self.trained else nullcontext():
+                found += [tensor for called in self.trained for tensor in called(*called.inputs())]
+        if not found:
+            raise ThalwegError(
+                f"renumbering is proven by the outputs of the task, and its predict returned {describe(made)}, in "
+                "which no tensor was found: return tensors, or a tuple or dict of them"
+            )
+        return [tensor.detach().clone() for tensor in found]
+
+    def trains_otherwise(self, batch: Any) -> bool:
+        """Whether the network computes something else in training, with auxiliary heads, say."""
+        with suppress(Exception):
+            usual = operations(self.net, self.task, batch)
+            with training(self.net):
+                return operations(self.net, self.task, batch) != usual
+        return True
+
+    def include_training(self, batch: Any) -> Called | None:
+        """Let proofs compare the call with this batch in training mode too, if it can be made and draws no random
+        numbers there.
+        """
+        before = self.trained
+        try:
+            made = recorded(self.net, self.task, batch).made
+            with training(self.net):
+                called = recorded(self.net, self.task, batch)
+            if called.made != made:  # then all of it has an order, whether this task uses it or not
+                called.used = None
+            self.trained = [*before, called]
+            same = apart(self.outputs(), self.outputs(seed=1)) <= CLOSE
+        except Exception as error:
+            self.trained = before
+            warn_of_training(f"it fails there with {type(error).__name__}: {first_line(error)[:200]}")
+            return None
+        self.trained = self.trained if same else before
+        return called
+
+    def follow_kinds(
+        self, batches: Iterable[Any], unused: Callable[[], set[int]], follow: Callable[[Any], None]
+    ) -> None:
+        """Call `follow` with two examples of every kind of batch that is computed in another way than those before, and
+        let proofs compare it: of all that are in a list, and where parameters were not used so far, of all others as
+        well, until they are.
+
+        Args:
+            batches: The batches.
+            unused: Gives the numbers of the parameters that no call has used so far.
+            follow: What to do with each.
+        """
+        idle, listed = unused(), isinstance(batches, Sequence)
+        if not (idle or listed):
+            return
+        kinds, calls = {_kind(self.few)}, [self._operations(self.few)]
+        with seeded(0, batches):
+            for other in batches:
+                kind = _kind(_first(other, 2))
+                if kind in kinds or len(kinds) >= (LOOKED if idle else KINDS):
+                    continue
+                kinds.add(kind)
+                few = self._examples(other)
+                noted = self._operations(few)
+                new = idle & parameters_in(noted) if noted else idle
+                if (noted and noted in calls) or not (new or len(calls) < KINDS):
+                    continue
+                calls.append(noted)
+                self.further.append(few)
+                follow(few)
+                idle = unused()
+                if not (idle or listed):
+                    return
+        if idle and batches:
+            names = [name for k, (name, _) in enumerate(self.net.named_parameters()) if k in idle]
+            warn(
+                "parameters that took no part in any of the batches, or not as a whole, keep their order "
+                f"('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another call uses them, an "
+                "aligned network may compute something else; give batches that use them, or groups= by hand"
+            )
+
+    def _examples(self, batch: Any) -> Any:
+        """Two examples of another batch, or all of it where the network does not take them."""
+        usual = self.batch
+        try:
+            self._fitting(_first(batch, 2), batch)
+            return self.batch
+        finally:
+            self.batch = usual
+
+    def _operations(self, batch: Any) -> list[Any]:
+        """None where they cannot be noted."""
+        with suppress(Exception):
+            return operations(self.net, self.task, batch)
+        return []
+
+    def include_all(self, batches: Iterable[Any]) -> None:
+        """Let proofs compare all kinds of batches, in training mode too, without tracing them."""
+        used: set[int] = set()
+
+        def include(few: Any) -> None:
+            used.update(parameters_in(self._operations(few)))
+            if not self.trains_otherwise(few):
+                return
+            if (called := self.include_training(few)) and called not in self.trained:
+                warn_of_training("it draws random numbers there, so that nothing can be compared")
+
+        include(self.few)
+        self.follow_kinds(batches, lambda: {*range(len([*self.net.parameters()]))} - used, include)
+
+
+def warn_of_training(why: str) -> None:
+    warn(
+        f"this network computes something else in training mode, which could not be checked, since {why}: what it "
+        "computes only there may change when its units are renumbered"
+    )
+
+
+def _first(batch: Any, count: int) -> Any:
+    """The first examples of a batch; what does not have as many entries as its first tensor, or is sparse, is kept."""
+    size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
+    several = [id(t) for t in tensors_in(batch) if t.ndim and t.shape[0] == size and t.layout is torch.strided]
+    return mapped(batch, lambda t: t[:count] if id(t) in several else t)
+
+
+def _kind(batch: Any) -> str:
+    """What a graph may depend on: shapes, and whatever is not a tensor."""
+    return repr(mapped(batch, lambda item: tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__))
+
+
+def parameters_in(noted: Sequence[Any]) -> set[int]:
+    """The numbers of the tensors in operations, of which the first are those of the parameters; reading a shape is no
+    operation.
+    """
+    found = [[item[0] for item in items if isinstance(item, tuple)] for _, items in noted[:-1]]
+    return {number for numbers in found if len(numbers) > 1 for number in numbers}

@@ -1,0 +1,51 @@
+"""Comparing what a network computes before and after a renumbering, in float64."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+CLOSE = 1e-9  # relative to how far outputs vary, in float64
+ROUNDING = 1e-12  # relative to an output itself
+MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to -1e9, are no measure for the others
+
+
+def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
+    """The largest difference of outputs, relative to how far each varies; infinite where they are not alike."""
+    one, two = [*_plain(one)], [*_plain(two)]
+    if not same_finite(one, two):
+        return inf
+    pairs = [(mine.double(), yours.double(), mine.isfinite()) for mine, yours in zip(one, two, strict=True)]
+    return max((_distance(mine[here], yours[here]) for mine, yours, here in pairs if here.any()), default=0.0)
+
+
+def _distance(one: Tensor, two: Tensor) -> float:
+    """Beyond rounding; numbers far larger than the others, such as masked logits, are measured by themselves alone."""
+    sizes = one.abs()
+    levels = (sizes[sizes > 0].log2() * 128).round().unique() / 128  # masked logits are many, but few different ones
+    masked = sizes > (MASKED * levels.median().exp2() if levels.numel() else 0)
+    usual = one[~masked]
+    scale = float((usual - usual.median()).abs().max()) or float(usual.abs().max()) or 1.0
+    beyond = ((one - two).abs() - ROUNDING * sizes).clamp(min=0)
+    return float((beyond / torch.where(masked, sizes, scale)).max())
+
+
+def finite(outputs: Sequence[Tensor]) -> bool:
+    """Whether there is any finite number."""
+    return any(bool(tensor.isfinite().any()) for tensor in _plain(outputs))
+
+
+def _plain(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Outputs as dense tensors of real numbers."""
+    for tensor in outputs:
+        if tensor.is_nested:
+            yield from _plain(tensor.unbind())
+            continue
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        yield torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
+def same_finite(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    there = [[tensor.isfinite() for tensor in _plain(outputs)] for outputs in (one, two)]
+    return len(there[0]) == len(there[1]) and all(map(torch.equal, *there))

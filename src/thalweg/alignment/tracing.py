@@ -1,0 +1,206 @@
+"""Finding groups of units in the graphs of a network: axes that its operations join belong together."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..errors import ThalwegError, first_line
+from ..weightspace.weights import Weights
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
+from .calls import Called, recorded, training
+from .groups import Proposed, grouped
+from .network_copy import NetworkCopy, warn_of_training
+from .operations import HAND, TAKING, each_its_own, named, trace
+from .permutation import Term, spread
+from .tensors import CONSTANT
+from .terms import in_groups, undecided
+
+HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
+
+
+class Tracing:
+    """The graphs of a network, and the atoms of the axes of its tensors.
+
+    Attributes:
+        network: The network.
+        atoms: The axes of its tensors.
+        seen: The axes of what each node of the graphs gives.
+        called: The call that was traced first.
+        program: Its graph.
+        proposed: The groups that follow.
+    """
+
+    def __init__(self, network: NetworkCopy, others: Iterable[Any] = (), example: Any = None):
+        self.network = network
+        self.atoms = {name: fresh(tensor.shape) for name, tensor in network.tensors.items()}
+        self.seen: dict[Any, Any] = {}
+        self.taken: set[int] = set()
+        self.called, self.program = self._exported(network.few if example is None else network.converted(example))
+        self._follow(self.called, self.program)
+        self._follow_training(self.called, network.few)
+        network.follow_kinds(others, self._unused, self._follow_batch)
+        for leaf in self._idle():
+            pin(leaf, "it is not used on this batch")
+        self.proposed = self._proposed()
+
+    def _exported(self, batch: Any) -> tuple[Called, Any]:
+        try:
+            called = recorded(self.network.net, self.network.task, batch)
+            return called, called.exported()
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)[:200]}"
+            if "DataDependent" in why:
+                why = "what it does depends on values of tensors, as in `if x.sum() > 0`, `assert` or `.item()`"
+            raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
+
+    def _follow_batch(self, batch: Any) -> None:
+        called, program = self._exported(batch)
+        self._follow(called, program)
+        self._follow_training(called, batch)
+
+    def _follow_training(self, usual: Called, batch: Any) -> None:
+        """The same call in training mode, if it may compute something else. One that cannot be traced is still compared
+        in the proof.
+        """
+        if not (usual.spare or self._idle() or self.network.trains_otherwise(batch)):
+            return
+        called = self.network.include_training(batch)
+        if called is None:
+            return
+        try:
+            with training(self.network.net):
+                self._follow(called, called.exported())
+        except Exception as error:
+            if called not in self.network.trained:
+                why = f"{type(error).__name__}: {first_line(error)[:200]}"
+                warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
+
+    def _follow(self, called: Called, program: Any) -> None:
+        """Join and pin the axes of all tensors as the operations of a graph say."""
+        names = {id(tensor): name for name, tensor in self.network.tensors.items()}
+        inputs: list[Any] = []
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+        for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+            held: Any = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
+            name = names.get(id(held))
+            if name:
+                if not self.seen:
+                    each_its_own(node, self.atoms[name])
+                inputs.append(self.atoms[name])
+            elif isinstance(node.meta.get("val"), Tensor):
+                why = _kept(spec)
+                constant = held is not None and spec.persistent is False  # other buffers may change in training
+                inputs.append(_fixed(held, why) if constant else fresh(node.meta["val"].shape, why))
+            else:
+                inputs.append(getattr(spec.arg, "value", None))
+        for axes in trace(program.graph_module, inputs, self.seen):
+            for axis in axes if isinstance(axes, Axes) else ():
+                pin(axis, "it is an output")
+        for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+            if spec.kind.name in HELD and node.users:
+                self.taken.add(id(attrgetter(spec.target)(called)))
+
+    def _idle(self) -> list[Atom]:
+        """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
+        given = {each for node in self.seen if named(node) not in TAKING for each in node.all_input_nodes}
+        values = tree_leaves([self.seen[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
+        used = {id(leaf) for axes in values if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
+        every = [leaf for axes in self.atoms.values() for axis in axes for leaf in leaves(axis)]
+        return [leaf for leaf in every if id(leaf) not in used]
+
+    def _unused(self) -> set[int]:
+        """The parameters that no call has used as a whole, by number."""
+        idle = {id(leaf) for leaf in self._idle() if not leaf.pinned}
+        partly = {
+            id(self.network.tensors[name])
+            for name, axes in self.atoms.items()
+            if any(id(leaf) in idle for axis in axes for leaf in leaves(axis))
+        }
+        every = enumerate(self.network.net.parameters())
+        return {k for k, parameter in every if id(parameter) in partly or id(parameter) not in self.taken}
+
+    def state(self, weights: Weights) -> list[Tensor]:
+        """What the graph takes before its inputs, with these weights."""
+        weights.load_into(self.network.net)
+        specs = [spec for spec in self.program.graph_signature.input_specs if spec.target is not None]
+        found = [
+            self.program.constants[spec.target] if spec.kind.name == "CONSTANT_TENSOR"
+            else attrgetter(spec.target)(self.called)
+            for spec in specs
+        ]  # fmt: skip
+        return [tensor.detach().clone() for tensor in found]
+
+    def arguments(self, batch: Any) -> list[Tensor] | None:
+        """The inputs of the graph for a batch; None for one of another shape."""
+        return self.called.arguments(self.network.task, self.network.converted(batch))
+
+    def _proposed(self) -> Proposed:
+        while loose := next((atom for axes in self.atoms.values() for atom in undecided(axes)), None):
+            settle(loose)
+        names: dict[int, str] = {}
+        pinned: dict[int, str] = {}
+        why: dict[str, str] = {}
+        for tensor, axes in self.atoms.items():
+            for k, axis in enumerate(axes):
+                merge_pinned(axis)
+                several = [leaf for leaf in leaves(axis) if leaf.size > 1]
+                for known, still in ((names, ""), (pinned, "pinned ")):
+                    new = [leaf for leaf in several if bool(leaf.pinned) == bool(still) and id(leaf) not in known]
+                    for number, leaf in enumerate(dict.fromkeys(new), start=1):
+                        known[id(leaf)] = f"{still}{tensor}[{k}]" + (f".{number}" if number > 1 else "")
+                if axis.size > 1 and all(leaf.pinned for leaf in several):
+                    why[f"{tensor}[{k}]"] = several[0].pinned if several else INDEXED
+        self.labels: Mapping[int, str] = names | pinned
+        within = self._within(names.values())
+        self.labels = names | {leaf: name for leaf, name in pinned.items() if name in within.values()}
+        groups, found = grouped({name: self.terms(axes) for name, axes in self.atoms.items()})
+        outer = {name: groups.pop(name) for name in self.labels.values() if name in pinned.values()}
+        return Proposed(groups, found, why, within, outer)
+
+    def terms(self, axes: Axes) -> tuple[Term, ...]:
+        """The axes of a tensor as products and sums of groups."""
+        return in_groups(axes, self.labels)
+
+    def _within(self, groups: Iterable[str]) -> dict[str, str]:
+        """Groups that occur only next to another one, or next to a pinned axis, in every tensor of the graph: each of
+        its units may have a numbering of its own.
+        """
+        held = tree_leaves([*self.seen.values()], is_leaf=lambda value: isinstance(value, Axes))
+        blocks = [
+            Counter(filter(None, labels))
+            for axes in {self.terms(value) for value in held if isinstance(value, Axes)}
+            for _, labels in spread(torch.empty([term[1] for term in axes], device="meta"), axes)
+        ]
+        order = [*groups]
+        found: dict[str, str] = {}
+        pinned: dict[str, str] = {}
+        for name in order:
+            mine = [labels for labels in blocks if name in labels]
+            once = [other for labels in mine[:1] for other in labels if all(each[other] == 1 for each in mine)]
+            outer = {*once} - {name}
+            moving = outer & {*order}
+            alone = [other for other in moving if any(other in labels and name not in labels for labels in blocks)]
+            before = [other for other in moving if order.index(other) < order.index(name)]
+            found |= {name: min(alone or before)} if alone or before else {}
+            pinned |= {name: min(outer - moving)} if outer - moving else {}
+        found = {name: outer for name, outer in found.items() if outer not in found}
+        return {name: outer for name, outer in pinned.items() if name not in {*found.values()}} | found
+
+
+def _kept(spec: Any) -> str:
+    """Why what a graph is given keeps its order."""
+    if spec.target is None:
+        return "it is an input"
+    own = spec.target.removeprefix("net.")
+    return f"'{own}' is not trained and keeps its order" if spec.kind.name in HELD else CONSTANT
+
+
+def _fixed(value: Tensor, why: str) -> Axes:
+    """The axes of a constant, pinned where its values differ along them."""
+    rows = [value.movedim(k, 0) for k in range(value.ndim)]
+    return Axes(Atom(len(each), pinned=why if bool((each != each[:1]).any()) else "") for each in rows)
