@@ -2,12 +2,15 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch._decomp import decomposition_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import ThalwegError
 from . import layers, tensors
@@ -19,6 +22,7 @@ HAND = (
     "line, as 'groups' in the dict that the task's function returns"
 )
 TAKING = ("slice", "narrow", "select", "unbind", "getitem")  # operations that use only a part of what they are given
+DECOMPOSED = "thalweg_decomposed"  # in what a node knows: its parts are followed instead
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
 
@@ -70,11 +74,13 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) ->
         return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
+    rule = RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)
+    if rule is unknown and (found := _decomposed(node, args, kwargs, shape, seen)) is not None:
+        return found
     schema = getattr(node.target, "_schema", None)
     given = {a.name: a.default_value for a in schema.arguments} if schema else {}
     given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
     call = Operation(name, node.target, given, shape, node)
-    rule = RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)
     alone = rule is tensors.elementwise and len(call.tensors) == 1 and call["dim"] is None  # as a softmax is not
     if rule.__name__ not in KEEPING and not alone:
         for axes in call.tensors:
@@ -86,6 +92,40 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) ->
     if isinstance(found, Axes) and tuple(axis.size for axis in found) != shape:
         found = None
     return unknown(call, APART) if found is None and shape is not None else found
+
+
+def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: dict[fx.Node, Any]) -> Any:
+    """The axes after an operation without a rule, by those of which torch makes it; None where it makes it of none."""
+    target: Any = node.target
+    how = target.decompose if _is_composite(target) else decomposition_table.get(target)
+    if how is None or shape is None:
+        return None
+    given, spec = tree_flatten((node.args, node.kwargs))
+    axes = tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, Axes))
+    places = [k for k, value in enumerate(axes) if isinstance(value, Axes)]
+
+    def compute(*tensors: Tensor) -> Any:
+        filled = {**dict(enumerate(given)), **dict(zip(places, tensors, strict=True))}
+        own, named_ = tree_unflatten([filled[k] for k in range(len(given))], spec)
+        return how(*own, **named_)
+
+    with suppress(Exception):  # whatever torch cannot decompose without values
+        metas = [torch.empty_like(given[k].meta["val"], device="meta") for k in places]
+        found = trace(make_fx(compute)(*metas), [axes[k] for k in places], seen)
+        shapes = [tuple(axis.size for axis in each) for each in found]
+        if shapes == (shape if isinstance(shape, list) else [shape]):
+            node.meta[DECOMPOSED] = True
+            return found if isinstance(shape, list) else found[0]
+    return None
+
+
+def _is_composite(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
+
+
+def takes_part(node: fx.Node) -> bool:
+    """Whether an operation may use only a part of what it is given, so that being given says nothing."""
+    return named(node) in TAKING or DECOMPOSED in node.meta
 
 
 @cache
@@ -126,9 +166,10 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
          "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
          "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform isclose "
-         "special_expit special_ndtr __and__ __or__ __xor__ __lshift__ __rshift__ __iand__ __ior__ __ixor__"),
+         "special_expit special_ndtr _conj _conj_physical log_sigmoid_forward __and__ __or__ __xor__ __lshift__ "
+         "__rshift__ __iand__ __ior__ __ixor__"),
         (layers.linear, "linear"), (layers.bilinear, "bilinear"), (tensors.einsum, "einsum"),
-        (tensors.matmul, "matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
+        (tensors.matmul, "matmul linalg_matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
         (tensors.tensordot, "tensordot inner outer ger"), (tensors.distances, "cdist"),
         (layers.attention, "scaled_dot_product_attention"),
         (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
@@ -147,7 +188,8 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "kthvalue mode argmax argmin nansum nanmean cosine_similarity dist pairwise_distance mse_loss l1_loss "
          "smooth_l1_loss huber_loss"),
         (tensors.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
-         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn"),
+         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn "
+         "_fft_c2c _fft_r2c _fft_c2r"),
         (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
         (tensors.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
         (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
@@ -156,7 +198,8 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "zeros_like ones_like full_like empty_like scalar_tensor"),
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.gated, "glu"), (tensors.select, "select"),
-        (tensors.unbind, "unbind"), (tensors.indexed, "index"), (tensors.written, "index_put"),
+        (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),
+        (tensors.sorted_into, "searchsorted"), (tensors.indexed, "index"), (tensors.written, "index_put"),
         (tensors.gathered, "gather index_select index_add index_copy index_reduce scatter scatter_add scatter_reduce"),
         (tensors.padded, "pad constant_pad_nd"), (tensors.paired, "view_as_real view_as_complex"),
         (tensors.vmapped, "_add_batch_dim _remove_batch_dim"),

@@ -279,6 +279,34 @@ def _chosen(x: Axes, dim: int, index: int) -> Axes:
     return Axes(choose(axis, chooser, index % chooser.size) for axis in rest)
 
 
+def diagonal(call: Operation) -> Axes | None:
+    """Entries of two axes that are numbered alike."""
+    x = call.tensors[0]
+    one, two = (call[name] % len(x) for name in ("dim1", "dim2"))
+    if call["offset"]:
+        return None
+    unify(x[one], x[two])
+    return Axes([*(axis for k, axis in enumerate(x) if k not in (one, two)), x[one]])
+
+
+def diagonals(call: Operation) -> Axes | None:
+    """The last axis along two of them, as in `diag`."""
+    *rest, last = call.tensors[0]
+    if call["offset"]:
+        return None
+    for k in sorted(call[name] % len(call.shape) for name in ("dim1", "dim2")):
+        rest.insert(k, last)
+    return Axes(rest)
+
+
+def sorted_into(call: Operation) -> Axes | None:
+    """The place of each entry among given values."""
+    values = call["sorted_sequence"]
+    for axis in values:
+        pin(axis, POSITION)
+    return call["self"] if len(values) == 1 else None
+
+
 def indexed(call: Operation) -> Axes:
     x, indices = call["self"], call["indices"]
     used = [k for k, index in enumerate(indices) if index is not None]

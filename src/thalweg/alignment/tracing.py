@@ -15,7 +15,7 @@ from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, recorded, training
 from .groups import Proposed, grouped
 from .network_copy import NetworkCopy, warn_of_training
-from .operations import HAND, TAKING, each_its_own, named, trace
+from .operations import HAND, each_its_own, takes_part, trace
 from .permutation import Term, spread
 from .tensors import CONSTANT
 from .terms import in_groups, undecided
@@ -107,7 +107,7 @@ class Tracing:
 
     def _idle(self) -> list[Atom]:
         """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
-        given = {each for node in self.seen if named(node) not in TAKING for each in node.all_input_nodes}
+        given = {each for node in self.seen if not takes_part(node) for each in node.all_input_nodes}
         values = tree_leaves([self.seen[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
         used = {id(leaf) for axes in values if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
         every = [leaf for axes in self.atoms.values() for axis in axes for leaf in leaves(axis)]
