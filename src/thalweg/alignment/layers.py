@@ -83,25 +83,6 @@ def _each(given: Any, places: int, other: int) -> list[int]:
     return given * places if len(given) == 1 else given[:places]
 
 
-def patches(call: Operation) -> Axes:
-    """Positions that become channels, or channels that become positions."""
-    x, shape = call.tensors[0], call.shape
-    at = len(x) - (2 if call.name == "col2im" else 3)
-    if shape[at] >= x[at].size:
-        channels = product([x[at], *fresh([shape[at] // x[at].size], POSITION)])
-    else:
-        channels, places = parted(x[at], shape[at])
-        pin(places, POSITION)
-    for axis in x[at + 1 :]:
-        pin(axis, POSITION)
-    return Axes([*x[:at], channels, *fresh(shape[at + 1 :], POSITION)])
-
-
-def shuffled(call: Operation) -> Axes:
-    x = call.tensors[0]
-    return Axes([x[0], product(parted(x[1], call["groups"])[::-1]), *x[2:]])
-
-
 def sampled(call: Operation) -> Axes:
     """Channels at places that a grid gives."""
     x, grid = call["input"], call["grid"]

@@ -180,7 +180,6 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
          "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
          "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"),
-        (layers.patches, "pixel_shuffle pixel_unshuffle im2col col2im"), (layers.shuffled, "channel_shuffle"),
         (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
         (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
         (tensors.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
@@ -193,11 +192,11 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
         (tensors.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
         (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
-        (tensors.interleaved, "repeat_interleave"), (tensors.cat, "cat concat concatenate hstack vstack"),
+        (tensors.cat, "cat concat concatenate hstack vstack"),
         (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
          "zeros_like ones_like full_like empty_like scalar_tensor"),
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
-        (tensors.sliced, "slice narrow"), (tensors.gated, "glu"), (tensors.select, "select"),
+        (tensors.sliced, "slice narrow"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),
         (tensors.sorted_into, "searchsorted"), (tensors.indexed, "index"), (tensors.written, "index_put"),
         (tensors.gathered, "gather index_select index_add index_copy index_reduce scatter scatter_add scatter_reduce"),

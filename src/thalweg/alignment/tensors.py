@@ -199,13 +199,6 @@ def repeat(call: Operation) -> Axes:
     return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
 
 
-def interleaved(call: Operation) -> Axes | None:
-    x, dim = call.tensors[0], call.dim()
-    if not isinstance(call["repeats"], int) or (call["dim"] is None and len(x) > 1):
-        return None
-    return _replaced(x, dim, product([x[dim], Atom(call["repeats"])]))
-
-
 def filled(call: Operation) -> Axes:
     return fresh(call.shape)
 
@@ -254,13 +247,6 @@ def sliced(call: Operation) -> Axes:
         return _replaced(x, dim, fresh([size], INDEXED)[0])
     sizes = [part for part in (start, size, length - start - size) if part or part == size]
     return _replaced(x, dim, _pieces(x[dim], sizes)[1 if start else 0]) if size < length else x
-
-
-def gated(call: Operation) -> Axes:
-    x, dim = call.tensors[0], call.dim()
-    one, two = _pieces(x[dim], [x[dim].size // 2] * 2)
-    unify(one, two)
-    return _replaced(x, dim, one)
 
 
 def select(call: Operation) -> Axes:
