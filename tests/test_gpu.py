@@ -16,11 +16,25 @@ from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
 from thalweg.errors import Stopped
+from thalweg.runtime.interleave import at_once
 from thalweg.weightspace.probe import Probe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 SETTINGS = {"epochs": 3, "lr": 0.05, "weight_decay": 0.01}
 NAMES = [name for name in ZOO if name != "dropout"]  # another device draws other masks
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_bn", "dropout"])
+def test_runs_in_a_pool_smaller_than_their_number_are_each_as_alone(name):
+    """The next begins on the stream of one that has ended."""
+    case = ZOO[name]
+
+    def job(seed):
+        return tw.fit(case.module(seed).cuda(), case.task, case.batches(), epochs=3 + seed, lr=0.05, seed=seed).vector
+
+    found = at_once([partial(job, seed) for seed in range(5)], torch.device("cuda", 0), 2)
+    for seed, vector in enumerate(found):
+        assert torch.allclose(vector, job(seed), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """A network that has not begun to learn is noticed after a tenth of its training."""
 
+import weakref
 from functools import partial
 
 import pytest
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.training.stalled import _losses
+from thalweg.weightspace.probe import Probe
 
 STEPS, EPOCHS = 20, 50  # a tenth of them is 100 steps
 
@@ -142,3 +145,22 @@ def test_stalled_check_changes_nothing_in_the_training(monkeypatch):
     looked = result()
     monkeypatch.setattr("thalweg.training.stalled.FEWEST", 10**9)
     assert torch.equal(looked, result())
+
+
+def test_stalled_check_holds_the_outputs_of_few_batches():
+    """Those of a language model are large."""
+    made, held = [], []
+
+    def predict(net, batch):
+        outputs = net(batch[0])
+        made.append(weakref.ref(outputs))
+        held.append(sum(each() is not None for each in made))
+        return outputs, batch[1]
+
+    task = tw.Task(tw.classification().loss, predict)
+    own, constant = _losses(Probe(network()), task, data(), tw.Compute())
+    assert held == [1] + 7 * [2]  # batches of eight examples: the present one, and the last
+    with torch.no_grad():
+        outputs, targets = network()(torch.cat([x for x, _ in data()[:8]])), torch.cat([y for _, y in data()[:8]])
+    assert own == pytest.approx(float(F.cross_entropy(outputs, targets)))
+    assert constant == pytest.approx(float(F.cross_entropy(outputs.mean(0).expand_as(outputs), targets)))

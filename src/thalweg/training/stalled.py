@@ -55,19 +55,22 @@ def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) 
     """
     probe.module.eval()
     with torch.no_grad(), compute.casting(probe.device):
-        pairs = []
+        total: Any = 0.0
+        own, shown = [], []  # not the outputs, which are large for language models
         for batch in batches:
             outputs, targets = task.predictions(probe.module, batch)
             if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
                 return None
-            pairs.append((outputs.clone(), targets, batch))  # a loss may write into its outputs
-            if sum(len(outputs) for outputs, _, _ in pairs) >= ENOUGH and _differ([pair[1] for pair in pairs]):
+            total = total + outputs.sum(0, keepdim=True, dtype=torch.promote_types(outputs.dtype, torch.float32))
+            shown.append((outputs.shape, targets, batch))
+            own.append(task.losses(outputs, targets, batch))
+            if sum(shape[0] for shape, _, _ in shown) >= ENOUGH and _differ([targets for _, targets, _ in shown]):
                 break
-        if not _differ([targets for _, targets, _ in pairs]):
+        if not _differ([targets for _, targets, _ in shown]):
             return None
-        alike = torch.cat([outputs for outputs, _, _ in pairs]).mean(0, keepdim=True)
-        constant = [(alike.expand_as(outputs).clone(), targets, batch) for outputs, targets, batch in pairs]
-        return _pooled(task, pairs), _pooled(task, constant)
+        alike = (total / sum(shape[0] for shape, _, _ in shown)).to(outputs.dtype)
+        constant = [task.losses(alike.expand(shape).clone(), targets, batch) for shape, targets, batch in shown]
+        return _pooled(own), _pooled(constant)
 
 
 def _differ(targets: Sequence[Any]) -> bool:
@@ -77,7 +80,6 @@ def _differ(targets: Sequence[Any]) -> bool:
     return bool((torch.cat([*targets]) != targets[0][:1]).any())
 
 
-def _pooled(task: Task, pairs: Sequence[tuple[Tensor, Any, Any]]) -> float:
-    found = [task.losses(*pair) for pair in pairs]
+def _pooled(found: Sequence[tuple[Tensor, Any]]) -> float:
     sizes = [float(number) for _, number in found]
     return sum(size * float(mean_of(*own)) for size, own in zip(sizes, found, strict=True)) / sum(sizes)
