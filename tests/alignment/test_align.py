@@ -275,6 +275,18 @@ def test_align_permutes_or_refuses_optimizer_state_of_single_tensors():
         permutation.apply(Checkpoint(weights, {"row_var/0": state[:, :1]}, "Adafactor", 5))
 
 
+def test_align_refuses_optimizer_state_that_preconditions_a_square_weight():
+    """It has the shape of the weight, and another meaning: rows by rows."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    permutation = random_permutation(tw.symmetries(module, TASK, (torch.randn(4, 6), torch.zeros(4).long())))
+    weights, rows = tw.Weights.of(module), torch.randn(8, 8)
+    assert weights.layout.names[2] == "2.weight"
+    moved = permutation.apply(Checkpoint(weights, {"left/2": torch.zeros(8, 8), "mean/2": rows}, "Shampoo", 5))
+    assert not torch.equal(moved.optimizer["mean/2"], rows)
+    with pytest.raises(tw.ThalwegError, match=r"'left/2' of shape \(8, 8\) has not: renumber the weights alone"):
+        permutation.apply(Checkpoint(weights, {"left/2": rows @ rows.T + 0}, "Shampoo", 5))
+
+
 @pytest.mark.parametrize("kept", [torch.zeros(12), [torch.zeros(3, 4)], {"slow": np.zeros(5)}])
 def test_align_refuses_tensors_that_an_optimizer_keeps_outside_its_state(kept):
     permutation, weights = random_permutation(found("MLP")), tw.Weights.of(ALIGNABLE["MLP"].module(1))

@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from io import StringIO
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..batches import mapped, tensors_in
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
+from ..store.content import digest_of
 from ..tasks import Task
 from ..weightspace.state import Contents
 from ..weightspace.watch import copied
@@ -42,9 +43,11 @@ class Called(nn.Module):
         made: How many tensors it returns.
         used: Which of them are used; None for all.
         spare: Whether it computes more than is used.
+        every: In training mode, whether parts without parameters are in it too.
     """
 
     spare = False
+    every = True
 
     def __init__(
         self, net: nn.Module, call: Callable[[Any], Any], given: Any, made: int = 0, used: Sequence[int] | None = None
@@ -109,26 +112,50 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     def start(_: nn.Module, args: Any, kwargs: Any) -> None:
         torch.set_grad_enabled(False)  # only what the task makes of the outputs matters
         given.append(mapped((args, kwargs), copied))
+        around.inside = True
 
     def note(_: nn.Module, args: Any, output: Any) -> Any:
         torch.set_grad_enabled(True)
         answer = mapped(output, _leaf)
         answers.append(answer)
+        around.inside = False
         return answer
 
     hooks = net.register_forward_pre_hook(start, with_kwargs=True), net.register_forward_hook(note)
-    with hooks[0], hooks[1], computing(), torch.enable_grad():
-        made = outputs_in(task.predictions(net, mapped(batch, copied))[0])
+    with hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
+        made = predicted(net, task, mapped(batch, copied))
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-    if len(answers) != 1 or not tensors_in(answers[0]) or _reaches(total, net.parameters()):
-        return Called(net, lambda given: task.predictions(net, given)[0], batch)
+    if len(answers) != 1 or not tensors_in(answers[0]) or around.used:
+        return Called(net, lambda given: predicted(net, task, given), batch)
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
-    used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, [leaf])]
+    used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, leaf)]
     spare = [k for k in range(len(leaves)) if k not in used]
     if spare and _matters(spare, answers[0], net, task, batch):
         alone = [k for k in spare if _matters([k], answers[0], net, task, batch)]
         used = sorted([*used, *(alone or spare)])
     return Called(net, lambda given: net(*given[0], **given[1]), given[0], len(leaves), used)
+
+
+def predicted(net: nn.Module, task: Task, batch: Any) -> list[Tensor]:
+    """The tensors in what a task predicts, and in its targets, which a network may make as well."""
+    outputs, targets = task.predictions(net, batch)
+    return outputs_in(outputs) + outputs_in(targets)
+
+
+class _Around(TorchFunctionMode):
+    """Sees whether anything but one call of a network uses its parameters."""
+
+    inside = used = False
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.parameters = {id(tensor) for tensor in net.parameters()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if not self.inside and any(isinstance(item, Tensor) for item in tree_leaves(found)):
+            self.used |= any(id(item) in self.parameters for item in tree_leaves((args, kwargs)))
+        return found
 
 
 def _matters(places: Sequence[int], answer: Any, net: nn.Module, task: Task, batch: Any) -> bool:
@@ -143,7 +170,7 @@ def _matters(places: Sequence[int], answer: Any, net: nn.Module, task: Task, bat
             return change(item) if isinstance(item, Tensor) and next(count) in places else copied(item)
 
         with computing(), torch.no_grad(), _answering(net, lambda *_, **__: mapped(answer, changed)):
-            return outputs_in(task.predictions(net, mapped(batch, copied))[0])
+            return predicted(net, task, mapped(batch, copied))
 
     def other(number: int, t: Tensor) -> Tensor:
         if number < 2:
@@ -189,24 +216,33 @@ def _leaf(item: Any) -> Any:
     return item.detach().clone().requires_grad_(item.is_floating_point()) if isinstance(item, Tensor) else item
 
 
-def _reaches(total: Tensor, leaves: Iterable[Tensor]) -> bool:
-    """Whether a sum depends on one of these."""
-    moving = [leaf for leaf in leaves if leaf.requires_grad] if total.requires_grad else []
-    slopes = torch.autograd.grad(total, moving, retain_graph=True, allow_unused=True) if moving else ()
-    return any(slope is not None for slope in slopes)
+def _reaches(total: Tensor, leaf: Tensor) -> bool:
+    """Whether a sum depends on this."""
+    return torch.autograd.grad(total, leaf, retain_graph=True, allow_unused=True)[0] is not None
 
 
 @contextmanager
-def training(net: nn.Module) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout."""
+def training(net: nn.Module, every: bool = True) -> Iterator[None]:
+    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout.
+
+    Args:
+        net: The network, which is in eval mode afterwards, with its buffers as they were.
+        every: Also for parts without parameters, which may draw random numbers as dropout does.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         for part in net.modules():
-            own = any(True for _ in part.parameters()) and not type(part).__module__.startswith("torch.nn.")
-            part.training = own or any(True for _ in part.children())
+            own = every or any(True for _ in part.parameters())
+            part.training = (own and not type(part).__module__.startswith("torch.nn.")) or any(
+                True for _ in part.children()
+            )
         with _WithoutDropout():
             yield
     finally:
         net.eval()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
 
 
 class _WithoutDropout(TorchFunctionMode):
@@ -224,29 +260,42 @@ class Operations(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.done: list[Any] = []
-        self.known: dict[int, int] = {}
+        self.known: dict[int, Any] = {}
         self.held: list[Tensor] = []  # since ids of tensors that are gone are used again
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        given = [self._noted(item, name) for item in tree_leaves((args, kwargs))]
         found = function(*args, **(kwargs or {}))
-        self.done.append((getattr(function, "__name__", ""), [*map(self._number, tree_leaves((args, kwargs, found)))]))
+        self.done.append((name, [*given, *(self.number(item) for item in tree_leaves(found))]))
         return found
 
-    def _number(self, item: Any) -> Any:
-        """A tensor by the order in which they appear; not whether dropout is on, or how strong."""
+    def _noted(self, item: Any, name: str) -> Any:
+        """A constant by its values; of dropout not whether it is on, or how strong."""
         if isinstance(item, Tensor):
-            self.held.append(item)
-            return self.known.setdefault(id(item), len(self.known)), tuple(item.shape)
-        return repr(item) if isinstance(item, int | str | slice) and not isinstance(item, bool) else None
+            return self.number(item, constant=id(item) not in self.known)
+        simple = isinstance(item, int | float | complex | str | slice | torch.dtype) and not DROPOUT.match(name)
+        return repr(item) if simple else None
+
+    def number(self, item: Any, constant: bool = False) -> Any:
+        """A tensor by the order in which they appear."""
+        if not isinstance(item, Tensor):
+            return None
+        self.held.append(item)
+        new = len(self.known), digest_of([item.detach()]) if constant else ""
+        return *self.known.setdefault(id(item), new), tuple(item.shape)
 
 
 def operations(net: nn.Module, task: Task, batch: Any) -> list[Any]:
     """What a task computes, in order; two calls are alike if these are equal."""
+    given = mapped(batch, copied)
     with computing(), torch.enable_grad(), Operations() as noted:
-        for parameter in net.parameters():  # which then have the same numbers in every call
-            noted._number(parameter)
-        outputs = outputs_in(task.predictions(net, mapped(batch, copied))[0])
-        return [*noted.done, [*map(noted._number, outputs)]]
+        with torch._C.DisableTorchFunction():
+            for tensor in (*net.parameters(), *net.buffers(), *tensors_in(given)):  # the same numbers in every call
+                noted.number(tensor)
+        outputs = predicted(net, task, given)
+        with torch._C.DisableTorchFunction():
+            return [*noted.done, [*map(noted.number, outputs)]]
 
 
 class _InDouble(TorchFunctionMode):

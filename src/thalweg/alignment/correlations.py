@@ -84,7 +84,7 @@ class Correlations:
         self._add_all([tracing.state(point) for point in (a, b)], batches)
 
     def note(self, node: fx.Node, value: Any) -> None:
-        axes = self.tracing.seen.get(node)
+        axes = self.tracing.seen.values.get(node)
         if node.op != "call_function" or not isinstance(axes, Axes) or not _contracted(node):
             return
         if value.is_floating_point() and not is_batchedtensor(value):

@@ -8,28 +8,32 @@ from typing import Any
 from torch import fx
 
 from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
-from .tensors import POSITION, Operation, broadcast, contract
+from .tensors import POSITION, Operation, broadcast, contract, uses_places
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def linear(call: Operation) -> Axes:
-    return contract("...i,oi,o->...o" if len(call["weight"]) > 1 else "...i,i,->...", *call.tensors)
+    return contract(call, "...i,oi,o->...o" if len(call["weight"]) > 1 else "...i,i,->...", *call.tensors)
 
 
 def bilinear(call: Operation) -> Axes:
-    return contract("...i,...j,oij,o->...o", *call.tensors)
+    return contract(call, "...i,...j,oij,o->...o", *call.tensors)
 
 
 def attention(call: Operation) -> Axes:
-    query, key, mask = call["query"], call["key"], call["attn_mask"]
-    masked = "" if mask is None else f",{'...' if len(mask) > 2 else ''}{'gls'[-len(mask) :]}"
-    found = contract(f"...gld,...hsd,...hse{masked}->...gle", query, key, call["value"], mask)
-    heads, several = query[-3], key[-3]
-    unify(parted(heads, several.size)[0], several)  # a key may serve several queries
+    """Heads of queries, of which several may share one of keys and values."""
+    query, key, value, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
     for axis in [query[-2], key[-2]] if call["is_causal"] else []:
         pin(axis, POSITION)
-    return found
+    if len(query) < 3:
+        return contract(call, "ld,sd,se,ls->le", query, key, value, mask)
+    heads, places = query[-3], None if mask is None else Axes([*mask[:-3], *mask[-2:]])
+    if mask is not None and len(mask) > 2:
+        unify(mask[-3], heads)
+    queries = Axes([*query[:-3], *parted(heads, key[-3].size), *query[-2:]])
+    found = contract(call, "...hrld,...hsd,...hse,...ls->...hrle", queries, key, value, places)
+    return Axes([*found[:-4], heads, *found[-2:]])
 
 
 def _placed(call: Operation, before: Atom, size: int) -> Atom:
@@ -51,9 +55,11 @@ def convolution(call: Operation) -> Axes:
     if call["bias"] is not None:
         unify(call["bias"][0], out)
     space: list[Atom] = []
-    for before, kernel, size in zip(x[-places:], weight[2:], call.shape[-places:], strict=True):
+    moves = zip(_each(call["stride"], places, 1), _each(call["padding"], places, 0), strict=True)
+    for before, kernel, size, move in zip(x[-places:], weight[2:], call.shape[-places:], moves, strict=True):
         pin(kernel, POSITION)
-        space.append(before if kernel.size == 1 and before.size == size else _placed(call, before, size))
+        alone = kernel.size == 1 and before.size == size and move == (1, 0)
+        space.append(before if alone else _placed(call, before, size))
     return Axes([*x[: -places - 1], out, *space])
 
 
@@ -63,8 +69,10 @@ def spatial(call: Operation) -> Any:
     shape = call.shape[0] if several else call.shape
     places = int(re.search(r"(\d)d", call.name).group(1))  # type: ignore[union-attr]
     sizes = zip(x[-places:], shape[-places:], _covered(call, places), strict=True)
-    space = [Atom(1) if size == 1 and before.size <= reach else _placed(call, before, size)
+    ordered = several and uses_places(call)
+    space = [Atom(1) if size == 1 and before.size <= reach and not ordered else _placed(call, before, size)
              for before, size, reach in sizes]  # fmt: skip
+    call.mix_dims(x, range(len(x) - places, len(x)))
     found = Axes([*x[:-places], *space])
     return [found] * len(call.shape) if several else found
 
@@ -97,6 +105,7 @@ def channelwise(call: Operation) -> Axes:
     for axes in rest:
         unify(axes[0], x[1])
     parted(x[1], call["num_groups"] or 1)
+    call.mix_dims(x, [k for k in range(len(x)) if k != 1])
     return x
 
 
@@ -130,9 +139,9 @@ def cell(call: Operation) -> Any:
     biases = [axes for axes in (call["b_ih"], call["b_hh"]) if axes is not None]
     state = call["w_hh"][1]
     _gates(call.name.removesuffix("_cell"), x[-1], call["w_ih"], call["w_hh"], biases, state)
-    for axes in call["hx"] if several else [call["hx"]]:
-        unify(axes[-1], state)
     found = Axes([*x[:-1], state])
+    for axes in call["hx"] if several else [call["hx"]]:
+        broadcast(found, axes)
     return [found, found] if several else found
 
 
@@ -154,12 +163,15 @@ def recurrent(call: Operation) -> list[Axes]:
         _gates(call.name, features, inputs, hidden, rest, cells[-1])
         if len(outputs) % ways == 0:
             features = total(outputs[-ways:])
+    batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
+    pin(x[1] if batch and call["batch_first"] else x[0], POSITION)
     for axes, node, units in zip(call.tensors[1:], _starts(call.node), (outputs, cells), strict=False):
-        if "zeros" not in str(node.target):
+        for mine, yours in zip(batch, axes[1:-1], strict=True):
+            unify(mine, yours)
+        if not _stays_zero(node):
             pin(axes[0], INDEXED)
             for k, unit in enumerate(units):
                 unify(choose(axes[-1], axes[0], k), unit)
-    batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
     chooser = Atom(len(outputs), pinned=INDEXED)
     last = [Axes([chooser, *batch, chosen(units, chooser)]) for units in (outputs, cells)]
     return [Axes([*x[:-1], features]), *last]
@@ -169,3 +181,9 @@ def _starts(node: fx.Node) -> list[Any]:
     """Where the first states come from."""
     first = node.args[1]
     return [first] if isinstance(first, fx.Node) else list(first)  # type: ignore[arg-type]
+
+
+def _stays_zero(node: Any) -> bool:
+    """Whether zeros are made for recurrent layers alone, and nothing is written there."""
+    alone = all(str(getattr(user.target, "__name__", "")).split(".")[0] in GATES for user in node.users)
+    return "zeros" in str(node.target) and alone

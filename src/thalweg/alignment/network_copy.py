@@ -16,8 +16,8 @@ from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
 from ..weightspace.watch import copied
 from ..weightspace.weights import Weights
-from .calls import Called, computing, operations, outputs_in, recorded, training
-from .outputs import CLOSE, apart, finite
+from .calls import Called, computing, operations, outputs_in, predicted, recorded, training
+from .outputs import CLOSE, apart, finite, moved, same_finite
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
@@ -37,11 +37,13 @@ class NetworkCopy:
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
         entries: Of all tensors that the network computed last.
+        made: How many of its outputs are predictions; the others are targets, and outputs of other calls.
     """
 
     batch: Any
     few: Any
     entries: int
+    made: int
 
     def __init__(self, module: nn.Module, task: Task, batch: Any, weights: Weights | None = None):
         check_task(task)
@@ -59,7 +61,7 @@ class NetworkCopy:
         self.further: list[Any] = []
         self.trained: list[Called] = []
         outputs = self._fit(batch)
-        if not finite(outputs):
+        if not finite(outputs[: self.made]):
             raise ThalwegError(
                 "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
                 "a batch with examples, without NaN, and a network with finite weights"
@@ -94,11 +96,10 @@ class NetworkCopy:
         self.few, entries = self.batch, max(self.entries, 1)
         examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
         if examples != 2:
-            self.batch = self._prepared(_first(batch, examples))
             with suppress(Exception):
-                found = self.outputs()
+                found = self._taken(_first(batch, examples))
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
-                if finite(found) and (examples > 2 or apart(same, found) <= CLOSE):
+                if finite(found[: self.made]) and (examples > 2 or apart(same, found) <= CLOSE):
                     return found
             self.batch = self.few
         return outputs
@@ -106,9 +107,8 @@ class NetworkCopy:
     def _fitting(self, *batches: Any) -> list[Tensor]:
         """The outputs for the first batch that the network takes."""
         for batch in batches:
-            self.batch = self._prepared(batch)
             try:
-                return self.outputs()
+                return self._taken(batch)
             except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
                 failure = error
         if isinstance(failure, ThalwegError):
@@ -119,51 +119,85 @@ class NetworkCopy:
             "batch and the task"
         ) from failure
 
+    def _taken(self, batch: Any) -> list[Tensor]:
+        """The outputs for a batch, of which half of the examples are moved from their values, if the network takes
+        that: zeros in them, as of a first state, could hide errors, as those of weights could.
+        """
+        self.batch = usual = self._prepared(batch)
+        found = self.outputs()
+        with suppress(Exception):
+            self.batch = _half_moved(usual)
+            moved_outputs = self.outputs()
+            if same_finite(found, moved_outputs):
+                return moved_outputs
+        self.batch = usual
+        return found
+
     def outputs(self, seed: int = 0) -> list[Tensor]:
         """The task's outputs for the batch and those of other kinds, and in training where that is something else."""
         batch = mapped(self.batch, copied)
         with computing(seed) as computed, torch.no_grad():
-            made = self.task.predictions(self.net, batch)[0]
-            found = outputs_in(made)
-            self.entries = computed.entries
+            predictions, targets = self.task.predictions(self.net, batch)
+            found = outputs_in(predictions)
+            self.made, self.entries = len(found), computed.entries
+            found += outputs_in(targets)
             for other in self.further:
-                found += outputs_in(self.task.predictions(self.net, mapped(other, copied))[0])
-            with training(self.net) if self.trained else nullcontext():
-                found += [tensor for called in self.trained for tensor in called(*called.inputs())]
-        if not found:
+                found += predicted(self.net, self.task, mapped(other, copied))
+            for called in self.trained:
+                with training(self.net, called.every):
+                    found += called(*called.inputs())
+        if not self.made:
             raise ThalwegError(
-                f"renumbering is proven by the outputs of the task, and its predict returned {describe(made)}, in "
-                "which no tensor was found: return tensors, or a tuple or dict of them"
+                f"renumbering is proven by the outputs of the task, and its predict returned {describe(predictions)}, "
+                "in which no tensor was found: return tensors, or a tuple or dict of them"
             )
         return [tensor.detach().clone() for tensor in found]
 
-    def trains_otherwise(self, batch: Any) -> bool:
+    def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
         """Whether the network computes something else in training, with auxiliary heads, say."""
         with suppress(Exception):
             usual = operations(self.net, self.task, batch)
-            with training(self.net):
+            with training(self.net, every):
                 return operations(self.net, self.task, batch) != usual
         return True
 
-    def include_training(self, batch: Any) -> Called | None:
-        """Let proofs compare the call with this batch in training mode too, if it can be made and draws no random
-        numbers there.
+    def include_training(self, batch: Any) -> list[Called]:
+        """Calls with this batch in training mode: with all parts of the network, and if that draws random numbers,
+        without those that have no parameters. Proofs compare the first that draws none.
         """
-        before = self.trained
-        try:
-            made = recorded(self.net, self.task, batch).made
-            with training(self.net):
-                called = recorded(self.net, self.task, batch)
-            if called.made != made:  # then all of it has an order, whether this task uses it or not
-                called.used = None
-            self.trained = [*before, called]
-            same = apart(self.outputs(), self.outputs(seed=1)) <= CLOSE
-        except Exception as error:
-            self.trained = before
-            warn_of_training(f"it fails there with {type(error).__name__}: {first_line(error)[:200]}")
-            return None
-        self.trained = self.trained if same else before
+        found: list[Called] = []
+        why = ""
+        for every in (True, False):
+            if not every and not self.trains_otherwise(batch, every):
+                break
+            try:
+                found.append(self._in_training(batch, every))
+                if self._compares(found[-1]):
+                    break
+            except Exception as error:
+                why = f"{type(error).__name__}: {first_line(error)[:200]}"
+        if not found and why:
+            warn_of_training(f"it fails there with {why}")
+        return found
+
+    def _in_training(self, batch: Any, every: bool) -> Called:
+        made = recorded(self.net, self.task, batch).made
+        with training(self.net, every):
+            called = recorded(self.net, self.task, batch)
+        called.every = every
+        if called.made != made:  # then all of it has an order, whether this task uses it or not
+            called.used = None
         return called
+
+    def _compares(self, called: Called) -> bool:
+        """Whether proofs can compare a call from now on, which does not draw random numbers."""
+        self.trained.append(called)
+        same = False
+        try:
+            same = apart(self.outputs(), self.outputs(seed=1)) <= CLOSE
+        finally:
+            self.trained = self.trained if same else self.trained[:-1]
+        return same
 
     def follow_kinds(
         self, batches: Iterable[Any], unused: Callable[[], set[int]], follow: Callable[[Any], None]
@@ -227,9 +261,8 @@ class NetworkCopy:
 
         def include(few: Any) -> None:
             used.update(parameters_in(self._operations(few)))
-            if not self.trains_otherwise(few):
-                return
-            if (called := self.include_training(few)) and called not in self.trained:
+            calls = self.include_training(few) if self.trains_otherwise(few) else []
+            if calls and not {*calls} & {*self.trained}:
                 warn_of_training("it draws random numbers there, so that nothing can be compared")
 
         include(self.few)
@@ -248,6 +281,20 @@ def _first(batch: Any, count: int) -> Any:
     size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
     several = [id(t) for t in tensors_in(batch) if t.ndim and t.shape[0] == size and t.layout is torch.strided]
     return mapped(batch, lambda t: t[:count] if id(t) in several else t)
+
+
+def _half_moved(batch: Any) -> Any:
+    """A batch with the second half of its examples, and what all of them share, moved from their values."""
+    size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
+    draw = torch.Generator().manual_seed(0)
+
+    def moved_half(item: Any) -> Any:
+        if not isinstance(item, Tensor) or item.dtype != torch.float64 or item.layout is not torch.strided:
+            return item
+        kept = -(-size // 2) if item.ndim and item.shape[0] == size else 0
+        return torch.cat([item[:kept], moved(item[kept:], 1.0, draw)]) if item.ndim else moved(item, 1.0, draw)
+
+    return mapped(batch, moved_half)
 
 
 def _kind(batch: Any) -> str:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import ThalwegError
 from . import layers, tensors
-from .axes import APART, INDEXED, Axes, fresh, pin, settle_loose
+from .axes import APART, INDEXED, Atom, Axes, fresh, pin, settle_loose
 from .tensors import Operation, unknown
 
 HAND = (
@@ -26,16 +27,24 @@ DECOMPOSED = "thalweg_decomposed"  # in what a node knows: its parts are followe
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
 
-def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any] | None = None) -> list[Any]:
+@dataclass(frozen=True)
+class Seen:
+    """What was followed: the axes of what each node gives, and those along which operations mix units."""
+
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    mixing: list[tuple[Atom, list[Atom]]] = field(default_factory=list)
+
+
+def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: Seen) -> list[Any]:
     """Follow the axes of the inputs through a graph to its outputs.
 
     Args:
         graph: The graph of an exported program, or of a block inside one.
         inputs: Axes for tensors, anything else as it is; one per placeholder.
-        seen: Filled with what each node gives.
+        seen: To be filled.
     """
     graph.graph.eliminate_dead_code(writes)  # which may take apart what is never used so
-    values: dict[fx.Node, Any] = {} if seen is None else seen
+    values = seen.values
     waiting = iter(inputs)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -47,7 +56,7 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: dict[fx.Node, Any]
             return [values.get(each) for each in tree_leaves(node.args[0])]
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = _perform(node, args, kwargs, values)
+            values[node] = _perform(node, args, kwargs, seen)
     return []
 
 
@@ -66,7 +75,7 @@ def writes(node: fx.Node) -> bool:
     return kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
-def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) -> Any:
+def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
     inner = next((k for k, value in enumerate(args) if isinstance(value, fx.GraphModule)), None)
@@ -74,13 +83,13 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) ->
         return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
-    rule = RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)
+    rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if _is_torchs(node) else unknown
     if rule is unknown and (found := _decomposed(node, args, kwargs, shape, seen)) is not None:
         return found
     schema = getattr(node.target, "_schema", None)
     given = {a.name: a.default_value for a in schema.arguments} if schema else {}
     given |= dict(zip(given, args, strict=False)) | kwargs if schema else dict(enumerate(args))
-    call = Operation(name, node.target, given, shape, node)
+    call = Operation(name, node.target, given, shape, node, seen.mixing)
     alone = rule is tensors.elementwise and len(call.tensors) == 1 and call["dim"] is None  # as a softmax is not
     if rule.__name__ not in KEEPING and not alone:
         for axes in call.tensors:
@@ -94,7 +103,7 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: dict[fx.Node, Any]) ->
     return unknown(call, APART) if found is None and shape is not None else found
 
 
-def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: dict[fx.Node, Any]) -> Any:
+def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -> Any:
     """The axes after an operation without a rule, by those of which torch makes it; None where it makes it of none."""
     target: Any = node.target
     how = target.decompose if _is_composite(target) else decomposition_table.get(target)
@@ -117,6 +126,11 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: dict[fx
             node.meta[DECOMPOSED] = True
             return found if isinstance(shape, list) else found[0]
     return None
+
+
+def _is_torchs(node: fx.Node) -> bool:
+    """Not one of the same name that somebody has added."""
+    return getattr(node.target, "namespace", "aten") in ("aten", "prims")
 
 
 def _is_composite(target: Any) -> bool:
@@ -164,7 +178,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.elementwise, "alias alpha_dropout absolute contiguous copy detach detach_copy divide dropout "
          "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
          "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
-         "rms_norm softmax softsign subtract swish tanhshrink to type_as _softmax _log_softmax _safe_softmax _to_copy "
+         "rms_norm softmax softsign subtract swish tanhshrink to _softmax _log_softmax _safe_softmax _to_copy "
          "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform isclose "
          "special_expit special_ndtr _conj _conj_physical log_sigmoid_forward __and__ __or__ __xor__ __lshift__ "
          "__rshift__ __iand__ __ior__ __ixor__"),
@@ -191,7 +205,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "_fft_c2c _fft_r2c _fft_c2r"),
         (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
         (tensors.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
-        (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
+        (tensors.first, "type_as"), (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
         (tensors.cat, "cat concat concatenate hstack vstack"),
         (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
          "zeros_like ones_like full_like empty_like scalar_tensor"),

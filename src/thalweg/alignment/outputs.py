@@ -1,4 +1,4 @@
-"""Comparing what a network computes before and after a renumbering, in float64."""
+"""Comparing what a network computes before and after a renumbering, in float64, away from zeros that hide errors."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
@@ -49,3 +49,10 @@ def _plain(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
 def same_finite(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
     there = [[tensor.isfinite() for tensor in _plain(outputs)] for outputs in (one, two)]
     return len(there[0]) == len(there[1]) and all(map(torch.equal, *there))
+
+
+def moved(value: Tensor, far: float, generator: torch.Generator) -> Tensor:
+    """Each entry times a number about 1, and shifted; infinity and NaN stay."""
+    factor, shift = torch.rand(2, *value.shape, generator=generator, dtype=torch.float64).to(value.device)
+    size = float(value[value.isfinite()].abs().mean().nan_to_num()) or 1.0
+    return value * (1 + far * (factor - 0.5)) + far * 0.2 * size * shift

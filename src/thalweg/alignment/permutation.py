@@ -116,7 +116,7 @@ class Permutation:
             return self._vector(value)
         part = name.partition(PART)[2]
         tensor = self.layout.names[int(part)] if part.isdigit() else ""
-        if tensor in self.axes and value.shape == self.layout.shapes[int(part)]:
+        if tensor in self.axes and value.shape == self.layout.shapes[int(part)] and not _is_symmetric(value):
             value = value.clone()
             self._reorder({tensor: value})
         elif value.numel() > 1 and (tensor in self.axes or not part):
@@ -175,6 +175,11 @@ class Permutation:
                     fits = self.orders[label].shape[-1] == size if label in self.orders else label in outer
                     if label and not fits:
                         raise ValueError(f"'{tensor}' does not fit the order of '{label}'")
+
+
+def _is_symmetric(value: Tensor) -> bool:
+    """Whether a matrix is, as those are that precondition a square weight and have an order of their own."""
+    return value.ndim == 2 and value.shape[0] == value.shape[1] and bool(value.any()) and torch.equal(value, value.T)
 
 
 def _check_single(extra: Mapping[str, Any]) -> None:

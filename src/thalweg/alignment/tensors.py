@@ -1,6 +1,6 @@
 """What operations on tensors do to their axes: arithmetic, contractions, reshapes, slices and indices."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,18 +12,24 @@ from torch.utils._pytree import tree_leaves
 from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, parted, pieces, pin, product, regroup, total, unify
 
 POSITION = "its entries are positions, not units"
+MASKS = (torch.bool, torch.uint8)  # which choose entries one by one
 CONSTANT = "it meets a constant, which has an order"
 
 
 @dataclass
 class Operation:
-    """One operation: its arguments by the names of its schema, with axes for tensors, and the shape it gives."""
+    """One operation: its arguments by the names of its schema, with axes for tensors, and the shape it gives.
+
+    Attributes:
+        mixing: Axes along which operations compute across units, each with those that they keep.
+    """
 
     name: str
     target: Any
     args: dict[str, Any]
     shape: Any
     node: fx.Node
+    mixing: list[tuple[Atom, list[Atom]]]
 
     def __getitem__(self, name: str) -> Any:
         return self.args.get(name)
@@ -41,6 +47,16 @@ class Operation:
         given = next((self[name] for name in names if self[name] not in (None, [])), range(len(self.tensors[0])))
         return [d % size for d in ([given] if isinstance(given, int) else given)]
 
+    def mix(self, outer: Atom, kept: Iterable[Atom]) -> None:
+        """Note that units along the kept axes must have one order, not one for each unit of the outer axis."""
+        self.mixing.append((outer, [axis for axis in kept if axis is not outer]))
+
+    def mix_dims(self, x: Axes, dims: Iterable[int]) -> None:
+        """The same for some axes of a tensor and all others."""
+        dims = [*dims]
+        for k in dims:
+            self.mix(x[k], [axis for other, axis in enumerate(x) if other not in dims])
+
     @property
     def unknown(self) -> str:
         return f"'{self.name}' is not known to keep units apart"
@@ -52,14 +68,14 @@ def _is_axes(value: Any) -> bool:
 
 def unknown(call: Operation, why: str = "") -> Any:
     """Whatever it touches keeps its order."""
-    if call.shape is None:
+    if call.shape is None and not getattr(getattr(call.target, "_schema", None), "is_mutable", False):
         return None  # an assertion
     why = why or (call.unknown if call.tensors else CONSTANT)
     for axis in [axis for axes in call.tensors for axis in axes]:
         pin(axis, why)
     if isinstance(call.shape, list):
         return [None if shape is None else fresh(shape, why) for shape in call.shape]
-    return fresh(call.shape, why)
+    return None if call.shape is None else fresh(call.shape, why)
 
 
 def broadcast(*tensors: Axes) -> Axes:
@@ -74,42 +90,62 @@ def broadcast(*tensors: Axes) -> Axes:
 
 
 def elementwise(call: Operation) -> Any:
+    """Each entry alone, or, as a softmax and a norm, along some axes that stay."""
     found = broadcast(*call.tensors)
+    if isinstance(call["dim"], int):
+        call.mix_dims(found, [call["dim"] % max(len(found), 1)])
+    if call["normalized_shape"]:
+        call.mix_dims(found, range(len(found) - len(call["normalized_shape"]), len(found)))
     return [found] * len(call.shape) if isinstance(call.shape, list) else found
 
 
-def contract(equation: str, *tensors: Axes | None) -> Axes:
+def contract(call: Operation, equation: str, *tensors: Axes | None) -> Axes:
     """An einsum: a letter is one atom, and the dots stand for axes that are broadcast."""
     given, _, wanted = equation.partition("->")
     found: dict[str, Atom] = {}
-    middles = []
+    middles, every = [], []
     for spelled, axes in zip(given.split(","), tensors, strict=False):
         if axes is None:
             continue
         head, _, tail = spelled.partition("...")
         last = len(axes) - len(tail)
         middles.append(Axes(axes[len(head) : last]))
-        for letter, axis in zip(head + tail, axes[: len(head)] + axes[last:], strict=True):
+        own = [*zip(head + tail, axes[: len(head)] + axes[last:], strict=True)]
+        for letter, axis in own:
             if found.setdefault(letter, axis).size == 1:
                 found[letter] = axis
             unify(found[letter], axis)
-    head, dots, tail = wanted.partition("...")
-    middle = broadcast(*middles) if dots else ()
-    return Axes([*(found[letter] for letter in head), *middle, *(found[letter] for letter in tail)])
+        every.append(dict(own) | {f"...{k}": axis for k, axis in enumerate(reversed(middles[-1]))})
+    middle, (head, dots, tail) = broadcast(*middles), wanted.partition("...")
+    _note_mixing(call, every, {*wanted, *(f"...{k}" for k in range(len(middle)) if dots)})
+    return Axes([*(found[each] for each in head), *(middle if dots else ()), *(found[each] for each in tail)])
+
+
+def _note_mixing(call: Operation, tensors: Sequence[Mapping[str, Atom]], kept: Collection[str]) -> None:
+    """What is summed over mixes what stays beside it, and what one tensor has and another lacks all that both have."""
+    for own in tensors:
+        for letter, axis in own.items():
+            lacking = [each for each in tensors if letter not in each]
+            mixed = [
+                other
+                for name, other in own.items()
+                if (letter not in kept and name in kept) or any(name in each for each in lacking)
+            ]
+            call.mix(axis, mixed)
 
 
 def einsum(call: Operation) -> Axes:
     given, arrow, wanted = call["equation"].replace(" ", "").partition("->")
     letters = given.replace("...", "").replace(",", "")
     once = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
-    return contract(f"{given}->{wanted if arrow else '...' * ('...' in given) + once}", *call["tensors"])
+    return contract(call, f"{given}->{wanted if arrow else '...' * ('...' in given) + once}", *call["tensors"])
 
 
 def matmul(call: Operation) -> Axes:
     *added, one, two = call.tensors
     left, right = ("...ij" if len(one) > 1 else "j"), ("...jk" if len(two) > 1 else "j")
     dots = "..." if len(left) > 1 or len(right) > 1 else ""
-    kept = contract(f"{left},{right}->{dots}{left[3:4]}{right[4:]}", one, two)
+    kept = contract(call, f"{left},{right}->{dots}{left[3:4]}{right[4:]}", one, two)
     return broadcast(kept, *added)
 
 
@@ -121,12 +157,14 @@ def tensordot(call: Operation) -> Axes:
     theirs = [d % len(two) for d in call["dims_other"] or last]
     for i, j in zip(mine, theirs, strict=True):
         unify(one[i], two[j])
+    call.mix_dims(one, mine)
+    call.mix_dims(two, theirs)
     rest = [axis for k, axis in enumerate(two) if k not in theirs]
     return Axes([*(axis for k, axis in enumerate(one) if k not in mine), *rest])
 
 
 def distances(call: Operation) -> Axes:
-    return contract("...id,...jd->...ij", *call.tensors)
+    return contract(call, "...id,...jd->...ij", *call.tensors)
 
 
 def reduction(call: Operation) -> Any:
@@ -135,7 +173,7 @@ def reduction(call: Operation) -> Any:
     if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
         return x  # the larger of two
     gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim")
-    if call.name in ("argmax", "argmin") or (several and _uses_places(call)):
+    if call.name in ("argmax", "argmin") or (several and uses_places(call)):
         for k in gone:
             pin(x[k], INDEXED)
     kept = [Atom(1) if k in gone else axis for k, axis in enumerate(x)]
@@ -143,7 +181,7 @@ def reduction(call: Operation) -> Any:
     return [found] * len(call.shape) if several else found
 
 
-def _uses_places(call: Operation) -> bool:
+def uses_places(call: Operation) -> bool:
     """Whether the second result, the places of the values, is used."""
     values = ("var_mean", "std_mean", "aminmax")
     return call.name not in values and any(user.args[1] == 1 and user.users for user in call.node.users)
@@ -153,9 +191,12 @@ def along(call: Operation) -> Any:
     """Operations that follow the order of entries along some axes, and leave the other axes alone; sorted values do
     not depend on the order that they had.
     """
-    x, several = call.tensors[0], isinstance(call.shape, list)
+    (x, *others), several = call.tensors, isinstance(call.shape, list)
     dims = call.dims("dim", "dims", "dimension")
-    for k in dims if call.name not in ("sort", "topk") or _uses_places(call) else ():
+    call.mix_dims(x, dims)
+    for axes in others if call.name == "diff" else ():  # what is put before and after
+        broadcast(*(Axes(Atom(1) if k in dims else axis for k, axis in enumerate(each)) for each in (x, axes)))
+    for k in dims if call.name not in ("sort", "topk") or uses_places(call) else ():
         pin(x[k], call.unknown)
     found = [
         Axes(x[k] if k < len(x) and k not in dims else Atom(size, pinned=call.unknown) for k, size in enumerate(shape))
@@ -181,6 +222,10 @@ def reshape(call: Operation) -> Axes:
                 pin(axis, APART)
         found += run or fresh(sizes, APART)
     return Axes(found)
+
+
+def first(call: Operation) -> Axes:
+    return call.tensors[0]
 
 
 def permuted(call: Operation) -> Axes:
@@ -237,6 +282,8 @@ def divided(call: Operation) -> list[Axes]:
 def sliced(call: Operation) -> Axes:
     x, dim = call.tensors[0], call.dim()
     length, size = x[dim].size, call.shape[dim]
+    if size < length:
+        call.mix_dims(x, [dim])
     start, _, step = slice(call["start"], call["end"], call["step"]).indices(length)  # of narrow, too
     if step > 1 and start < step and size * step == length:  # every second unit, say, of pairs
         units, inside = parted(x[dim], size)
@@ -298,15 +345,23 @@ def indexed(call: Operation) -> Axes:
     used = [k for k, index in enumerate(indices) if index is not None]
     for k in used:
         pin(x[k], INDEXED)
+    call.mix_dims(x, used)
     before = used[0] if used == [*range(used[0], used[-1] + 1)] else 0  # others come first
     kept = [axis for k, axis in enumerate(x) if k not in used]
     return Axes([*kept[:before], *broadcast(*(indices[k] for k in used)), *kept[before:]])
 
 
-def written(call: Operation) -> Axes:
-    """Values written to places that indices give."""
-    broadcast(indexed(call), call["values"])
-    return call["self"]
+def written(call: Operation) -> Axes | None:
+    """Values written to places that indices, or a mask, give."""
+    nodes = [node for node in tree_leaves(call.node.args[1]) if isinstance(node, fx.Node)]
+    if not any(node.meta["val"].dtype in MASKS for node in nodes):
+        broadcast(indexed(call), call["values"])
+        return call["self"]
+    x, (mask, *rest) = call["self"], call["indices"]
+    if rest or any(axis.size > 1 for axis in call["values"]):
+        return None
+    broadcast(Axes(x[: len(mask)]), mask)
+    return x
 
 
 def gathered(call: Operation) -> Axes:
@@ -314,6 +369,7 @@ def gathered(call: Operation) -> Axes:
     x, dim, index = call["self"], call.dim(), call["index"]
     source = call["src"] or call["source"]
     pin(x[dim], INDEXED)
+    call.mix_dims(x, [dim])
     if call.name.startswith("index"):
         index = _replaced(source or x, dim, index[0] if index else Atom(1))
     for other in (index, source) if source else (index,):

@@ -15,7 +15,7 @@ from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, recorded, training
 from .groups import Proposed, grouped
 from .network_copy import NetworkCopy, warn_of_training
-from .operations import HAND, each_its_own, takes_part, trace
+from .operations import HAND, Seen, each_its_own, takes_part, trace
 from .permutation import Term, spread
 from .tensors import CONSTANT
 from .terms import in_groups, undecided
@@ -29,7 +29,7 @@ class Tracing:
     Attributes:
         network: The network.
         atoms: The axes of its tensors.
-        seen: The axes of what each node of the graphs gives.
+        seen: What was followed in the graphs.
         called: The call that was traced first.
         program: Its graph.
         proposed: The groups that follow.
@@ -38,7 +38,7 @@ class Tracing:
     def __init__(self, network: NetworkCopy, others: Iterable[Any] = (), example: Any = None):
         self.network = network
         self.atoms = {name: fresh(tensor.shape) for name, tensor in network.tensors.items()}
-        self.seen: dict[Any, Any] = {}
+        self.seen = Seen()
         self.taken: set[int] = set()
         self.called, self.program = self._exported(network.few if example is None else network.converted(example))
         self._follow(self.called, self.program)
@@ -69,16 +69,18 @@ class Tracing:
         """
         if not (usual.spare or self._idle() or self.network.trains_otherwise(batch)):
             return
-        called = self.network.include_training(batch)
-        if called is None:
-            return
-        try:
-            with training(self.network.net):
-                self._follow(called, called.exported())
-        except Exception as error:
-            if called not in self.network.trained:
+        calls, why = self.network.include_training(batch), ""
+        checked = not calls
+        for called in calls:
+            checked |= called in self.network.trained
+            try:
+                with training(self.network.net, called.every):
+                    self._follow(called, called.exported())
+                checked = True
+            except Exception as error:
                 why = f"{type(error).__name__}: {first_line(error)[:200]}"
-                warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
+        if not checked:
+            warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
 
     def _follow(self, called: Called, program: Any) -> None:
         """Join and pin the axes of all tensors as the operations of a graph say."""
@@ -89,7 +91,7 @@ class Tracing:
             held: Any = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
             name = names.get(id(held))
             if name:
-                if not self.seen:
+                if not self.seen.values:
                     each_its_own(node, self.atoms[name])
                 inputs.append(self.atoms[name])
             elif isinstance(node.meta.get("val"), Tensor):
@@ -107,8 +109,8 @@ class Tracing:
 
     def _idle(self) -> list[Atom]:
         """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
-        given = {each for node in self.seen if not takes_part(node) for each in node.all_input_nodes}
-        values = tree_leaves([self.seen[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
+        given = {each for node in self.seen.values if not takes_part(node) for each in node.all_input_nodes}
+        values = tree_leaves([self.seen.values[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
         used = {id(leaf) for axes in values if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
         every = [leaf for axes in self.atoms.values() for axis in axes for leaf in leaves(axis)]
         return [leaf for leaf in every if id(leaf) not in used]
@@ -167,22 +169,29 @@ class Tracing:
         return in_groups(axes, self.labels)
 
     def _within(self, groups: Iterable[str]) -> dict[str, str]:
-        """Groups that occur only next to another one, or next to a pinned axis, in every tensor of the graph: each of
-        its units may have a numbering of its own.
+        """Groups that occur only next to another one, or to a pinned axis, in every tensor of the graph, and are not
+        mixed along it: each of its units may have a numbering of its own.
         """
-        held = tree_leaves([*self.seen.values()], is_leaf=lambda value: isinstance(value, Axes))
+        held = tree_leaves([*self.seen.values.values()], is_leaf=lambda value: isinstance(value, Axes))
         blocks = [
             Counter(filter(None, labels))
             for axes in {self.terms(value) for value in held if isinstance(value, Axes)}
             for _, labels in spread(torch.empty([term[1] for term in axes], device="meta"), axes)
         ]
+        mixed = {
+            (self.labels.get(id(inner)), self.labels.get(id(leaf)))
+            for outer, kept in self.seen.mixing
+            for leaf in leaves(outer)
+            for axis in kept
+            for inner in leaves(axis)
+        }
         order = [*groups]
         found: dict[str, str] = {}
         pinned: dict[str, str] = {}
         for name in order:
             mine = [labels for labels in blocks if name in labels]
             once = [other for labels in mine[:1] for other in labels if all(each[other] == 1 for each in mine)]
-            outer = {*once} - {name}
+            outer = {other for other in once if other != name and (name, other) not in mixed}
             moving = outer & {*order}
             alone = [other for other in moving if any(other in labels and name not in labels for labels in blocks)]
             before = [other for other in moving if order.index(other) < order.index(name)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .groups import Group, Proposed
 from .network_copy import NetworkCopy
-from .outputs import CLOSE, apart, same_finite
+from .outputs import CLOSE, apart, moved, same_finite
 from .permutation import Term, renumber, spread
 
 SMALL = 12  # units of which several orders are tried
@@ -28,7 +28,7 @@ class Trial:
         """Move these tensors from their values, but not where other outputs would be finite then."""
         for far in (1.0, 0.1, 0.01) if len(names) == 1 else (1.0,):
             for name in names:
-                self._restore({name: _moved(self.given[name], far, _generator(name))})
+                self._restore({name: moved(self.given[name], far, _generator(name))})
             outputs = self.network.outputs()
             if same_finite(self.expected, outputs):
                 self.given, self.expected = self._values(), outputs
@@ -71,13 +71,6 @@ class Trial:
             return apart(self.expected, self.network.outputs())
         finally:
             self._restore({name: self.given[name] for name in touched})
-
-
-def _moved(value: Tensor, far: float, generator: torch.Generator) -> Tensor:
-    """Each entry times a number about 1, and shifted."""
-    factor, shift = torch.rand(2, *value.shape, generator=generator, dtype=torch.float64).to(value.device)
-    size = float(value.abs().mean()) or 1.0
-    return value * (1 + far * (factor - 0.5)) + far * 0.2 * size * shift
 
 
 def _generator(name: str, attempt: int = 0) -> torch.Generator:
