@@ -19,7 +19,8 @@ from ..weightspace.probe import Probe
 from .step import Step, mean_of
 
 SHARE, FEWEST = 10, 100  # checked after a tenth of training, and not before this many steps
-ENOUGH, MOST = 64, 64  # examples that are looked at, of different targets, and batches at most
+ENOUGH = 64  # examples that are checked, or more until two have different targets
+MOST = 64  # batches that are read for them, at most
 LEARNT = 1e-3  # how much lower the loss must be than that of a constant answer, relative to it
 
 
@@ -51,15 +52,18 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
 
 def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) -> tuple[float, float] | None:
     """The loss on the first examples, and that of their mean output given for each of them; None without such outputs,
-    or if all have the same target, for which one answer is right.
+    or if all have the same target, for which one answer is right. Examples of other shapes than the first, such as
+    longer sequences, have no common mean and are left out.
     """
     probe.module.eval()
     with torch.no_grad(), compute.casting(probe.device):
-        pairs = []
+        pairs = list[tuple[Tensor, Any, Any]]()
         for batch in batches:
             outputs, targets = task.predictions(probe.module, batch)
             if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
                 return None
+            if pairs and outputs.shape[1:] != pairs[0][0].shape[1:]:
+                continue
             pairs.append((outputs.clone(), targets, batch))  # a loss may write into its outputs
             if sum(len(outputs) for outputs, _, _ in pairs) >= ENOUGH and _differ([pair[1] for pair in pairs]):
                 break
