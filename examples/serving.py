@@ -36,7 +36,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def walked(budget: int, train: tw.data.DeviceBatches) -> tw.Ensemble:
-    """FGE for the last fifth of a training."""
+    """FGE for the last fifth of a training run."""
     task, early = tw.classification(), round(0.8 * budget)
     start = tw.fit(network(), task, train, epochs=budget, lr=0.05, weight_decay=DECAY, keep=[early]).kept[early]
     fge = tw.FGE(cycle=1, lr_max=0.05, lr_min=0.0025)

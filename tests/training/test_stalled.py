@@ -117,7 +117,7 @@ def test_stalled_warns_in_walk_and_not_in_connect():
     tw.connect(network(), tw.Bezier(*ends), tw.classification(), data(), epochs=EPOCHS, lr=0.05)
 
 
-def test_stalled_ignores_short_trainings_and_later_epochs():
+def test_stalled_ignores_short_training_runs_and_later_epochs():
     trained(network(dead=True), epochs=4)
 
 

@@ -200,7 +200,7 @@ def plane(
         typer.Argument(
             metavar="RUN",
             help="Any number of curves, networks, walks and ensembles. A folder of `thalweg fit` with two --keep or "
-            "more is a whole training, unless there are just three networks.",
+            "more is a whole training run, unless there are just three networks.",
         ),
     ],
     task: options.Task,

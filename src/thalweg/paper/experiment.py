@@ -75,7 +75,7 @@ class Experiment:
 
     Without data (`given`), random images are used at smoke scale. With `seeds`, networks and walks have these instead
     of 0, 1, 2, ...; results of several of them are stored in a folder of their own. On a GPU, up to `interleaved`
-    trainings run at a time.
+    training runs at a time are interleaved.
     """
 
     task = tw.classification()
@@ -411,7 +411,7 @@ def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
 
 
 def prepare(wanted: Wanted) -> None:
-    """Train everything that does not exist yet; independent trainings are interleaved, the longest first."""
+    """Train everything that does not exist yet; independent training runs are interleaved, the longest first."""
     for experiment, need in wanted:
         experiment.check(need)
     # a network that has not trained must not be an end
