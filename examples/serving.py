@@ -1,4 +1,4 @@
-"""From a walk to deployment: an ensemble and its average as one network, calibrated and exported, also to ONNX.
+"""From a walk to deployment: a calibrated ensemble and its average as one network, exported, also to ONNX.
 
 $ python examples/serving.py
 
@@ -70,7 +70,7 @@ def through_onnx(module: nn.Module, images: Tensor, folder: Path) -> Callable[[T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--budget", type=int, default=40, help="epochs of the training")
+    parser.add_argument("--budget", type=int, default=40, help="epochs of the training run")
     settings = parser.parse_args()
     began, task = time.perf_counter(), tw.classification()
     images, labels = (torch.cat(part) for part in zip(*tw.data.digits(), strict=True))
