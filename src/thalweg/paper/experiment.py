@@ -363,12 +363,11 @@ class Experiment:
         """Epochs of training, and the expected size on disk: a network with its kept epochs and their momentum, a
         curve, or the members of a walk.
         """
-        recipe, way = self.recipe, self.recipe.walk
-        starts, epochs, cycle = (len(way.starts), way.epochs, way.cycle) if way else (0, 0, 1)
+        recipe, fge = self.recipe, self.recipe.walk
         costs = {
-            "network": (recipe.epochs, 1 + 2 * starts),
+            "network": (recipe.epochs, 1 + 2 * len(self._branches())),
             "snapshot": (recipe.epochs, recipe.cycles),
-            "fge": (epochs * starts, epochs // cycle * starts),
+            "fge": (fge.epochs * len(fge.starts), (fge.pieces + 1) * len(fge.starts)) if fge else (0, 0),
         }
         trained, vectors = costs.get(need.kind, (need.epochs or recipe.curve_epochs, 3))
         return trained, 4 * vectors * sum(p.numel() for p in self.architecture.parameters())
