@@ -1,4 +1,4 @@
-"""From a walk to deployment: an ensemble and its average as one network, calibrated and exported, also to ONNX.
+"""From a walk to deployment: a calibrated ensemble and its average as one network, exported, also to ONNX.
 
 $ python examples/serving.py
 
@@ -36,7 +36,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def walked(budget: int, train: tw.data.DeviceBatches) -> tw.Ensemble:
-    """FGE for the last fifth of a training."""
+    """FGE for the last fifth of a training run."""
     task, early = tw.classification(), round(0.8 * budget)
     start = tw.fit(network(), task, train, epochs=budget, lr=0.05, weight_decay=DECAY, keep=[early]).kept[early]
     fge = tw.FGE(cycle=1, lr_max=0.05, lr_min=0.0025)
@@ -70,7 +70,7 @@ def through_onnx(module: nn.Module, images: Tensor, folder: Path) -> Callable[[T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--budget", type=int, default=40, help="epochs of the training")
+    parser.add_argument("--budget", type=int, default=40, help="epochs of the training run")
     settings = parser.parse_args()
     began, task = time.perf_counter(), tw.classification()
     images, labels = (torch.cat(part) for part in zip(*tw.data.digits(), strict=True))

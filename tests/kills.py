@@ -292,8 +292,8 @@ def main(kills, only=None):
             shutil.rmtree(folder)
             folders += 1
         totals = [a + b for a, b in zip(totals, done, strict=True)]
-        told = f"{done[0]} kills at random, {done[1]} while writing, {time.monotonic() - since:.0f} s"
-        print(f"{name}: {told}, {folders} folders, each the same, bit for bit", flush=True)
+        summary = f"{done[0]} kills at random, {done[1]} while writing, {time.monotonic() - since:.0f} s"
+        print(f"{name}: {summary}, {folders} folders, each the same, bit for bit", flush=True)
     shutil.rmtree(base)
     elapsed = time.monotonic() - began
     print(

@@ -42,16 +42,16 @@ def together(processes):
     found["walk"] = torch.stack([member.vector for member in members])
     run = Run(Path(sys.argv[2]) / f"run-{processes.size}")
     tw.fit(case.module(1), case.task, case.batches(), run=run, **settings(case))
-    told = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
-    found["losses"] = torch.tensor(told, dtype=torch.float64)
+    logged = processes.once(lambda: [entry["loss"] for entry in run.lines(LOG)])
+    found["losses"] = torch.tensor(logged, dtype=torch.float64)
     line = tw.Segment(*case.ends())
     scan = tw.scan(case.module(1), line, case.task, {"x": case.batches()}, points="adaptive", progress=False)
     found["adaptive scan"] = torch.tensor([scan.t, scan.values["x"]["loss"]])
     seen = []  # by rank 0 alone, though t is that of all
     how = {"same_t": True, "on_epoch": seen.append if processes.first else None, **settings(case)}
     tw.connect(case.module(1), tw.Bezier(*case.ends()), case.task, case.batches(), **how)
-    told = processes.once(lambda: [[entry["loss"], entry["t"]] for entry in seen])
-    found["reported"] = torch.tensor(told, dtype=torch.float64)
+    logged = processes.once(lambda: [[entry["loss"], entry["t"]] for entry in seen])
+    found["reported"] = torch.tensor(logged, dtype=torch.float64)
     scores = tw.Ensemble(case.module(1), members).score(case.task, case.batches())
     found["ensemble"] = torch.tensor(list(scores.values()))
     how = {"run": Path(sys.argv[2]) / f"soup-{processes.size}", "progress": False}

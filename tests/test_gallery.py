@@ -34,9 +34,9 @@ def keep(docs, scale="full", entry="two-bends", seeds=3):
 
 def test_gallery_is_up_to_date():
     assert SCRIPT.with_suffix(".md").read_text() == gallery.page(SCRIPT.parent), "run `make gallery`"
-    told = (SCRIPT.parent / "results.md").read_text()
-    assert told == gallery.with_numbers(told, SCRIPT.parent), "run `make gallery`"
-    assert gallery.numbers(SCRIPT.parent) in told
+    results = (SCRIPT.parent / "results.md").read_text()
+    assert results == gallery.with_numbers(results, SCRIPT.parent), "run `make gallery`"
+    assert gallery.numbers(SCRIPT.parent) in results
 
 
 def test_gallery_shows_figures(tmp_path):

@@ -36,16 +36,9 @@ ALLOWED["__init__"] = CORE | {"paper"}  # what is public, imported when it is us
 FILES, STATEMENTS = 17, 2000  # on the way to `connect`, at most
 DYNAMIC = {"arguments.py", "loading.py", "residual.py"}  # public names, the user's task, an optional library
 ACCELERATED = {
-    "accelerated",
-    "accumulated",
-    "captured",
-    "compiled",
-    "cuda_graphs",
-    "distributed",
-    "fused",
-    "interleave",
+    *("accelerated", "accumulated", "captured", "compiled", "cuda_graphs", "distributed", "fused", "interleave"),
+    *("kernels", "sharded", "shards", "streamed"),
 }
-ACCELERATED |= {"kernels", "sharded", "shards", "streamed"}
 ACCELERATORS = re.compile(
     r"cuda.?graph|triton|\branks?\b|all_reduce|capture_begin|interleav|torch\.compile|replay", re.IGNORECASE
 )
@@ -74,9 +67,8 @@ def named(path: Path, tree: ast.AST | None = None, late: bool = True):
                 yield from (tuple(a.name.split(".")[1:]) for a in node.names if a.name.split(".")[0] == "thalweg")
             elif isinstance(node, ast.Call) and "import_module" in ast.dump(node.func):
                 assert path.name in DYNAMIC, f"{path} imports a module by its name at run time"
-            elif late or not isinstance(node, ast.FunctionDef):
                 nodes.append(node)
-            if isinstance(node, ast.Call):
+            elif late or not isinstance(node, ast.FunctionDef):
                 nodes.append(node)
 
 

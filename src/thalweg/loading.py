@@ -81,7 +81,7 @@ def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[W
 
 
 def load_training(path: Path, model: nn.Module) -> list[Weights]:
-    """The epochs kept in the folder of a training, in order, and its last; none where fewer than two were kept."""
+    """The epochs kept in the folder of a training run, in order, and its last; none if fewer than two were kept."""
     kept = sorted(path.glob("kept-*.safetensors"), key=lambda file: int(file.stem.partition("-")[2]))
     if len(kept) < 2:
         return []

@@ -1,6 +1,7 @@
 """Networks that an entry can use as ends, and how many of them it needs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,10 +53,17 @@ def test_entry_with_pairs_refuses_an_odd_number_of_seeds(entry, data, model, tmp
         price([(ENTRIES[entry], experiment)], 3)
 
 
-@pytest.mark.parametrize(("model", "points"), [("vgg16", 81), ("preresnet164", 41)])
-def test_price_of_the_path_through_fge_counts_its_points(model, points, tmp_path):
-    """Eight steps between each two of the eleven or six networks that a walk of 22 epochs collects."""
-    walk = RECIPES["cifar100", model].walk
-    plan = tw.FGE(cycle=walk.cycle, lr_max=walk.lr_max, lr_min=walk.lr_min).plan(10, walk.epochs)
+@pytest.mark.parametrize(
+    ("model", "scale", "points"), [("vgg16", "full", 81), ("preresnet164", "full", 41), ("vgg16", "smoke", 9)]
+)
+def test_price_of_the_path_through_fge_counts_its_points(model, scale, points, tmp_path):
+    """Eight steps between each two of the eleven, six or two networks that a walk collects."""
+    experiment = open_experiment(tmp_path, "cifar100", model, scale)
+    assert ENTRIES["fge-path"].points(experiment, 1) == points
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 3, 4])
+def test_pieces_of_the_path_through_fge_join_its_networks(cycle):
+    walk = replace(RECIPES["cifar100", "vgg16"].walk, cycle=cycle)
+    plan = tw.FGE(cycle=cycle, lr_max=walk.lr_max, lr_min=walk.lr_min).plan(10, walk.epochs)
     assert len(plan.collected) == walk.pieces + 1
-    assert ENTRIES["fge-path"].points(open_experiment(tmp_path, "cifar100", model, "full"), 1) == points

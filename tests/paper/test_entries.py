@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
@@ -98,9 +99,13 @@ def test_price_of_paper_entries_in_time_and_disk_space(tmp_path, monkeypatch):
     entry, experiment = ENTRIES["curves"], experiment_of(tmp_path, "curves")
     assert len(experiment.train) > len(experiment.test) > 0  # read before the scale asks for real data
     experiment.scale = SCALES["full"]
-    for step, told in ((0.5, "24 seconds of training and 6 minutes"), (5, "4 minutes of training and 61 minutes")):
+    for step, duration in ((0.5, "24 seconds of training and 6 minutes"), (5, "4 minutes of training and 61 minutes")):
         monkeypatch.setattr("thalweg.paper.running._seconds_per_step", lambda _, step=step: step)
-        assert price([(entry, experiment)], 2).endswith(f"; about {told} of measuring here")
+        assert price([(entry, experiment)], 2).endswith(f"; about {duration} of measuring here")
+    experiment.device = torch.device("cuda")
+    for number, duration in ((1, "4 minutes"), (3, "3 minutes")):
+        experiment.interleaved = number
+        assert f"about {duration} of training" in price([(entry, experiment)], 2)
     assert experiment.batches_per_point() == len(experiment.train) + len(experiment.test)
     normal = experiment_of(tmp_path, "planes")
     assert normal.batches_per_point() == 2 * len(normal.train) + len(normal.test)

@@ -91,7 +91,7 @@ def test_paper_shorter_recipe_keeps_only_its_epochs(tmp_path, monkeypatch):
     assert not experiment.folder_of(Need("network", 1)).exists()
 
 
-def test_paper_longest_trainings_begin_first(tmp_path, monkeypatch):
+def test_paper_longest_training_runs_begin_first(tmp_path, monkeypatch):
     experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False, interleaved=5)
     pair, asked = experiment.pairs(1)[0], []
     monkeypatch.setattr(type(pair), "obtain", lambda self, need: asked.append(need.epochs))

@@ -26,7 +26,6 @@ def test_report_equivalents_are_interpolated():
 
     reference = report(1.0, 0.8, 0.7)
     assert report(1.1, 1.0, 0.9, 0.7, 0.69).equivalents(reference) == pytest.approx([0, 1, 1.5, 3, float("inf")])
-    assert report(0.85).equivalents(report(1.0, 1.2, 0.7)) == pytest.approx(
-        [2.5]
-    )  # two are as good as the better of one and two
+    # two are as good as the better of one and two
+    assert report(0.85).equivalents(report(1.0, 1.2, 0.7)) == pytest.approx([2.5])
     assert isnan(report(0.85).equivalents(report(1.0, float("nan")))[0])

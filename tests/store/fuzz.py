@@ -43,7 +43,7 @@ from thalweg.store.runs import Run
 from thalweg.weightspace.checkpoint import Checkpoint
 
 MEMORY, SECONDS = 6 * 2**30, 20  # of address space, and for one mutation
-ANIMAL = ZOO["conv_bn"]
+CASE = ZOO["conv_bn"]
 FINE = {"refused", "same", "other"}
 Reader = Callable[[Path], object]
 
@@ -57,13 +57,13 @@ def adapted(seed):
     return net
 
 
-def told(weights):
+def summary(weights):
     return weights.digest(), repr(weights.made)
 
 
 def checkpoint(path):
     found = Checkpoint.load(path)
-    return told(found.weights), {k: v.tolist() for k, v in sorted(found.optimizer.items())}, found.kind, found.epoch
+    return summary(found.weights), {k: v.tolist() for k, v in sorted(found.optimizer.items())}, found.kind, found.epoch
 
 
 def curve_file(path):
@@ -82,7 +82,7 @@ def state(path):
 
 
 def members(path):
-    return [told(member) for member in tw.Ensemble.load(path.parent, adapted(1)).members]
+    return [summary(member) for member in tw.Ensemble.load(path.parent, adapted(1)).members]
 
 
 def result(kind):
@@ -97,7 +97,7 @@ def result(kind):
 
 
 def foreign(path):
-    return told(tw.Weights.load(path, ANIMAL.module(0)))
+    return summary(tw.Weights.load(path, CASE.module(0)))
 
 
 def page_of(path):
@@ -119,12 +119,12 @@ def mnist(path):
 
 
 KINDS: dict[str, Reader] = {
-    "weights/w.safetensors": lambda path: told(tw.Weights.load(path)),
+    "weights/w.safetensors": lambda path: summary(tw.Weights.load(path)),
     "ours-as-foreign/w.safetensors": foreign,
     "kept/kept-1.safetensors": checkpoint,
     "curve/curve.safetensors": curve_file,
     "permutation/permutation.safetensors": permutation,
-    "swag/swag.safetensors": lambda path: told(tw.SWAG.load(path).sample(1)[0]),
+    "swag/swag.safetensors": lambda path: summary(tw.SWAG.load(path).sample(1)[0]),
     "members/ensemble.json": members,
     "members/member-*": members,
     "members/base-*": members,
@@ -156,7 +156,7 @@ CUT = ("lines/",)  # of which the last line may have been cut short
 
 def make(folder: Path) -> None:
     """One file of each kind, small enough to be damaged often."""
-    a, b = ANIMAL.ends()
+    a, b = CASE.ends()
     a.save(folder / "weights" / "w.safetensors")
     a.save(folder / "ours-as-foreign" / "w.safetensors")
     tw.Bezier(a, b).save(folder / "curve" / "curve.safetensors")
@@ -201,7 +201,7 @@ def make(folder: Path) -> None:
     for name in ("log.jsonl", "points.jsonl"):
         for epoch in range(4):
             Run(folder / "lines").append(name, {"epoch": epoch, "loss": 0.5**epoch})
-    state_dict = ANIMAL.module(1).state_dict()
+    state_dict = CASE.module(1).state_dict()
     for part in ("foreign", "cifar", "mnist", "packed"):
         (folder / part).mkdir()
     torch.save({"state_dict": state_dict, "epoch": 3}, folder / "foreign" / "new.pt")

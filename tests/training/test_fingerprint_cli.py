@@ -85,27 +85,27 @@ def test_resume_option_accepts_the_same_files_under_other_names(here, tmp_path):
 
 def test_connect_command_with_one_network_says_what_a_folder_holds(here):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
-    for given, told in (
+    for given, message in (
         ("ends", "it holds seed-0, seed-1"),
         ("ends/seed-0", "a curve joins two networks; got ends/seed-0"),
     ):
         refused = invoke(here, "connect", given, "--out", "curve")
         assert refused.exit_code == 2
-        assert told in " ".join(refused.output.split())
+        assert message in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (["--seed", "9" * 30], "a seed must fit into 64 bits"),
         (["--device", "meta"], "the network cannot be moved to device 'meta'"),
         (["--out", "n" * 300], "cannot be a path (File name too long): give the name of a file or a folder"),
     ],
 )
-def test_options_out_of_range_are_named(here, wrong, told):
+def test_options_out_of_range_are_named(here, wrong, message):
     refused = invoke(here, "fit", "--epochs", "1", "--out", "net", *wrong)
     assert refused.exit_code == 2
-    assert told in " ".join(refused.output.split())
+    assert message in " ".join(refused.output.split())
 
 
 def test_fit_runs_trains_each_network_on_the_data_of_its_seed(here, monkeypatch):

@@ -83,6 +83,17 @@ def test_stalled_is_raised_for_a_dead_network_wherever_targets_differ(name):
         trained(network(dead=True), batches=LEARNABLE[name][0]())
 
 
+def test_stalled_warns_where_batches_differ_in_shape():
+    """Sequences of four or five steps, eight in a batch, as a sampler by length gives them."""
+    draw = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(8, 4 + k % 2, 4, generator=draw), torch.randn(8, 4 + k % 2, 3, generator=draw))
+        for k in range(STEPS)
+    ]
+    with pytest.warns(tw.Stalled, match="not begun to learn"):
+        trained(network(dead=True), tw.regression(), batches=batches)
+
+
 def test_stalled_warns_of_a_regression_with_random_targets():
     draw = torch.Generator().manual_seed(0)
     batches = [(torch.zeros(8, 4), torch.randn(8, 3, generator=draw)) for _ in range(STEPS)]
@@ -109,7 +120,7 @@ def test_stalled_warns_in_walk_and_not_in_connect():
     tw.connect(network(), tw.Bezier(*ends), tw.classification(), data(), epochs=EPOCHS, lr=0.05)
 
 
-def test_stalled_ignores_short_trainings_and_later_epochs():
+def test_stalled_ignores_short_training_runs_and_later_epochs():
     trained(network(dead=True), epochs=4)
 
 

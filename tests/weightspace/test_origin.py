@@ -28,8 +28,8 @@ def test_origin_path_scales_logits_and_keeps_predictions(make):
 
 def test_origin_path_points_carry_no_provenance():
     a = tw.Weights.of(tw.models.fc())
-    told = replace(a, made={"seed": 1})
-    assert OriginPath(tw.models.fc(), told, a).point(0.2).made == {}
+    trained = replace(a, made={"seed": 1})
+    assert OriginPath(tw.models.fc(), trained, a).point(0.2).made == {}
 
 
 def test_origin_path_refuses_the_origin_itself():

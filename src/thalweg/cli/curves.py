@@ -80,8 +80,11 @@ def connect(
     own = options.Arguments({name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
-    if points is not None:
-        _check_statistics(inputs)
+    if points is not None and a.layout.statistics and inputs.bn_batches is None:  # an error now, not after training
+        raise tw.ThalwegError(
+            f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: add the "
+            "training batches without augmentation to the task's dict as 'bn_batches', or leave --points out"
+        )
     if align:
         b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
         typer.echo(f"aligned: {aligned}")
@@ -103,20 +106,8 @@ def connect(
     _scan(options.Arguments(known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
 
 
-def _check_statistics(inputs: Any) -> None:
-    """Raise before training if the points of the curve could not be measured after it."""
-    from ..weightspace.layout import Layout
-
-    norms = Layout.of(inputs.model).statistics
-    if norms and inputs.bn_batches is None:
-        raise tw.ThalwegError(
-            f"batch norm ('{norms[0]}') needs statistics at each point that --points measures: add the training "
-            "batches without augmentation to the task's dict as 'bn_batches', or leave --points out"
-        )
-
-
 def _permutation(path: Path) -> Path | None:
-    """Where the order of an aligned curve is stored: in its folder, or next to its file."""
+    """The file with the permutation of an aligned curve, in its folder or next to its file; None for other curves."""
     from ..store.files import CURVE
 
     folder = path.parent if path.name == CURVE and path.is_file() else path
@@ -209,7 +200,7 @@ def plane(
         typer.Argument(
             metavar="RUN",
             help="Any number of curves, networks, walks and ensembles. A folder of `thalweg fit` with two --keep or "
-            "more is a whole training, unless there are just three networks.",
+            "more is a whole training run, unless there are just three networks.",
         ),
     ],
     task: options.Task,

@@ -114,7 +114,9 @@ Precision = Annotated[
 Compile = Annotated[
     bool | None,
     typer.Option(
-        "--compile/--no-compile", help="Use torch.compile. [default: for long trainings on a GPU]", show_default=False
+        "--compile/--no-compile",
+        help="Use torch.compile. [default: for long training runs on a GPU]",
+        show_default=False,
     ),
 ]
 Graph = Annotated[

@@ -59,7 +59,7 @@ def run(
             help="Only train part i of n of what is missing, such as 1/4, if several machines share the folder."
         ),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="How many trainings are interleaved on a GPU.")] = 3,
+    at_once: Annotated[int, typer.Option(min=1, help="How many training runs are interleaved on a GPU.")] = 3,
     device: Device = None,
     compile: Compile = None,
     graph: Graph = None,

@@ -20,7 +20,7 @@ from .measure import (
     check_alone,
     check_finite,
     check_order,
-    penalty,
+    checked_weight_decay,
     predicted,
     prove_measuring,
 )
@@ -59,7 +59,7 @@ def curve_ensemble(
         progress: Whether to show a progress bar. By default it is shown on a terminal.
     """
     check_task(task)
-    weight_decay = penalty(weight_decay)
+    weight_decay = checked_weight_decay(weight_decay)
     if task.probabilities not in (None, softmax, token_softmax):
         raise ThalwegError(
             "temperatures divide the logits of a softmax, but this task has probabilities= of its own: leave it out"

@@ -263,7 +263,7 @@ def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor
     return torch.cat(values), torch.cat(targets)
 
 
-def penalty(weight_decay: Any) -> float:
+def checked_weight_decay(weight_decay: Any) -> float:
     """A weight decay as a plain number, which must not be negative."""
     found = real_number(weight_decay, "weight_decay")
     if not found >= 0:

@@ -31,7 +31,7 @@ from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights
 from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
-from .measure import Points, bad_values, check_alone, measurement_of, penalty, prove_measuring
+from .measure import Points, bad_values, check_alone, checked_weight_decay, measurement_of, prove_measuring
 from .sampling import Sampling, Target, sampling_of
 
 NEW = "start a new run in another folder"
@@ -92,7 +92,7 @@ def scan(
     """
     check_task(task)
     data = data if isinstance(data, Mapping) else {"data": data}
-    weight_decay = penalty(weight_decay)
+    weight_decay = checked_weight_decay(weight_decay)
     call = Call(Compute() if compute is None else compute, progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
     sampling = sampling_of(target, points, grid, margin, tolerance)

@@ -23,8 +23,8 @@ from .measure import bad_values
 from .scan import scan
 
 HELD_OUT = "held-out"
-# a barrier: the loss of an average exceeds that of its parts by this share, or its error by this much
-CLEAR, FAINT = 0.1, 0.01  # an error counts only if the loss exceeds that of the parts by the second
+CLEAR = 0.1  # a barrier: the loss of an average is higher than that of its parts by this share, or its error by as much
+FAINT = 0.01  # an error counts only if the loss is higher by this share
 Means = dict[str, float]  # quantity -> its mean over the held-out data
 
 
@@ -142,11 +142,8 @@ def soup(
             f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: give bn_batches=, "
             "the training batches without augmentation (a task factory: the key 'bn_batches')"
         )
-    data, ends, call = (
-        {HELD_OUT: held_out},
-        list(networks.values()),
-        Call(Compute() if compute is None else compute, progress),
-    )
+    data, ends = {HELD_OUT: held_out}, list(networks.values())
+    call = Call(Compute() if compute is None else compute, progress)
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)
@@ -228,7 +225,7 @@ class Selection:
     def uniform(self, order: Sequence[str]) -> None:
         self.members, parts = list(order), [self.alone[name] for name in order]
         self.best = self._average(self.members)
-        self._warn_of_barrier("all", parts, [1 / len(parts)] * len(parts), self.best)
+        self._note_barrier("all", parts, [1 / len(parts)] * len(parts), self.best)
 
     def greedy(self, order: Sequence[str]) -> None:
         first, *others = order
@@ -239,12 +236,12 @@ class Selection:
             if self.tried[name] >= before if self.maximise else self.tried[name] <= before:
                 self.members, self.best = [*self.members, name], found
             else:
-                self._warn_of_barrier(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
+                self._note_barrier(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
 
     def _average(self, names: Sequence[str]) -> Means:
         return self.measure([average([self.networks[name] for name in names])], f"average-{len(self.tried) + 1}")[0]
 
-    def _warn_of_barrier(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
+    def _note_barrier(self, name: str, parts: Sequence[Means], shares: Sequence[float], found: Means) -> None:
         """Note a barrier: how far the loss, or else the error, of an average is above the average of its parts'."""
         for quantity in ("loss", "error") if "error" in found else ("loss",):
             own = [part[quantity] for part in parts]

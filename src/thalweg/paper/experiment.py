@@ -75,7 +75,7 @@ class Experiment:
 
     Without data (`given`), random images are used at smoke scale. With `seeds`, networks and walks have these instead
     of 0, 1, 2, ...; results of several of them are stored in a folder of their own. On a GPU, up to `interleaved`
-    trainings run at a time.
+    training runs at a time are interleaved.
     """
 
     task = tw.classification()
@@ -363,12 +363,11 @@ class Experiment:
         """Epochs of training, and the expected size on disk: a network with its kept epochs and their momentum, a
         curve, or the members of a walk.
         """
-        recipe, way = self.recipe, self.recipe.walk
-        starts, epochs, cycle = (len(way.starts), way.epochs, way.cycle) if way else (0, 0, 1)
+        recipe, fge = self.recipe, self.recipe.walk
         costs = {
-            "network": (recipe.epochs, 1 + 2 * starts),
+            "network": (recipe.epochs, 1 + 2 * len(self._branches())),
             "snapshot": (recipe.epochs, recipe.cycles),
-            "fge": (epochs * starts, epochs // cycle * starts),
+            "fge": (fge.epochs * len(fge.starts), (fge.pieces + 1) * len(fge.starts)) if fge else (0, 0),
         }
         trained, vectors = costs.get(need.kind, (need.epochs or recipe.curve_epochs, 3))
         return trained, 4 * vectors * sum(p.numel() for p in self.architecture.parameters())
@@ -411,7 +410,7 @@ def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:
 
 
 def prepare(wanted: Wanted) -> None:
-    """Train everything that does not exist yet; independent trainings are interleaved, the longest first."""
+    """Train everything that does not exist yet; independent training runs are interleaved, the longest first."""
     for experiment, need in wanted:
         experiment.check(need)
     # a network that has not trained must not be an end

@@ -23,8 +23,8 @@ class FgeSettings:
 
     @property
     def pieces(self) -> int:
-        """Of the chain through the networks of one walk, which collects one in the middle of each cycle."""
-        return (self.epochs - self.cycle // 2) // self.cycle
+        """How many pieces the chain through the networks of one walk has, one collected in the middle of each cycle."""
+        return (2 * self.epochs - self.cycle) // (2 * self.cycle)
 
 
 @dataclass(frozen=True)

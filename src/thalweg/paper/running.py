@@ -17,7 +17,7 @@ from .entries import Entry
 from .experiment import Experiment, missing, prepare
 
 Runs = list[tuple[Entry, Experiment]]
-TOGETHER = 0.7  # time of three interleaved networks on a GPU, relative to one after another (docs/results.md)
+INTERLEAVED = 0.7  # time of three interleaved networks on a GPU, relative to one after another (docs/results.md)
 Work = list[tuple[Experiment, int]]
 
 
@@ -106,8 +106,8 @@ def _duration(steps: Work, points: Work) -> str:
         return ""
     pace = {folder: _seconds_per_step(experiment) for folder, experiment in used.items()}
     training = sum(pace[experiment.folder] * number for experiment, number in steps)
-    if len(steps) > 1 and steps[0][0].device.type == "cuda":
-        training *= TOGETHER
+    if len(steps) > 1 and steps[0][0].device.type == "cuda" and steps[0][0].interleaved > 1:
+        training *= INTERLEAVED
     measuring = sum(pace[experiment.folder] / 3 * experiment.batches_per_point() * n for experiment, n in points)
     parts = [
         f"{f'{seconds / 60:.0f} minutes' if seconds > 90 else f'{seconds:.0f} seconds'} of {part}"

@@ -1,4 +1,4 @@
-"""The fingerprint of a training: what it would compute, as facts that must be the same when it is resumed."""
+"""The fingerprint of a training run: what it would compute, as facts that must be the same when it is resumed."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -39,7 +39,7 @@ def training_fingerprint(
     processes: Processes,
     vectors: Sequence[Tensor] = (),
 ) -> Facts:
-    """The facts that all trainings share; `vectors` is what is trained, if it is not the network itself."""
+    """The facts that all training runs share; `vectors` is what is trained, if it is not the network itself."""
     if processes.size > 1:
         _refuse_distributed_sampler(batches)
     data, first = data_fingerprint(batches, "the training data")

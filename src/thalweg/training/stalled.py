@@ -51,7 +51,8 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
 
 def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) -> tuple[float, float] | None:
     """The loss on the first examples, and that of their mean output given for each of them; None without such outputs,
-    or if all have the same target, for which one answer is right.
+    or if all have the same target, for which one answer is right. Examples of other shapes than the first, such as
+    longer sequences, have no common mean and are left out.
     """
     probe.module.eval()
     with torch.no_grad(), compute.casting(probe.device):
@@ -61,6 +62,8 @@ def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) 
             outputs, targets = task.predictions(probe.module, batch)
             if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
                 return None
+            if shown and outputs.shape[1:] != shown[0][0][1:]:
+                continue
             total = total + outputs.sum(0, keepdim=True, dtype=torch.promote_types(outputs.dtype, torch.float32))
             shown.append((outputs.shape, targets, batch))
             own.append(task.losses(outputs, targets, batch))

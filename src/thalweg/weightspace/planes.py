@@ -74,8 +74,8 @@ class Plane:
 
     @classmethod
     def fit(cls, points: Sequence[Weights]) -> "Plane":
-        """The plane of the two main directions (principal components) of many networks: the checkpoints of a training,
-        the members of a walk, the ends and bends of curves.
+        """The plane of the two main directions (principal components) of many networks: the checkpoints of a training
+        run, the members of a walk, the ends and bends of curves.
 
         The origin is their mean, x runs along the direction in which they vary most, from the first towards the last,
         and y along the next. Few networks lie in it: `distance` says how far each is away, `shares` how much of their

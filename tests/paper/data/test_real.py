@@ -25,9 +25,9 @@ def skip_without(name):
 @pytest.mark.parametrize(("reader", "shape", "first", "first_test"), IMAGES)
 def test_real_images(reader, shape, first, first_test):
     skip_without(reader.__name__)
-    (images, labels), (test_real_images, test_labels) = reader(DATA)
+    (images, labels), (test_images, test_labels) = reader(DATA)
     assert images.shape == shape
-    assert test_real_images.shape == (10_000, *shape[1:])
+    assert test_images.shape == (10_000, *shape[1:])
     assert labels[:4].tolist() == first
     assert test_labels[:4].tolist() == first_test
     assert labels.bincount().sum() == shape[0]
