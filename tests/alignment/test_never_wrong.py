@@ -233,3 +233,13 @@ def test_rules_join_and_pin_what_the_proof_would_drop(forward, parts, sizes):
     assert difference < 1e-10
     assert [group.size for group in aligned.symmetries.groups.values()] == sizes, str(aligned.symmetries)
     assert not aligned.symmetries.dropped
+
+
+def test_align_warns_of_a_network_that_depends_on_its_precision():
+    def forward(net, x):
+        h = net.one(x)
+        return net.two(h * torch.arange(16) if h.dtype == torch.float32 else h)
+
+    nets = [tw.Weights.of(layers(forward)) for _ in range(2)]
+    with pytest.warns(UserWarning, match=r"differ from those of b by .* of their size in the network's own precision"):
+        tw.align(layers(forward), *nets, TASK, [(X, Y)])

@@ -143,6 +143,8 @@ def align(
         found = proven(network, by_hand(groups, network.tensors))
     correlated = partial(Correlations, tracing, found, a, batches=batches) if by == "activations" else None
     matched = [_aligned(found, a, other, seed, correlated) for other in others]
+    for other, aligned in zip(others, matched, strict=True):
+        network.warn_if_changed(other, aligned)
     return matched[0] if isinstance(b, Weights) else matched
 
 

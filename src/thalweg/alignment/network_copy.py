@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ LARGE = 10**7  # entries of all tensors that a network computes for two examples
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
 MANY = 32  # at most
 KINDS = 8  # of batches that are followed although nothing new takes part in them
+CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
 LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
 
 
@@ -36,6 +38,7 @@ class NetworkCopy:
         few: What is traced: two examples of the batch, if the network takes them.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
+        given: The examples of each kind of batch, as they were given.
         entries: Of all tensors that the network computed last.
         made: How many of its outputs are predictions; the others are targets, and outputs of other calls.
     """
@@ -60,6 +63,7 @@ class NetworkCopy:
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         self.further: list[Any] = []
         self.trained: list[Called] = []
+        self.given: list[Any] = []
         outputs = self._fit(batch)
         if not finite(outputs[: self.made]):
             raise ThalwegError(
@@ -108,7 +112,9 @@ class NetworkCopy:
         """The outputs for the first batch that the network takes."""
         for batch in batches:
             try:
-                return self._taken(batch)
+                found = self._taken(batch)
+                self.given.append(batch)
+                return found
             except Exception as error:  # whatever a network says about a batch that is too small, or of another kind
                 failure = error
         if isinstance(failure, ThalwegError):
@@ -152,6 +158,28 @@ class NetworkCopy:
                 "in which no tensor was found: return tensors, or a tuple or dict of them"
             )
         return [tensor.detach().clone() for tensor in found]
+
+    def warn_if_changed(self, b: Weights, aligned: Weights) -> None:
+        """Warn if the network computes something else in its own precision with aligned weights, far beyond what
+        rounding b changes: it may branch on the dtype of a tensor.
+        """
+        rounded = replace(b, vector=b.vector * (1 + 4 * torch.finfo(b.vector.dtype).eps))
+        far = rounding = 0.0
+        with suppress(Exception):  # it may need an autocast, which is not known here
+            before, rough, after = map(self._own_outputs, (b, rounded, aligned))
+            far, rounding = apart(before, after), apart(before, rough)
+        if far > max(CHANGED, 100 * rounding):
+            warn(
+                f"the outputs of the aligned network differ from those of b by {far:.2g} of their size in the "
+                "network's own precision, though not in float64: what it computes seems to depend on the dtype of its "
+                "tensors; give groups= by hand, without those of such layers"
+            )
+
+    def _own_outputs(self, weights: Weights) -> list[Tensor]:
+        weights.load_into(self.own)
+        given = to_device(self.given, next(self.own.parameters()).device)
+        with seeded(0), torch.no_grad(), preserved(self.own):
+            return [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
 
     def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
         """Whether the network computes something else in training, with auxiliary heads, say."""

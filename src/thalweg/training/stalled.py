@@ -57,7 +57,8 @@ def _losses(probe: Probe, task: Task, batches: Iterable[Any], compute: Compute) 
     probe.module.eval()
     with torch.no_grad(), compute.casting(probe.device):
         total: Any = 0.0
-        own, shown = [], []  # not the outputs, which are large for language models
+        own: list[tuple[Tensor, Any]] = []
+        shown: list[tuple[torch.Size, Any, Any]] = []  # not the outputs, which are large for language models
         for batch in batches:
             outputs, targets = task.predictions(probe.module, batch)
             if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
