@@ -393,6 +393,16 @@ def test_paper_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     assert "cost: no clock" in result.output
 
 
+def test_paper_entries_that_do_not_need_a_diverged_run_are_made(tmp_path):
+    command = ["paper", "run", "ensembles", "curves", "--model", "vgg16", "--data-set", "cifar10", "--scale", "smoke"]
+    broken = ["--set", "sse_lr=1e30", "--seeds", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*command, *broken])
+    assert result.exit_code == 2
+    assert "curves: VGG-16 on CIFAR-10, sse lr 1e+30" in result.output
+    assert "ensembles: the snapshot of seed 0" in " ".join(result.output.split())
+    assert [path.parent.name for path in tmp_path.rglob("result.json")] == ["curves"]
+
+
 def test_claim_on_pieces_of_a_chain_and_the_better_of_their_ends():
     values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
     values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}

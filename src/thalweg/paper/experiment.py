@@ -70,6 +70,10 @@ class RateArguments(TypedDict, total=False):
     clip: float
 
 
+class Unusable(tw.ThalwegError):
+    """Something was trained, and did not learn or diverged: what needs it cannot be made."""
+
+
 class Experiment:
     """Trains networks, curves and walks for one recipe at one scale, under `folder`.
 
@@ -212,8 +216,8 @@ class Experiment:
             (self.folder_of(need) / DONE).touch()
         return self._made[need]
 
-    def _unusable(self, need: Need, why: str) -> tw.ThalwegError:
-        return tw.ThalwegError(
+    def _unusable(self, need: Need, why: str) -> Unusable:
+        return Unusable(
             f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {why}; list other seeds "
             "with --seeds"
         )

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import torch
@@ -14,7 +15,7 @@ from ..store import files
 from ..store.runs import versions
 from .drawing import draw
 from .entries import Entry
-from .experiment import Experiment, missing, prepare
+from .experiment import Experiment, Unusable, missing, prepare
 
 Runs = list[tuple[Entry, Experiment]]
 TOGETHER = 0.7  # time of three interleaved networks on a GPU, relative to one after another (docs/results.md)
@@ -50,7 +51,8 @@ def perform_all(runs: Runs, seeds: int, say: Callable[[str], object]) -> None:
     """Train everything needed, then measure; a run that fails does not stop the others."""
     failed = []
     try:
-        prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
+        with suppress(Unusable):  # the entries that need it say so below, and the others go on
+            prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
         for entry, experiment in runs:
             try:
                 say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.results / entry.name}")
