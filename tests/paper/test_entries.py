@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
@@ -581,6 +582,21 @@ def test_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypat
         0.2,
         0.1,
     ]
+
+
+@pytest.mark.parametrize("by", curve_comparisons.WAYS[1:])
+def test_aligned_ends_are_the_same_where_a_run_is_resumed(by, tmp_path, monkeypatch):
+    def ends(folder):
+        pair = open_experiment(folder, "cifar10", "preresnet20", "smoke", progress=False, seeds=(0, 1))
+        pair._network = partial(small, 10)
+        return pair.ends(by), pair.networks(2)
+
+    (one, two), (_, plain) = ends(tmp_path / "here")
+    assert not torch.equal(two.vector, plain.vector)
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.setattr(tw, "align", lambda *_, **__: pytest.fail("another machine may align otherwise"))
+    (same_one, same_two), _ = ends(tmp_path / "there")
+    assert (one.digest(), two.digest()) == (same_one.digest(), same_two.digest())
 
 
 def made_up(heights):

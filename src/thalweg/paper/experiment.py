@@ -318,8 +318,18 @@ class Experiment:
         one, two = self.networks(2)
         need = Need("ends", 0, aligned_by)
         if aligned_by and need not in self._made:
-            self._made[need] = [one, tw.align(self.architecture, one, two, self.task, self.clean, by=aligned_by)]
+            self._made[need] = [one, self._permutation(one, two, aligned_by).apply(two)]
         return self._made.get(need, [one, two])
+
+    def _permutation(self, one: tw.Weights, two: tw.Weights, by: Any) -> tw.Permutation:
+        """What aligns the second to the first; stored, since a curve can be resumed between the same ends alone, and
+        units that are nearly alike may be matched otherwise on another machine.
+        """
+        pair = "-".join(end.digest()[:8] for end in (one, two))
+        file = self.results / f"permutation-{by}-{pair}.safetensors"
+        if not file.is_file():
+            tw.align(self.architecture, one, two, self.task, self.clean, by=by).permutation.save(file)
+        return tw.Permutation.load(file)
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
         return tw.Segment(*self.networks(2)) if kind == "segment" else self.obtain(Need(kind, seed))
