@@ -8,7 +8,7 @@ import torch
 import thalweg as tw
 from thalweg.paper.entries import ENTRIES, open_experiment
 from thalweg.paper.experiment import DONE, Need
-from thalweg.paper.recipes import RECIPES
+from thalweg.paper.recipes import RECIPES, FgeSettings
 from thalweg.paper.running import price
 from thalweg.store.runs import LOG, Run
 
@@ -59,3 +59,9 @@ def test_price_of_the_path_through_fge_counts_its_points(model, points, tmp_path
     plan = tw.FGE(cycle=walk.cycle, lr_max=walk.lr_max, lr_min=walk.lr_min).plan(10, walk.epochs)
     assert len(plan.collected) == walk.pieces + 1
     assert ENTRIES["fge-path"].points(open_experiment(tmp_path, "cifar100", model, "full"), 1) == points
+
+
+@pytest.mark.parametrize(("epochs", "cycle"), [(22, 1), (22, 2), (22, 3), (21, 5), (2, 1), (3, 2)])
+def test_pieces_of_the_path_through_fge_are_one_less_than_its_networks(epochs, cycle):
+    walk = FgeSettings((120,), epochs, cycle, 1e-2, 5e-4)
+    assert walk.pieces == len(tw.FGE(cycle=cycle, lr_max=1e-2, lr_min=5e-4).plan(10, epochs).collected) - 1

@@ -24,7 +24,7 @@ class FgeSettings:
     @property
     def pieces(self) -> int:
         """Of the chain through the networks of one walk, which collects one in the middle of each cycle."""
-        return (self.epochs - self.cycle // 2) // self.cycle
+        return int((self.epochs - self.cycle / 2) // self.cycle)
 
 
 @dataclass(frozen=True)
