@@ -23,6 +23,7 @@ from thalweg.paper.experiment import Need, prepare
 from thalweg.paper.recipes import RECIPES, SCALES
 from thalweg.paper.running import perform, price
 from thalweg.reporting.result import Claim, Result
+from thalweg.results import CurveEnsemble, Scan
 from thalweg.store.runs import LOG, Run
 
 
@@ -54,6 +55,10 @@ def test_paper_entry_runs_and_is_kept(name, folder):
     result = perform(experiment, ENTRIES[name], 1 if name in ("aligned", "width") else 2)
     assert result.rows
     assert result.claims
+    for owner, stored, number in ENTRIES[name].points(experiment, 1 if name in ("aligned", "width") else 2):
+        [file] = owner.results.glob(stored)
+        measured = Scan.load(file).values["train"]["loss"] if file.name == "scan.json" else CurveEnsemble.load(file).t
+        assert np.size(measured) == number
     again = Result.load(experiment.folder / name / "result.json")
     assert again.rows == json.loads(json.dumps(result.rows))
     assert str(again) == str(result)
@@ -72,7 +77,7 @@ def test_paper_entries_train_shared_networks_once(folder):
     perform(experiment, ENTRIES["curves"], 2)
     times = {path: path.stat().st_mtime_ns for path in experiment.folder.glob("*/*.safetensors")}
     twin = open_experiment(folder, *ENTRIES["curves"].pairs[0], "smoke", progress=False)
-    assert price([(ENTRIES["profile"], twin)], 2) == "nothing to train; 4 trained before; to measure: 17 points"
+    assert price([(ENTRIES["profile"], twin)], 2) == "nothing to train; 4 trained before"
     perform(twin, ENTRIES["profile"], 2)
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
@@ -93,6 +98,17 @@ def test_price_of_paper_entries(tmp_path):
     assert said("ensembles") == "to train: 3 x network, 3 x snapshot, 3 x fge, 36 epochs, 144 steps"
     assert said("width") == "to train: 12 x network, 6 x bezier, 60 epochs, 240 steps; to measure: 42 points"
     assert said("cost") == "nothing to train; half a minute of steps"
+
+
+def test_price_of_paper_entries_counts_what_they_share_once(tmp_path):
+    experiment = experiment_of(tmp_path, "curves")
+    for names, points in (
+        (["curves", "profile"], 17),  # two ends, a line and two curves
+        (["curves", "two-bends"], 22),  # another chain
+        (["curves", "curve-ensemble", "pair-ensemble"], 25),  # four points of the chain and of the line together
+        (["curves", "planes"], 44),  # nine points of each of three
+    ):
+        assert price([(ENTRIES[name], experiment) for name in names], 2).endswith(f"to measure: {points} points")
 
 
 def test_price_of_paper_entries_in_time_and_disk_space(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from ..bench import Bench
 from ..loading import Inputs
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
+from ..store.files import SCAN
 from ..store.runs import LOG, Run
 from ..training.stalled import LEARNT
 from ..weightspace.layout import batch_norms
@@ -358,6 +359,10 @@ class Experiment:
         """Times steps of its network."""
         return Bench(Inputs(self.architecture, self.task, self.train, self.clean, self.data), compute, rounds)
 
+    def to_scan(self, *names: str, points: int | None = None) -> "Measurements":
+        """What `scan` stores under these names, as many points as along a curve unless said otherwise."""
+        return [(self, f"scan-{name}/{SCAN}", points or self.scale.points) for name in names]
+
     def batches_per_point(self) -> int:
         """Forward passes at one point of a scan, in batches of training: for batch norm, and over all data sets."""
         return (1 + any(batch_norms(self.architecture))) * len(self.train) + len(self.test)
@@ -416,6 +421,8 @@ class Experiment:
 
 
 Wanted = Sequence[tuple[Experiment, Need]]
+# a pattern for where each is stored below the results, and its number of points
+Measurements = list[tuple[Experiment, str, int]]
 
 
 def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:

@@ -87,18 +87,28 @@ def price(runs: Runs, seeds: int) -> str:
     costs = [experiment.cost(need) for experiment, need in left]
     epochs, disk = (sum(cost[k] for cost in costs) for k in (0, 1))
     steps = [(experiment, cost[0] * len(experiment.train)) for (experiment, _), cost in zip(left, costs, strict=True)]
-    points = [(experiment, entry.points(experiment, seeds)) for entry, experiment in runs]
+    points = _to_measure(runs, seeds)
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
     before = len({experiment.folder_of(need) for experiment, need in wanted}) - len(left)
     parts = [
         f"to train: {listed}, {epochs} epochs, {sum(n for _, n in steps)} steps" if left else "nothing to train",
         f"{before} trained before" if before else "",
         f"{disk / 1e9:.1f} GB on disk" if disk > 1e8 else "",
-        f"to measure: {sum(n for _, n in points)} points" if any(n for _, n in points) else "",
-        _duration(steps, [(experiment, number) for experiment, number in points if number]),
+        f"to measure: {sum(n for _, n in points)} points" if points else "",
+        _duration(steps, points),
         *(entry.more for entry, _ in runs),
     ]
     return "; ".join(filter(None, parts))
+
+
+def _to_measure(runs: Runs, seeds: int) -> Work:
+    """The points of what is not stored yet, of what several entries need once."""
+    once = {
+        (owner.results, stored): (owner, number)
+        for entry, experiment in runs
+        for owner, stored, number in entry.points(experiment, seeds)
+    }
+    return [work for (folder, stored), work in once.items() if not any(folder.glob(stored))]
 
 
 def _duration(steps: Work, points: Work) -> str:
