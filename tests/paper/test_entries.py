@@ -19,7 +19,7 @@ from thalweg.paper import claims, curve_comparisons, curve_entries, drawing, ens
 from thalweg.paper.claims import published, row_of
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_experiment
-from thalweg.paper.experiment import Need, prepare
+from thalweg.paper.experiment import Experiment, Need, prepare
 from thalweg.paper.recipes import RECIPES, SCALES
 from thalweg.paper.running import perform, price
 from thalweg.reporting.result import Claim, Result
@@ -563,6 +563,14 @@ def test_paper_aligns_networks_in_pairs_of_their_seeds(tmp_path):
     assert pairs("preresnet20", 2) == ({(0, 1), (2, 3)}, networks | plain)
     assert pairs("vgg16", 2)[1] > networks | plain | aligned
     assert pairs("preresnet20", 4, 7, 3, 4, 9)[0] == {(7, 3), (4, 9)}
+
+
+def test_paper_time_of_training_includes_that_of_aligned_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr(Experiment, "seconds", lambda self, need: 1.0)
+    experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False)
+    experiment._network = partial(small, 10)
+    about = perform(experiment, ENTRIES["aligned"], 1).about
+    assert about["seconds of training"] == 2 + 2 + 2  # networks, plain and aligned curves of two lengths
 
 
 def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):

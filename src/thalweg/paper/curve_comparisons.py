@@ -149,9 +149,13 @@ def curves_of(experiment: Experiment, ways: Iterable[str]) -> Iterator[Need]:
 
 
 def of_all_pairs(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
-    """Of a network that the paper does not have, without aligned curves: see `aligned`."""
-    ways = WAYS if _in_paper(experiment) else WAYS[:1]
-    return [(pair, need) for pair in experiment.pairs(seeds) for need in (*NETWORKS, *curves_of(pair, ways))]
+    """Of a network that the paper does not have, only those aligned curves that exist: see `aligned`."""
+    return [
+        (pair, need)
+        for pair in experiment.pairs(seeds)
+        for need in (*NETWORKS, *curves_of(pair, WAYS))
+        if _in_paper(pair) or not need.aligned_by or pair.finished(need)
+    ]
 
 
 def scanned_pairs(experiment: Experiment, seeds: int) -> Measurements:
