@@ -19,10 +19,11 @@ from thalweg.paper import claims, curve_comparisons, curve_entries, drawing, ens
 from thalweg.paper.claims import published, row_of
 from thalweg.paper.drawing import draw
 from thalweg.paper.entries import ENTRIES, find_entry, open_experiment
-from thalweg.paper.experiment import Need, prepare
+from thalweg.paper.experiment import Experiment, Need, prepare
 from thalweg.paper.recipes import RECIPES, SCALES
 from thalweg.paper.running import perform, price
 from thalweg.reporting.result import Claim, Result
+from thalweg.results import CurveEnsemble, Scan
 from thalweg.store.runs import LOG, Run
 
 
@@ -54,6 +55,10 @@ def test_paper_entry_runs_and_is_kept(name, folder):
     result = perform(experiment, ENTRIES[name], 1 if name in ("aligned", "width") else 2)
     assert result.rows
     assert result.claims
+    for owner, stored, number in ENTRIES[name].points(experiment, 1 if name in ("aligned", "width") else 2):
+        [file] = owner.results.glob(stored)
+        measured = Scan.load(file).values["train"]["loss"] if file.name == "scan.json" else CurveEnsemble.load(file).t
+        assert np.size(measured) == number
     again = Result.load(experiment.folder / name / "result.json")
     assert again.rows == json.loads(json.dumps(result.rows))
     assert str(again) == str(result)
@@ -72,7 +77,7 @@ def test_paper_entries_train_shared_networks_once(folder):
     perform(experiment, ENTRIES["curves"], 2)
     times = {path: path.stat().st_mtime_ns for path in experiment.folder.glob("*/*.safetensors")}
     twin = open_experiment(folder, *ENTRIES["curves"].pairs[0], "smoke", progress=False)
-    assert price([(ENTRIES["profile"], twin)], 2) == "nothing to train; 4 trained before; to measure: 17 points"
+    assert price([(ENTRIES["profile"], twin)], 2) == "nothing to train; 4 trained before"
     perform(twin, ENTRIES["profile"], 2)
     assert times == {path: path.stat().st_mtime_ns for path in times}
 
@@ -93,6 +98,17 @@ def test_price_of_paper_entries(tmp_path):
     assert said("ensembles") == "to train: 3 x network, 3 x snapshot, 3 x fge, 36 epochs, 144 steps"
     assert said("width") == "to train: 12 x network, 6 x bezier, 60 epochs, 240 steps; to measure: 42 points"
     assert said("cost") == "nothing to train; half a minute of steps"
+
+
+def test_price_of_paper_entries_counts_what_they_share_once(tmp_path):
+    experiment = experiment_of(tmp_path, "curves")
+    for names, points in (
+        (["curves", "profile"], 17),  # two ends, a line and two curves
+        (["curves", "two-bends"], 22),  # another chain
+        (["curves", "curve-ensemble", "pair-ensemble"], 25),  # four points of the chain and of the line together
+        (["curves", "planes"], 44),  # nine points of each of three
+    ):
+        assert price([(ENTRIES[name], experiment) for name in names], 2).endswith(f"to measure: {points} points")
 
 
 def test_price_of_paper_entries_in_time_and_disk_space(tmp_path, monkeypatch):
@@ -398,6 +414,16 @@ def test_paper_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     assert "cost: no clock" in result.output
 
 
+def test_paper_entries_that_do_not_need_a_diverged_run_are_made(tmp_path):
+    command = ["paper", "run", "ensembles", "curves", "--model", "vgg16", "--data-set", "cifar10", "--scale", "smoke"]
+    broken = ["--set", "sse_lr=1e30", "--seeds", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*command, *broken])
+    assert result.exit_code == 2
+    assert "curves: VGG-16 on CIFAR-10, sse lr 1e+30" in result.output
+    assert "ensembles: the snapshot of seed 0" in " ".join(result.output.split())
+    assert [path.parent.name for path in tmp_path.rglob("result.json")] == ["curves"]
+
+
 def test_claim_on_pieces_of_a_chain_and_the_better_of_their_ends():
     values = {"train": {"loss": np.array([3.0, 2.9, 1.0, 2.0, 1.0]), "data_loss": np.array([2.0, 1.0, 3.0, 2.5, 4.0])}}
     values["test"] = {"error": np.array([0.3, 0.1, 0.3, 0.4, 0.5])}
@@ -543,6 +569,14 @@ def test_paper_aligns_networks_in_pairs_of_their_seeds(tmp_path):
     assert pairs("preresnet20", 4, 7, 3, 4, 9)[0] == {(7, 3), (4, 9)}
 
 
+def test_paper_time_of_training_includes_that_of_aligned_curves(tmp_path, monkeypatch):
+    monkeypatch.setattr(Experiment, "seconds", lambda self, need: 1.0)
+    experiment = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False)
+    experiment._network = partial(small, 10)
+    about = perform(experiment, ENTRIES["aligned"], 1).about
+    assert about["seconds of training"] == 2 + 2 + 2  # networks, plain and aligned curves of two lengths
+
+
 def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):
     def measured(pair, name, what):
         lines = {"": 0.5, "weights": 0.3, "activations": 0.2 if pair.seeds == (0, 1) else 0.35}
@@ -576,6 +610,21 @@ def test_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypat
         0.2,
         0.1,
     ]
+
+
+@pytest.mark.parametrize("by", curve_comparisons.WAYS[1:])
+def test_aligned_ends_are_the_same_where_a_run_is_resumed(by, tmp_path, monkeypatch):
+    def ends(folder):
+        pair = open_experiment(folder, "cifar10", "preresnet20", "smoke", progress=False, seeds=(0, 1))
+        pair._network = partial(small, 10)
+        return pair.ends(by), pair.networks(2)
+
+    (one, two), (_, plain) = ends(tmp_path / "here")
+    assert not torch.equal(two.vector, plain.vector)
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.setattr(tw, "align", lambda *_, **__: pytest.fail("another machine may align otherwise"))
+    (same_one, same_two), _ = ends(tmp_path / "there")
+    assert (one.digest(), two.digest()) == (same_one.digest(), same_two.digest())
 
 
 def made_up(heights):

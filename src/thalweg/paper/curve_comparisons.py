@@ -15,7 +15,7 @@ from ..store.files import SCAN
 from ..store.runs import LOG, Run
 from .claims import TWENTIETH
 from .curve_entries import NETWORKS, Outcome, highest, keep
-from .experiment import Experiment, Need, prepare
+from .experiment import Experiment, Measurements, Need, prepare
 
 OVER_T, OVER_LENGTH = Need("polychain", 0), Need("polychain", 0, loss="arclength")
 LOSS_OVER_LENGTH, UNSTEADY = "train loss over length", "change per epoch"
@@ -38,6 +38,11 @@ def of_all_widths(experiment: Experiment, seeds: int) -> list[tuple[Experiment, 
         for pair in experiment.with_width(breadth).pairs(seeds)
         for need in (*NETWORKS, Need("bezier", 0))
     ]
+
+
+def scanned_widths(experiment: Experiment, seeds: int) -> Measurements:
+    pairs = [pair for breadth in experiment.scale.widths for pair in experiment.with_width(breadth).pairs(seeds)]
+    return [item for pair in pairs for item in (*pair.to_scan("bezier"), *pair.to_scan("single", points=2))]
 
 
 def width(experiment: Experiment, out: Path, seeds: int) -> Outcome:
@@ -144,9 +149,21 @@ def curves_of(experiment: Experiment, ways: Iterable[str]) -> Iterator[Need]:
 
 
 def of_all_pairs(experiment: Experiment, seeds: int) -> list[tuple[Experiment, Need]]:
-    """Of a network that the paper does not have, without aligned curves: see `aligned`."""
-    ways = WAYS if _in_paper(experiment) else WAYS[:1]
-    return [(pair, need) for pair in experiment.pairs(seeds) for need in (*NETWORKS, *curves_of(pair, ways))]
+    """Of a network that the paper does not have, only those aligned curves that exist: see `aligned`."""
+    return [
+        (pair, need)
+        for pair in experiment.pairs(seeds)
+        for need in (*NETWORKS, *curves_of(pair, WAYS))
+        if _in_paper(pair) or not need.aligned_by or pair.finished(need)
+    ]
+
+
+def scanned_pairs(experiment: Experiment, seeds: int) -> Measurements:
+    """Lines, and the curves of `of_all_pairs`."""
+    names = {pair: [f"line-{by or 'plain'}" for by in WAYS] for pair in experiment.pairs(seeds)}
+    for pair, need in of_all_pairs(experiment, seeds):
+        names[pair] += [pair.folder_of(need).name] if need not in NETWORKS else []
+    return [item for pair, own in names.items() for item in pair.to_scan(*own, points=_points(pair))]
 
 
 def aligned(experiment: Experiment, out: Path, seeds: int) -> Outcome:
@@ -186,7 +203,11 @@ def _measured(pair: Experiment, name: str, what: Need | str) -> tw.Scan:
     if _scanned(pair, name):
         return tw.Scan.load(pair.results / f"scan-{name}")
     target = pair.obtain(what) if isinstance(what, Need) else tw.Segment(*pair.ends(what))
-    return pair.scan(name, target, points=min(POINTS[_in_paper(pair)], pair.scale.points))
+    return pair.scan(name, target, points=_points(pair))
+
+
+def _points(pair: Experiment) -> int:
+    return min(POINTS[_in_paper(pair)], pair.scale.points)
 
 
 def _scanned(pair: Experiment, name: str) -> bool:

@@ -20,7 +20,7 @@ from ..runtime.streams import on_side_stream
 from ..weightspace.origin import OriginPath
 from .claims import TWENTIETH, limit, paper_number, quoted, row_of, with_published
 from .drawing import PANELS
-from .experiment import KINDS, Experiment, Need
+from .experiment import KINDS, Experiment, Measurements, Need
 
 NETWORKS = [Need("network", 0), Need("network", 1)]
 POLYCHAIN = [*NETWORKS, Need("polychain", 0)]
@@ -39,6 +39,11 @@ Outcome = tuple[list[dict[str, Any]], list[Claim]]
 def scans_of(experiment: Experiment, out: Path) -> dict[str, tw.Scan]:
     """Both ends alone, the straight line, and both curves."""
     return keep({"single": experiment.scan_ends(), **experiment.scan_curves("segment", *KINDS)}, out)
+
+
+def scanned(experiment: Experiment, seeds: int) -> Measurements:
+    """What `scans_of` measures."""
+    return [*experiment.to_scan("single", points=2), *experiment.to_scan("segment", *KINDS)]
 
 
 def keep(scans: dict[str, tw.Scan], out: Path) -> dict[str, tw.Scan]:
@@ -162,6 +167,12 @@ def profile(experiment: Experiment, out: Path, seeds: int) -> Outcome:
         if k % max(1, (len(scan.t) - 1) // 8) == 0
     ]
     return rows, [*_low_all_along(experiment, scans)]
+
+
+def scanned_planes(experiment: Experiment, seeds: int) -> Measurements:
+    side = experiment.recipe.grid
+    names = [f"plane-{name}-{side}" for name in ("three-optima", *KINDS)]
+    return [*experiment.to_scan(*names, points=side**2), *experiment.to_scan(*KINDS)]
 
 
 def planes(experiment: Experiment, out: Path, seeds: int) -> Outcome:

@@ -15,8 +15,9 @@ from . import claims
 from .claims import paper_number, quoted, with_published
 from .curve_entries import Outcome, keep
 from .drawing import METHODS
-from .experiment import Experiment
+from .experiment import Experiment, Measurements
 
+POINTS = "points-{}-{}-{}.json"
 WALKS = {"SSE": "snapshot", "FGE": "fge"}
 SCALED = {  # what the paper calls the errors of points of a chain, by how they are scaled
     "none": "error of the 50-point polychain ensemble (%)",
@@ -27,7 +28,7 @@ SCALED = {  # what the paper calls the errors of points of a chain, by how they 
 def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveEnsemble:
     """Points of a curve and their predictions together; stored, since several entries need them."""
     members, found = experiment.scale.members, experiment.curve(curve)
-    file = experiment.results / f"points-{curve}-{members}-{found.points[1].digest()[:8]}.json"
+    file = experiment.results / POINTS.format(curve, members, found.points[1].digest()[:8])
     if not file.is_file():
         tw.curve_ensemble(
             experiment.architecture,
@@ -41,6 +42,12 @@ def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveE
     result = tw.CurveEnsemble.load(file)
     result.save(copy)
     return result
+
+
+def to_put_together(experiment: Experiment, *curves: str) -> Measurements:
+    """What `points_together` stores."""
+    members = experiment.scale.members
+    return [(experiment, POINTS.format(curve, members, "*"), members) for curve in curves]
 
 
 def pair_ensemble(experiment: Experiment, out: Path, seeds: int) -> Outcome:

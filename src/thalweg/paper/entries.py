@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ThalwegError
 from . import curve_comparisons, curve_entries, ensemble_entries, imagenet, penn_treebank
 from .curve_entries import CURVES, NETWORKS, POLYCHAIN, Outcome
-from .experiment import Experiment, Need
+from .experiment import Experiment, Measurements, Need
 from .recipes import RECIPES, SCALES, Recipe, changed
 
 Pair = tuple[str, str]
@@ -36,7 +36,7 @@ class Entry:
         needs: What has to be trained first.
         each: What has to be trained for every seed.
         parts: Needs in other experiments, for a number of seeds.
-        points: The number of measured points.
+        points: What is measured, for a number of seeds.
         more: Further costs.
         networks: The networks it can be run with, if not with all.
     """
@@ -49,7 +49,7 @@ class Entry:
     needs: list[Need] = field(default_factory=list)
     each: tuple[str, ...] = ()
     parts: Callable[[Experiment, int], list[tuple[Experiment, Need]]] = lambda experiment, seeds: []
-    points: Callable[[Experiment, int], int] = lambda experiment, seeds: 0
+    points: Callable[[Experiment, int], Measurements] = lambda experiment, seeds: []
     more: str = ""
     networks: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ ENTRIES = {
                 *RESNET,
             ),
             CURVES,
-            points=lambda own, seeds: 3 * own.scale.points + 2,
+            points=curve_entries.scanned,
         ),
         Entry(
             "planes",
@@ -105,7 +105,7 @@ ENTRIES = {
             curve_entries.planes,
             (*RESNET, *VGG[1:]),
             [*CURVES, THIRD],
-            points=lambda own, seeds: 3 * own.recipe.grid**2,
+            points=curve_entries.scanned_planes,
         ),
         Entry(
             "profile",
@@ -114,7 +114,7 @@ ENTRIES = {
             curve_entries.profile,
             RESNET,
             CURVES,
-            points=lambda own, seeds: 3 * own.scale.points + 2,
+            points=curve_entries.scanned,
         ),
         Entry(
             "pair-ensemble",
@@ -123,7 +123,7 @@ ENTRIES = {
             ensemble_entries.pair_ensemble,
             RESNET,
             POLYCHAIN,
-            points=lambda own, seeds: 2 * own.scale.members,
+            points=lambda own, seeds: ensemble_entries.to_put_together(own, "polychain", "segment"),
         ),
         Entry(
             "two-bends",
@@ -132,7 +132,10 @@ ENTRIES = {
             curve_entries.two_bends,
             VGG[1:],
             [*POLYCHAIN, Need("polychain", 1)],
-            points=lambda own, seeds: 2 * own.scale.points,
+            points=lambda own, seeds: [
+                *own.to_scan("polychain", "polychain-1"),
+                *own.to_scan("single", points=2),
+            ],
         ),
         Entry(
             "chain-losses",
@@ -141,7 +144,7 @@ ENTRIES = {
             curve_comparisons.chain_losses,
             VGG[1:],
             [*POLYCHAIN, curve_comparisons.OVER_LENGTH],
-            points=lambda own, seeds: 2 * own.scale.points,
+            points=lambda own, seeds: own.to_scan("polychain", "polychain-arclength"),
         ),
         Entry(
             "curve-ensemble",
@@ -150,7 +153,10 @@ ENTRIES = {
             ensemble_entries.curve_ensemble,
             RESNET,
             [*POLYCHAIN, THIRD],
-            points=lambda own, seeds: 2 * own.scale.points + own.scale.members,
+            points=lambda own, seeds: [
+                *own.to_scan("segment", "polychain"),
+                *ensemble_entries.to_put_together(own, "polychain"),
+            ],
         ),
         Entry(
             "width",
@@ -159,7 +165,7 @@ ENTRIES = {
             curve_comparisons.width,
             (("cifar10", "conv3fc3"),),
             parts=curve_comparisons.of_all_widths,
-            points=lambda own, seeds: len(own.pairs(seeds)) * len(own.scale.widths) * (own.scale.points + 2),
+            points=curve_comparisons.scanned_widths,
             networks=("conv3fc3",),
         ),
         Entry(
@@ -169,7 +175,7 @@ ENTRIES = {
             curve_entries.trivial,
             (("mnist", "fc"),),
             NETWORKS,
-            points=lambda own, seeds: own.scale.points,
+            points=lambda own, seeds: own.to_scan("trivial", points=own.scale.points - 1),  # all but the origin
             networks=("fc", "conv3fc3", "vgg16"),
         ),
         Entry(
@@ -179,6 +185,7 @@ ENTRIES = {
             curve_comparisons.aligned,
             (VGG[0], *(("cifar10", name) for name in ("vgg16_bn", "preresnet20", "wrn16_4"))),
             parts=curve_comparisons.of_all_pairs,
+            points=curve_comparisons.scanned_pairs,
             more="the aligned curves of networks that the paper does not have, as many as plain ones",
         ),
         Entry(
@@ -212,7 +219,9 @@ ENTRIES = {
             ensemble_entries.fge_path,
             PRERESNET,
             [NETWORKS[0], FGE_WALK],
-            points=lambda own, seeds: 8 * own.recipe.walk.pieces + 1 if own.recipe.walk else 0,
+            points=lambda own, seeds: (
+                own.to_scan("fge-path", points=8 * own.recipe.walk.pieces + 1) if own.recipe.walk else []
+            ),
         ),
         Entry(
             "ptb",
@@ -221,7 +230,7 @@ ENTRIES = {
             penn_treebank.perplexity,
             (("ptb", "lstm-large"),),
             penn_treebank.NEEDS,
-            points=lambda own, seeds: 97,
+            points=penn_treebank.scanned,
         ),
         Entry(
             "imagenet",

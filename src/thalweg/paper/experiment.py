@@ -18,6 +18,7 @@ from ..bench import Bench
 from ..loading import Inputs
 from ..runtime.interleave import at_once
 from ..runtime.rng import seeded
+from ..store.files import SCAN
 from ..store.runs import LOG, Run
 from ..training.stalled import LEARNT
 from ..weightspace.layout import batch_norms
@@ -68,6 +69,10 @@ class RateArguments(TypedDict, total=False):
     schedule: Callable[[int], float]
     momentum: float
     clip: float
+
+
+class Unusable(tw.ThalwegError):
+    """Something was trained, and did not learn or diverged: what needs it cannot be made."""
 
 
 class Experiment:
@@ -212,8 +217,8 @@ class Experiment:
             (self.folder_of(need) / DONE).touch()
         return self._made[need]
 
-    def _unusable(self, need: Need, why: str) -> tw.ThalwegError:
-        return tw.ThalwegError(
+    def _unusable(self, need: Need, why: str) -> Unusable:
+        return Unusable(
             f"the {need.kind} of seed {self._seed(need)} ({self.recipe.label}) cannot be used: {why}; list other seeds "
             "with --seeds"
         )
@@ -314,8 +319,18 @@ class Experiment:
         one, two = self.networks(2)
         need = Need("ends", 0, aligned_by)
         if aligned_by and need not in self._made:
-            self._made[need] = [one, tw.align(self.architecture, one, two, self.task, self.clean, by=aligned_by)]
+            self._made[need] = [one, self._permutation(one, two, aligned_by).apply(two)]
         return self._made.get(need, [one, two])
+
+    def _permutation(self, one: tw.Weights, two: tw.Weights, by: Any) -> tw.Permutation:
+        """What aligns the second to the first; stored, since a curve can be resumed between the same ends alone, and
+        units that are nearly alike may be matched otherwise on another machine.
+        """
+        pair = "-".join(end.digest()[:8] for end in (one, two))
+        file = self.results / f"permutation-{by}-{pair}.safetensors"
+        if not file.is_file():
+            tw.align(self.architecture, one, two, self.task, self.clean, by=by).permutation.save(file)
+        return tw.Permutation.load(file)
 
     def curve(self, kind: str, seed: int = 0) -> tw.Curve:
         return tw.Segment(*self.networks(2)) if kind == "segment" else self.obtain(Need(kind, seed))
@@ -343,6 +358,10 @@ class Experiment:
     def timer(self, compute: tw.Compute, rounds: int) -> Bench:
         """Times steps of its network."""
         return Bench(Inputs(self.architecture, self.task, self.train, self.clean, self.data), compute, rounds)
+
+    def to_scan(self, *names: str, points: int | None = None) -> "Measurements":
+        """What `scan` stores under these names, as many points as along a curve unless said otherwise."""
+        return [(self, f"scan-{name}/{SCAN}", points or self.scale.points) for name in names]
 
     def batches_per_point(self) -> int:
         """Forward passes at one point of a scan, in batches of training: for batch norm, and over all data sets."""
@@ -401,6 +420,8 @@ class Experiment:
 
 
 Wanted = Sequence[tuple[Experiment, Need]]
+# a pattern for where each is stored below the results, and its number of points
+Measurements = list[tuple[Experiment, str, int]]
 
 
 def missing(wanted: Wanted) -> list[tuple[Experiment, Need]]:

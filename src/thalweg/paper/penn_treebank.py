@@ -18,7 +18,7 @@ from ..runtime.rng import seeded
 from ..store.runs import LOG, Run
 from .claims import TWENTIETH, row_of
 from .curve_entries import NETWORKS, Outcome, keep
-from .experiment import Experiment, Need, RateArguments
+from .experiment import Experiment, Measurements, Need, RateArguments
 from .recipes import Preset, Recipe
 
 STEPS = 35  # words of a sequence; the recipes' rates and clips are for losses summed over them, ours are means
@@ -149,11 +149,21 @@ class TextExperiment(Experiment):
         noisy.dropout = ActiveDropout(noisy.dropout.p)
         other.architecture, other.data = noisy, {"train": self.train}
         other.compute = replace(self.compute, graph=False)  # whose first pass would draw other random numbers
-        return other.scan(f"{name}{NOISY.replace(' ', '-')}", target)
+        return other.scan(_noisy(name), target)
 
     def in_training(self, need: Need) -> float:
         """Perplexity over the last epoch of training, with dropout, at random t: what papers call train."""
         return math.exp(Run(self.folder_of(need)).lines(LOG)[-1]["loss"])
+
+
+def scanned(experiment: Experiment, seeds: int) -> Measurements:
+    ends, curves = ("single", _noisy("single")), ("segment", "bezier", _noisy("bezier"))
+    return [*experiment.to_scan(*ends, points=2), *experiment.to_scan(*curves)]
+
+
+def _noisy(name: str) -> str:
+    """The name of the scan with dropout."""
+    return name + NOISY.replace(" ", "-")
 
 
 def perplexity(experiment: Experiment, out: Path, seeds: int) -> Outcome:

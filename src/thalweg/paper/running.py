@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import torch
@@ -14,7 +15,7 @@ from ..store import files
 from ..store.runs import versions
 from .drawing import draw
 from .entries import Entry
-from .experiment import Experiment, missing, prepare
+from .experiment import Experiment, Unusable, missing, prepare
 
 Runs = list[tuple[Entry, Experiment]]
 INTERLEAVED = 0.7  # time of three interleaved networks on a GPU, relative to one after another (docs/results.md)
@@ -50,7 +51,8 @@ def perform_all(runs: Runs, seeds: int, say: Callable[[str], object]) -> None:
     """Train everything needed, then measure; a run that fails does not stop the others."""
     failed = []
     try:
-        prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
+        with suppress(Unusable):  # the entries that need it say so below, and the others go on
+            prepare([item for entry, experiment in runs for item in entry.wanted(experiment, seeds)])
         for entry, experiment in runs:
             try:
                 say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.results / entry.name}")
@@ -85,18 +87,28 @@ def price(runs: Runs, seeds: int) -> str:
     costs = [experiment.cost(need) for experiment, need in left]
     epochs, disk = (sum(cost[k] for cost in costs) for k in (0, 1))
     steps = [(experiment, cost[0] * len(experiment.train)) for (experiment, _), cost in zip(left, costs, strict=True)]
-    points = [(experiment, entry.points(experiment, seeds)) for entry, experiment in runs]
+    points = _to_measure(runs, seeds)
     listed = ", ".join(f"{number} x {kind}" for kind, number in Counter(need.kind for _, need in left).items())
     before = len({experiment.folder_of(need) for experiment, need in wanted}) - len(left)
     parts = [
         f"to train: {listed}, {epochs} epochs, {sum(n for _, n in steps)} steps" if left else "nothing to train",
         f"{before} trained before" if before else "",
         f"{disk / 1e9:.1f} GB on disk" if disk > 1e8 else "",
-        f"to measure: {sum(n for _, n in points)} points" if any(n for _, n in points) else "",
-        _duration(steps, [(experiment, number) for experiment, number in points if number]),
+        f"to measure: {sum(n for _, n in points)} points" if points else "",
+        _duration(steps, points),
         *(entry.more for entry, _ in runs),
     ]
     return "; ".join(filter(None, parts))
+
+
+def _to_measure(runs: Runs, seeds: int) -> Work:
+    """The points of what is not stored yet, of what several entries need once."""
+    once = {
+        (owner.results, stored): (owner, number)
+        for entry, experiment in runs
+        for owner, stored, number in entry.points(experiment, seeds)
+    }
+    return [work for (folder, stored), work in once.items() if not any(folder.glob(stored))]
 
 
 def _duration(steps: Work, points: Work) -> str:
