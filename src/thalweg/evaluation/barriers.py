@@ -73,7 +73,7 @@ def barriers(
     networks = named(weights, "a matrix of barriers")
     points, ends = whole_number(points, "points", least=3), list(networks.values())
     data = data if isinstance(data, Mapping) else {"data": data}
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
     between = [i / (points - 1) for i in range(1, points - 1)]
 
     def fingerprint() -> Facts:

@@ -66,7 +66,7 @@ def curve_ensemble(
         )
     count(test, "the test batches")
     count(bn_batches, "bn_batches")
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
     compute = call.compute
     probe, ts = Probe(module, None, compute), curve.spaced(points)
     compute.check(probe.device)

@@ -93,7 +93,7 @@ def scan(
     check_task(task)
     data = data if isinstance(data, Mapping) else {"data": data}
     weight_decay = checked_weight_decay(weight_decay)
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
     sampling = sampling_of(target, points, grid, margin, tolerance)
     drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}

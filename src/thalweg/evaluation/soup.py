@@ -143,7 +143,7 @@ def soup(
             "the training batches without augmentation (a task factory: the key 'bn_batches')"
         )
     data, ends = {HELD_OUT: held_out}, list(networks.values())
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)

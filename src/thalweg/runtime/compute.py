@@ -52,7 +52,7 @@ class Compute:
     Args:
         precision: "fp32" computes in the network's own precision. "bf16" uses autocast, in channels_last on a CUDA GPU,
             with weights, accumulated gradients and all statistics in float32.
-        compile: Use torch.compile. None compiles only long trainings on a CUDA GPU.
+        compile: Use torch.compile. None compiles only long training runs on a CUDA GPU.
         graph: On a CUDA GPU, capture a whole step in a CUDA graph and replay it. None captures wherever that is safe.
         stream: In `connect`, keep the control points, their gradients and the optimizer on the CPU, and only the
             network at phi(t) and its gradient on the GPU; for networks that would not fit otherwise.
@@ -209,6 +209,11 @@ class Call:
     def __post_init__(self) -> None:
         if not isinstance(self.compute, Compute):
             raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {self.compute!r}")
+
+    @classmethod
+    def of(cls, compute: Compute | None, progress: bool | None) -> "Call":
+        """With the default where a user gives no `compute`."""
+        return cls(Compute() if compute is None else compute, progress)
 
     @property
     def processes(self) -> Processes:

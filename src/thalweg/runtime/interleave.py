@@ -18,7 +18,7 @@ STRIDE = 4  # steps of one job before the next: switching costs the CPU more tha
 
 
 def together(*jobs: Callable[[], T]) -> list[T]:
-    """Run several trainings interleaved; the results are the same as one after another.
+    """Interleave several training runs; the results are the same as one after another.
 
     Examples:
         >>> import thalweg as tw

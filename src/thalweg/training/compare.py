@@ -94,7 +94,7 @@ def compare(
     multiples, seeds = number_list(multiples, "multiples", whole_number), number_list(seeds, "seeds", whole_number)
     contenders = [_with_paper_settings(method, lr) for method in methods]
     _check(contenders, multiples, seeds)
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
     runner = _Runner(make, task, train, bn_batches, settings, contenders, call, count(train))
     module = runner.fresh(seeds[0])
     runner.check(module)

@@ -108,7 +108,7 @@ def connect(
     settings = Settings(
         epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate, decay_at
     )
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
 
     def trained(held: "Run | None") -> Curve:
         trainable = call.bends(probe_at(module, curve.start, call.compute, share=True), curve, settings.seed, loss)

@@ -91,7 +91,7 @@ def fit(
         Stalled: If the network still predicts the same for every input after a tenth of the training.
     """
     settings = Settings(epochs, lr, momentum, weight_decay, schedule, optimizer, clip, seed, on_epoch, accumulate)
-    call = Call(Compute() if compute is None else compute, progress)
+    call = Call.of(compute, progress)
     keep, epochs = number_list(keep, "keep", whole_number), settings.epochs
     if odd := [epoch for epoch in keep if not 1 <= epoch <= epochs]:
         raise ThalwegError(f"keep must list epochs from 1 to {epochs}, the length of the run; got {odd[0]!r}")

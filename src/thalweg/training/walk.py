@@ -107,7 +107,7 @@ def walk(
     steps = updates(batches, whole_number(accumulate, "accumulate", least=1))
     plan = method.plan(steps, whole_number(epochs, "epochs", least=1))
     common = Settings(epochs, None, momentum, weight_decay, plan.rate, optimizer, clip, seed, on_epoch, accumulate)
-    call, watch = Call(Compute() if compute is None else compute, progress), watch or {}
+    call, watch = Call.of(compute, progress), watch or {}
     names = [f"start-{number}" for number in range(1, len(starts) + 1)]
     pooled: list[Walk] = []  # one from each start
 
