@@ -178,8 +178,11 @@ def test_symmetries_warn_of_training_that_fails(groups):
     def failing(h, training):
         raise ValueError("targets are needed in training")
 
+    net = joined_in_training(failing)
+    tw.symmetries(net, TASK, BATCH, groups=groups)  # every parameter takes part in eval mode
+    net.extra = nn.Linear(8, 2)
     with pytest.warns(UserWarning, match="it fails there with ValueError: targets are needed in training"):
-        tw.symmetries(joined_in_training(failing), TASK, BATCH, groups=groups)
+        tw.symmetries(net, TASK, BATCH, groups=groups)
 
 
 HAND = {

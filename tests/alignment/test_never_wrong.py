@@ -243,3 +243,110 @@ def test_align_warns_of_a_network_that_depends_on_its_precision():
     nets = [tw.Weights.of(layers(forward)) for _ in range(2)]
     with pytest.warns(UserWarning, match=r"differ from those of b by .* of their size in the network's own precision"):
         tw.align(layers(forward), *nets, TASK, [(X, Y)])
+
+
+class Positions(nn.Module):
+    """Units with weights for each position, and an operation across positions or units that a flag turns on."""
+
+    def __init__(self, across):
+        super().__init__()
+        self.one, self.two = weight(7, 6, 7), weight(7, 7, 4)
+        self.conv, self.transposed = nn.Conv1d(7, 7, 1), nn.ConvTranspose1d(7, 7, 1)
+        self.cell, self.lstm, self.across = nn.GRUCell(7, 7), nn.LSTM(7, 7), across
+
+    def forward(self, x, flag):
+        h = torch.einsum("bpi,pih->bph", x, self.one).tanh()
+        more = torch.where(flag[:, None, None], self.across(self, h), 0 * h)
+        return torch.einsum("bph,pho->bo", h + more, self.two)
+
+
+BACKWARDS = torch.arange(7).flip(0)
+ACROSS = {
+    "a convolution": lambda net, h: net.conv(h),
+    "a transposed convolution": lambda net, h: net.transposed(h),
+    "a convolution of what is transposed": lambda net, h: net.conv(h.mT).mT,
+    "a shift by padding": lambda net, h: F.pad(h, (0, 0, 1, -1)),
+    "an embedding": lambda net, h: torch.stack([F.embedding(BACKWARDS, each) for each in h]),
+    "an embedding bag": lambda net, h: torch.stack([F.embedding_bag(BACKWARDS[:, None], each) for each in h]),
+    "a repetition": lambda net, h: h.repeat(1, 2, 1).reshape(-1, 7, 2, 7).mean(2),
+    "a matrix norm": lambda net, h: h / torch.linalg.matrix_norm(h, 2)[:, None, None],
+    "a nuclear norm": lambda net, h: h / torch.linalg.norm(h, "nuc", dim=(1, 2))[:, None, None],
+    "a recurrent cell": lambda net, h: net.cell(h.reshape(-1, 7)).view_as(h),
+    "a recurrent layer": lambda net, h: net.lstm(h.reshape(1, -1, 7))[0].view_as(h),
+    "a softmax": lambda net, h: h.softmax(1),
+    "a sum in order": lambda net, h: h.cumsum(1),
+    "a gathering": lambda net, h: h[:, BACKWARDS],
+    "a shift by slices": lambda net, h: torch.cat([h[:, 1:], h[:, :1]], 1),
+    "a product with itself": lambda net, h: h @ h.mT @ h,
+    "an average": lambda net, h: F.avg_pool1d(h.mT, 3, 1, 1).mT,
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_units_have_one_order_where_something_is_computed_across_positions(name):
+    batches = torch.randn(8, 7, 6, generator=DRAW), torch.zeros(8, dtype=torch.bool), Y
+    later = batches[0], ~batches[1], Y
+    unused = pytest.warns(UserWarning, match="took no part")  # the other layers
+    with unused:
+        difference, aligned = changed(lambda: Positions(ACROSS[name]), [batches], later)
+    assert difference < 1e-9
+    assert not aligned.symmetries.dropped
+
+
+def test_channels_of_unpooled_values_and_their_indices_are_one_group():
+    def forward(net, x):
+        pooled, indices = F.max_pool2d(net.one(x).relu(), 2, return_indices=True)
+        return net.two(F.max_unpool2d(net.middle(pooled).relu(), indices, 2)).flatten(1)
+
+    net = Of(forward, one=nn.Conv2d(3, 8, 3, padding=1), middle=nn.Conv2d(8, 8, 1), two=nn.Conv2d(8, 4, 3, padding=1))
+    symmetries = tw.symmetries(net, TASK, (torch.randn(8, 3, 8, 8), Y))
+    assert [len(group.axes) for group in symmetries.groups.values()] == [6]
+    assert not symmetries.dropped
+
+
+class Skipping(nn.Module):
+    """A block that is skipped at random in training, by a branch that cannot be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        if self.training and torch.rand(1).item() < 0.5:
+            return x
+        return x + self.two(self.one(x).relu())
+
+
+def needing(net, x, targets=None):
+    assert not net.training or targets is not None, "in training, targets must be passed"
+    return net.two(net.one(x).relu())
+
+
+def by_index(net, x):
+    return net.two(net.one(x[:, 1:]) + net.table(x[:, 0].long()))
+
+
+def queried(net, x):
+    return F.scaled_dot_product_attention(net.one, x[..., None] * net.two, x[..., None] * net.three)
+
+
+@pytest.mark.parametrize(
+    ("make", "groups"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 16), Skipping(), Skipping(), nn.Linear(16, 4)), 3),
+        (lambda: layers(needing), 1),
+        (lambda: Of(by_index, one=nn.Linear(5, 16), table=nn.Embedding(3, 16), two=nn.Linear(16, 4)), 1),
+        (lambda: Of(queried, one=weight(1, 5, 9), two=weight(6, 9), three=weight(6, 4)), 1),
+    ],
+)  # fmt: skip
+def test_ordinary_networks_are_aligned_without_a_warning(make, groups):
+    x = torch.cat([torch.tensor([0, 1, 2, 2, 1, 0, 1, 2])[:, None], X[:, 1:]], 1)
+    net = make()
+    task = tw.Task(lambda out, y: out.flatten(1).sum(1))
+    assert len(tw.align(net, tw.Weights.of(net), tw.Weights.of(make()), task, [(x, Y)]).symmetries.groups) == groups
+
+
+def test_random_targets_are_not_compared():
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch[0]), torch.randint(4, batch[1].shape)))
+    net = layers(lambda net, x: net.two(net.one(x).relu()))
+    assert len(tw.symmetries(net, task, (X, Y)).groups) == 1

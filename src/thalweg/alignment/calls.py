@@ -233,9 +233,7 @@ def training(net: nn.Module, every: bool = True) -> Iterator[None]:
     try:
         for part in net.modules():
             own = every or any(True for _ in part.parameters())
-            part.training = (own and not type(part).__module__.startswith("torch.nn.")) or any(
-                True for _ in part.children()
-            )
+            part.training = own and not type(part).__module__.startswith("torch.nn.")
         with _WithoutDropout():
             yield
     finally:
@@ -267,7 +265,7 @@ class Operations(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         given = [self._noted(item, name) for item in tree_leaves((args, kwargs))]
         found = function(*args, **(kwargs or {}))
-        self.done.append((name, [*given, *(self.number(item) for item in tree_leaves(found))]))
+        self.done.append((name, given, [self.number(item) for item in tree_leaves(found)]))
         return found
 
     def _noted(self, item: Any, name: str) -> Any:
@@ -286,16 +284,48 @@ class Operations(TorchFunctionMode):
         return *self.known.setdefault(id(item), new), tuple(item.shape)
 
 
-def operations(net: nn.Module, task: Task, batch: Any) -> list[Any]:
-    """What a task computes, in order; two calls are alike if these are equal."""
+def operations(net: nn.Module, task: Task, batch: Any, seed: int = 0) -> list[Any]:
+    """What a task computes, in order, as (name, given, found), and last its outputs; two calls are alike if these are
+    equal.
+    """
     given = mapped(batch, copied)
-    with computing(), torch.enable_grad(), Operations() as noted:
+    with computing(seed), torch.enable_grad(), Operations() as noted:
         with torch._C.DisableTorchFunction():
             for tensor in (*net.parameters(), *net.buffers(), *tensors_in(given)):  # the same numbers in every call
                 noted.number(tensor)
         outputs = predicted(net, task, given)
         with torch._C.DisableTorchFunction():
-            return [*noted.done, [*map(noted.number, outputs)]]
+            return [*noted.done, ("outputs", [], [*map(noted.number, outputs)])]
+
+
+def tensors_of(items: Sequence[Any]) -> list[Any]:
+    """Those of noted items that are tensors, each with its number first and its shape last."""
+    return [item for item in items if isinstance(item, tuple)]
+
+
+def parameters_in(noted: Sequence[Any]) -> set[int]:
+    """The numbers of the tensors in operations, of which the first are those of the parameters; reading a shape is no
+    operation.
+    """
+    found = [tensors_of([*given, *made]) for _, given, made in noted[:-1]]
+    return {each[0] for tensors in found if len(tensors) > 1 for each in tensors}
+
+
+def only_skips(noted: Sequence[Any], usual: Sequence[Any], parameters: int) -> bool:
+    """Whether a call computes nothing from parameters that the usual one does not compute as well, as where layers are
+    skipped at random.
+    """
+
+    def steps(noted: Sequence[Any]) -> set[Any]:
+        reached, found = {*range(parameters)}, set()
+        for name, given, made in noted:
+            tensors = tensors_of(given)
+            if any(each[0] in reached for each in tensors):
+                found.add((name, *((each[0] if each[0] < parameters else "", each[-1]) for each in tensors)))
+                reached |= {each[0] for each in tensors_of(made)}
+        return found
+
+    return steps(noted) <= steps(usual)
 
 
 class _InDouble(TorchFunctionMode):

@@ -31,6 +31,8 @@ def attention(call: Operation) -> Axes:
     heads, places = query[-3], None if mask is None else Axes([*mask[:-3], *mask[-2:]])
     if mask is not None and len(mask) > 2:
         unify(mask[-3], heads)
+    if 1 in (heads.size, key[-3].size) or heads.size == key[-3].size:
+        return contract(call, "...hld,...hsd,...hse,...ls->...hle", query, key, value, places)
     queries = Axes([*query[:-3], *parted(heads, key[-3].size), *query[-2:]])
     found = contract(call, "...hrld,...hsd,...hse,...ls->...hrle", queries, key, value, places)
     return Axes([*found[:-4], heads, *found[-2:]])
@@ -54,6 +56,7 @@ def convolution(call: Operation) -> Axes:
     out = product([own[0], weight[1]]) if turned else weight[0]
     if call["bias"] is not None:
         unify(call["bias"][0], out)
+    _mix_features(call, [*x[: -places - 1], *x[-places:]], [theirs[1], out])
     space: list[Atom] = []
     moves = zip(_each(call["stride"], places, 1), _each(call["padding"], places, 0), strict=True)
     for before, kernel, size, move in zip(x[-places:], weight[2:], call.shape[-places:], moves, strict=True):
@@ -69,6 +72,8 @@ def spatial(call: Operation) -> Any:
     shape = call.shape[0] if several else call.shape
     places = int(re.search(r"(\d)d", call.name).group(1))  # type: ignore[union-attr]
     sizes = zip(x[-places:], shape[-places:], _covered(call, places), strict=True)
+    for indices in call.tensors[1:]:  # of the entries that were the largest
+        broadcast(Axes(x[:-places]), Axes(indices[:-places]))
     ordered = several and uses_places(call)
     space = [Atom(1) if size == 1 and before.size <= reach and not ordered else _placed(call, before, size)
              for before, size, reach in sizes]  # fmt: skip
@@ -111,6 +116,7 @@ def channelwise(call: Operation) -> Axes:
 
 def embedding(call: Operation) -> Axes:
     pin(call["weight"][0], INDEXED)
+    call.mix_dims(call["weight"], [0])
     return Axes([*call["indices"], call["weight"][1]])
 
 
@@ -122,8 +128,17 @@ def renormed(call: Operation) -> Axes:
 
 def embedding_bag(call: Operation) -> list[Axes]:
     pin(call["weight"][0], INDEXED)
+    call.mix_dims(call["weight"], [0])
     first, *rest = [fresh(shape, INDEXED) for shape in call.shape]
     return [Axes([*first[:-1], call["weight"][1]]), *rest]
+
+
+def _mix_features(call: Operation, beside: Sequence[Atom], features: Sequence[Atom]) -> None:
+    """A layer that is applied everywhere beside its features."""
+    for feature in features:
+        call.mix(feature, beside)
+    for axis in beside:
+        call.mix(axis, features)
 
 
 def _gates(name: str, features: Atom, inputs: Axes, hidden: Axes, biases: Sequence[Axes], state: Atom) -> None:
@@ -140,6 +155,7 @@ def cell(call: Operation) -> Any:
     state = call["w_hh"][1]
     _gates(call.name.removesuffix("_cell"), x[-1], call["w_ih"], call["w_hh"], biases, state)
     found = Axes([*x[:-1], state])
+    _mix_features(call, x[:-1], [x[-1], state])
     for axes in call["hx"] if several else [call["hx"]]:
         broadcast(found, axes)
     return [found, found] if several else found
@@ -165,6 +181,7 @@ def recurrent(call: Operation) -> list[Axes]:
             features = total(outputs[-ways:])
     batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
     pin(x[1] if batch and call["batch_first"] else x[0], POSITION)
+    _mix_features(call, x[:-1], [x[-1], *outputs, *cells])
     for axes, node, units in zip(call.tensors[1:], _starts(call.node), (outputs, cells), strict=False):
         for mine, yours in zip(batch, axes[1:-1], strict=True):
             unify(mine, yours)

@@ -17,7 +17,7 @@ from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
 from ..weightspace.watch import copied
 from ..weightspace.weights import Weights
-from .calls import Called, computing, operations, outputs_in, predicted, recorded, training
+from .calls import Called, computing, only_skips, operations, outputs_in, parameters_in, predicted, recorded, training
 from .outputs import CLOSE, apart, finite, moved, same_finite
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
@@ -25,6 +25,7 @@ SMALL = 5 * 10**5  # up to this many, a proof takes more examples
 MANY = 32  # at most
 KINDS = 8  # of batches that are followed although nothing new takes part in them
 CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
+RUNS = 4  # in training, to see whether it only skips parts at random
 LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
 
 
@@ -41,12 +42,14 @@ class NetworkCopy:
         given: The examples of each kind of batch, as they were given.
         entries: Of all tensors that the network computed last.
         made: How many of its outputs are predictions; the others are targets, and outputs of other calls.
+        targets: Whether targets are compared, which may be random.
     """
 
     batch: Any
     few: Any
     entries: int
     made: int
+    targets = True
 
     def __init__(self, module: nn.Module, task: Task, batch: Any, weights: Weights | None = None):
         check_task(task)
@@ -70,7 +73,9 @@ class NetworkCopy:
                 "renumbering is proven by outputs that stay the same, and for this batch none is a finite number: give "
                 "a batch with examples, without NaN, and a network with finite weights"
             )
-        if apart(outputs, self.outputs(seed=1)) > CLOSE:
+        again = self.outputs(seed=1)
+        self.targets = apart(outputs[self.made :], again[self.made :]) <= CLOSE
+        if apart(outputs[: self.made], again[: self.made]) > CLOSE:
             raise ThalwegError(
                 "a network must compute the same in eval mode whenever it is called, so that renumbering can be "
                 "proven, and this one does not; it draws random numbers or changes when it is called: turn that off in "
@@ -146,7 +151,7 @@ class NetworkCopy:
             predictions, targets = self.task.predictions(self.net, batch)
             found = outputs_in(predictions)
             self.made, self.entries = len(found), computed.entries
-            found += outputs_in(targets)
+            found += outputs_in(targets) if self.targets else []
             for other in self.further:
                 found += predicted(self.net, self.task, mapped(other, copied))
             for called in self.trained:
@@ -204,9 +209,22 @@ class NetworkCopy:
                     break
             except Exception as error:
                 why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        if not found and why:
+        if not found and why and len(parameters_in(self._operations(batch)) & self.numbers) < len(self.numbers):
             warn_of_training(f"it fails there with {why}")
         return found
+
+    @property
+    def numbers(self) -> set[int]:
+        """Those of all parameters."""
+        return {*range(len([*self.net.parameters()]))}
+
+    def skips_at_random(self, batch: Any) -> bool:
+        """Whether training does no more than to skip parts of what eval mode computes, as far as some runs show."""
+        with suppress(Exception):
+            usual, every = operations(self.net, self.task, batch), len(self.numbers)
+            with training(self.net):
+                return all(only_skips(operations(self.net, self.task, batch, k), usual, every) for k in range(RUNS))
+        return False
 
     def _in_training(self, batch: Any, every: bool) -> Called:
         made = recorded(self.net, self.task, batch).made
@@ -290,11 +308,11 @@ class NetworkCopy:
         def include(few: Any) -> None:
             used.update(parameters_in(self._operations(few)))
             calls = self.include_training(few) if self.trains_otherwise(few) else []
-            if calls and not {*calls} & {*self.trained}:
+            if calls and not {*calls} & {*self.trained} and not self.skips_at_random(few):
                 warn_of_training("it draws random numbers there, so that nothing can be compared")
 
         include(self.few)
-        self.follow_kinds(batches, lambda: {*range(len([*self.net.parameters()]))} - used, include)
+        self.follow_kinds(batches, lambda: self.numbers - used, include)
 
 
 def warn_of_training(why: str) -> None:
@@ -319,8 +337,11 @@ def _half_moved(batch: Any) -> Any:
     def moved_half(item: Any) -> Any:
         if not isinstance(item, Tensor) or item.dtype != torch.float64 or item.layout is not torch.strided:
             return item
+        found = moved(item, 1.0, draw)
+        near = torch.rand(item.shape, generator=draw, dtype=torch.float64).to(item.device) / 5
+        found = torch.where(item == item.round(), torch.where(item == 0, near, item), found)  # it may be an index
         kept = -(-size // 2) if item.ndim and item.shape[0] == size else 0
-        return torch.cat([item[:kept], moved(item[kept:], 1.0, draw)]) if item.ndim else moved(item, 1.0, draw)
+        return torch.cat([item[:kept], found[kept:]]) if item.ndim else found
 
     return mapped(batch, moved_half)
 
@@ -328,11 +349,3 @@ def _half_moved(batch: Any) -> Any:
 def _kind(batch: Any) -> str:
     """What a graph may depend on: shapes, and whatever is not a tensor."""
     return repr(mapped(batch, lambda item: tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__))
-
-
-def parameters_in(noted: Sequence[Any]) -> set[int]:
-    """The numbers of the tensors in operations, of which the first are those of the parameters; reading a shape is no
-    operation.
-    """
-    found = [[item[0] for item in items if isinstance(item, tuple)] for _, items in noted[:-1]]
-    return {number for numbers in found if len(numbers) > 1 for number in numbers}

@@ -173,6 +173,9 @@ def reduction(call: Operation) -> Any:
     if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
         return x  # the larger of two
     gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim")
+    if "norm" in call.name and len(gone) == 2:  # as of a matrix, of which both axes are renumbered as a whole
+        for one, two in (gone, gone[::-1]):
+            call.mix(x[one], [x[two]])
     if call.name in ("argmax", "argmin") or (several and uses_places(call)):
         for k in gone:
             pin(x[k], INDEXED)
@@ -241,6 +244,7 @@ def expand(call: Operation) -> Axes:
 
 def repeat(call: Operation) -> Axes:
     x = Axes([*fresh([1] * (len(call.shape) - len(call.tensors[0]))), *call.tensors[0]])
+    call.mix_dims(x, [k for k, size in enumerate(call.shape) if x[k].size != size])
     return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
 
 
@@ -386,6 +390,7 @@ def _pin_both(one: Atom, two: Atom) -> None:
 
 def padded(call: Operation) -> Axes:
     found, constant = list(call.tensors[0]), call["mode"] in (None, "constant")
+    call.mix_dims(call.tensors[0], [len(found) - 1 - k // 2 for k, size in enumerate(call["pad"]) if size])
     for k, (before, after) in enumerate(zip(call["pad"][::2], call["pad"][1::2], strict=True), start=1):
         if constant and min(before, after) >= 0:
             found[-k] = total([*fresh([before] if before else []), found[-k], *fresh([after] if after else [])])

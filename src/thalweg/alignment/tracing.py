@@ -79,7 +79,7 @@ class Tracing:
                 checked = True
             except Exception as error:
                 why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        if not checked:
+        if not checked and not self.network.skips_at_random(batch):
             warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
 
     def _follow(self, called: Called, program: Any) -> None:
