@@ -130,7 +130,18 @@ def _unpickled(path: Path, key: str | None) -> Any:
                     f"{path} holds more than tensors, and reading the rest could run code from the file, so it was not "
                     f"read; if you trust it, convert it:\n{command}"
                 ) from error
+            if not _begins_as_saved(path):
+                raise ThalwegError(
+                    f"{path} is not a checkpoint: give a file that thalweg, torch.save or safetensors wrote"
+                ) from error
             raise ValueError(why.partition("WeightsUnpickler error: ")[2] or why or "it is empty") from error
+
+
+def _begins_as_saved(path: Path) -> bool:
+    """Whether a file begins as an archive or a pickle of torch.save does; an empty one may have been cut short."""
+    with open(path, "rb") as file:
+        head = file.read(2)
+    return head in (b"PK", b"") or head[:1] == b"\x80"
 
 
 def _check_archive(path: Path) -> None:
