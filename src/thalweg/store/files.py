@@ -25,6 +25,7 @@ SCAN = "scan.json"
 COMPARISON = "comparison.json"
 BARRIERS = "barriers.json"
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # that may hold weights
+PLURAL = ("weights", "barriers")  # kinds of files
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
@@ -140,7 +141,7 @@ def load_tensors(path: Path, kind: str, whole: bool = True) -> "tuple[dict[str, 
         kind: What it must hold.
         whole: Whether to read tensors that are stored in shards, too, in a folder next to it.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = read_safetensors(path) if is_safetensors(path) else ({}, {})
     expect(path, kind, metadata, _own_kind(path, metadata))
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise _damaged(path)
@@ -230,11 +231,25 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
 def expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
     """Raise unless a file is one of ours, of this kind, in the format that we read."""
     if found != kind:
+        foreign = found is None and kind == "weights"  # of which alone there are files of other code
         raise ThalwegError(
-            f"{path} must be a file of {kind}, but "
-            + ("thalweg did not write it" if found is None else f"it holds {found[:80]}")
+            f"{path} must be {_with_article(kind)} file, but "
+            + ("thalweg did not write it" if found is None else f"it holds {_content(found[:80])}")
+            + (": give module= to read a checkpoint of other code" if foreign else ": check the path")
         )
     check_format(path, said.get("format"))
+
+
+def _content(kind: str) -> str:
+    """
+    >>> _content("weights"), _content("ensemble"), _content("swag")
+    ('weights', 'an ensemble', 'a SWAG')
+    """
+    return kind if kind in PLURAL else _with_article(kind)
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[:1] in tuple('aeiou') else 'a'} {'SWAG' if kind == 'swag' else kind}"
 
 
 def _damaged(path: Path) -> ThalwegError:
@@ -256,7 +271,7 @@ def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
-    record = _parse(path)
+    record = _parse(path) if _may_be_json(path) else {}
     expect(path, kind, record, json_kind(path, record))
     with reading(path):
         content = record["content"]
@@ -325,10 +340,10 @@ def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     from safetensors import safe_open
 
-    advice = (
-        "it may be truncated; restore it" if is_safetensors(path) else "give module= to read a checkpoint of other code"
-    )
-    with reading(path, "safetensors file", advice), safe_open(path, framework="pt") as file:
+    with (
+        reading(existing(path), "safetensors file", "it may be truncated; restore it"),
+        safe_open(path, framework="pt") as file,
+    ):
         return read(file)
 
 
@@ -338,6 +353,12 @@ def parse(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _may_be_json(path: Path) -> bool:
+    """Whether a file begins as JSON does; an empty one may have been cut short."""
+    with reading(existing(path)), open(path, "rb") as file:
+        return file.read(64).lstrip()[:1] in (b"{", b"[", b"")
 
 
 def _parse(path: Path) -> Any:
