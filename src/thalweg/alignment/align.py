@@ -1,6 +1,6 @@
 """Renumber the units of one network so that they match those of another: same function, shorter way between the two."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -124,7 +124,7 @@ def align(
     seed = whole_number(seed, "seed")
     if by not in ("weights", "activations"):
         raise ThalwegError(f"networks are aligned by 'weights' or by 'activations'; got {by!r}")
-    others = [b] if isinstance(b, Weights) else list(b)
+    others = [*b] if isinstance(b, Sequence | Iterator) and not isinstance(b, str) else [b]
     check_list(others, "align")
     for other in others:
         check_agreement(a, other, "a", "b")

@@ -17,7 +17,7 @@ from ..store.records import array
 from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace.curves import Segment
-from ..weightspace.weights import Weights, check_agreement, check_list, check_weights
+from ..weightspace.weights import Weights, check_agreement, check_list, check_weights, weights_in
 from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
@@ -154,6 +154,8 @@ def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str) -> dict
     """Networks by name, or by number where they have none, on the device of the first, since members of a walk are on
     the CPU; raises unless all are finite points of one space.
     """
+    if weights_in(weights):  # one network, such as a state dict
+        check_list(weights, what, 2)
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
     check_list(given, what, 2)
     names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))

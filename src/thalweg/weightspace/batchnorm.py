@@ -22,7 +22,7 @@ from .layout import STATISTICS, batch_norms, user_compiled
 from .probe import Probe
 from .proof import prove_on
 from .state import ModuleState, preserved
-from .weights import Weights
+from .weights import Weights, check_weights
 
 Forward = Callable[[nn.Module, Any], object]
 SHARE = 8  # one in this many batches is read again at the end of a scan
@@ -48,6 +48,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
     Returns:
         The same point with statistics.
     """
+    check_weights(weights, "weights")
     probe = Probe(module, weights)
     forward = task.predict if task else _plain_forward
     with on_side_stream(probe.device, present.get().stream):

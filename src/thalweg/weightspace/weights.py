@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -352,16 +353,36 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
 
 def check_weights(weights: object, name: str) -> None:
     if not isinstance(weights, Weights):
-        those = "its .weights" if hasattr(weights, "weights") else "Weights.of(module)"  # as a kept epoch has
-        raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use {those}")
+        raise ThalwegError(f"{name} must be Weights; got {got(weights, 'Weights.of(module)')}")
 
 
 def check_list(points: object, what: str, least: int = 1) -> None:
-    if not isinstance(points, Sequence) or len(points) < least:
+    number = len(points) if isinstance(points, Sequence) and not isinstance(points, str) else None
+    if number is None or number < least:
         raise ThalwegError(
             f"{what} needs at least {least} {'network' if least == 1 else 'networks'}, in a list of Weights such as "
-            f"walk(...).members; got {len(points) if isinstance(points, Sequence) else type(points).__name__}"
+            f"walk(...).members; got {got(points) if number is None else number}"
         )
+
+
+def got(given: object, otherwise: str = "") -> str:
+    """What came in place of Weights, and what to use instead."""
+    use = weights_in(given) or otherwise
+    return type(given).__name__ + (f": use {use}" if use else "")
+
+
+def weights_in(given: object) -> str:
+    """The call that makes Weights of something that holds the weights of one network, or nothing."""
+    match given:
+        case nn.Module():
+            return "Weights.of(module)"
+        case str() | PathLike():
+            return "Weights.load(path)"
+        case Mapping():
+            state = given and all(isinstance(value, Tensor) for value in given.values())
+            return "Weights.from_state(state, module)" if state else ""
+        case _:
+            return "its .weights" if hasattr(given, "weights") else ""  # as a kept epoch has
 
 
 def check_points(points: Sequence[Weights], what: str, least: int = 1) -> None:
