@@ -81,7 +81,6 @@ TOLERATED = {  # accepted although they are wrong: take one away with the defect
 NAMED = {  # how a sentence speaks of an argument if not by its name
     "module": "the network must be",
     "run": "cannot be a path",
-    "by": "aligned by 'weights' or by 'activations'",
     "lr": "learning rate|needs lr > 0",
     "weight_decay": "the loss became nan",
     "coefficients": "one coefficient per point",

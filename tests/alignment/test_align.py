@@ -347,7 +347,7 @@ def test_align_lowers_the_barrier_of_a_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "magic"}, "by 'weights' or by 'activations'; got 'magic'"),
+        ({"by": "magic"}, "^by must be 'weights' or 'activations'; got 'magic'$"),
         ({"b": tw.Weights.of(nn.Linear(6, 4))}, "not describe the same network"),
         ({"module": nn.Linear(6, 4)}, "the network and a do not describe the same network"),
         ({"b": []}, "align needs at least 1 network"),

@@ -123,7 +123,7 @@ def align(
     count(batches)
     seed = whole_number(seed, "seed")
     if by not in ("weights", "activations"):
-        raise ThalwegError(f"networks are aligned by 'weights' or by 'activations'; got {by!r}")
+        raise ThalwegError(f"by must be 'weights' or 'activations'; got {by!r}")
     others = [*b] if isinstance(b, Sequence | Iterator) and not isinstance(b, str) else [b]
     check_list(others, "align")
     for other in others:
