@@ -352,7 +352,10 @@ def test_align_lowers_the_barrier_of_a_line():
         ({"module": nn.Linear(6, 4)}, "the network and a do not describe the same network"),
         ({"b": []}, "align needs at least 1 network"),
         ({"batches": []}, "the batches are empty"),
-        ({"groups": {}, "by": "activations"}, "only where groups are traced: leave groups= out"),
+        (
+            {"groups": {"hidden": {"0.weight": 0}}, "by": "activations"},
+            r"only where groups are traced, and these are given by hand: leave groups= out, or use by='weights' \(--by",
+        ),
     ],
 )
 def test_align_refuses_what_cannot_be_aligned(arguments, message):

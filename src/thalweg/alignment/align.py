@@ -131,7 +131,10 @@ def align(
         if not (a.vector.isfinite().all() and other.vector.isfinite().all()):
             raise ThalwegError("only finite weights can be matched, and some of a or b are not: train them again")
     if groups is not None and by == "activations":
-        raise ThalwegError("activations can be matched only where groups are traced: leave groups= out")
+        raise ThalwegError(
+            "activations can be matched only where groups are traced, and these are given by hand: leave groups= out, "
+            "or use by='weights' (--by weights on the command line)"
+        )
     with seeded(seed, batches):
         first = next(iter(batches))
     network = NetworkCopy(module, task, first, a)
