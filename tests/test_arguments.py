@@ -51,7 +51,7 @@ RIGHT = {  # which of these values an argument may be, alone or of one function 
     "True": "compile graph stream",
     "a set": "keep multiples points:scan seeds",
     "a dict with integer keys": "keep multiples points:scan seeds",  # its keys
-    "an empty dict": "groups keep members:SWAG metrics overlay units watch",
+    "an empty dict": "keep members:SWAG metrics overlay units watch",
     "an empty list": "keep members:SWAG",
 }
 REFUSALS = (tw.ThalwegError, ValueError)  # the second by networks, which know nothing of the package

@@ -1,7 +1,9 @@
 """Symmetries: found in every kind of network, proven, and never wrong."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from align_zoo import ALIGNABLE, Of, found, random_permutation
@@ -435,17 +437,29 @@ def test_symmetries_failed_trace_prints_no_graph(capfd):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ({"hidden": {}}, "'hidden' has '': None, which is none of this network"),
-        ({"hidden": {"one.weight": "0"}}, "'hidden' has 'one.weight': '0', which is none"),
-        ({"hidden": "one.weight"}, "'hidden' has 'one.weight': None, which is none"),
-        ({"hidden": {"nothing": 0}}, "'hidden' has 'nothing': 0, which is none of this network"),
-        ({"hidden": {"one.bias": 1}}, "'hidden' has 'one.bias': 1, which is none"),
+        ({}, "groups= must name at least one group; got none: leave it out to have them found"),
+        ({"hidden": {}}, "'hidden' is {}: correct groups="),
+        ({"hidden": None}, "'hidden' is None: correct groups="),
+        ({"hidden": "one.weight"}, "'hidden' is 'one.weight': correct groups="),
+        (
+            {"hidden": {"nothing": 0}},
+            "'hidden' has 'nothing', which is neither: correct groups=",
+        ),
+        ({"hidden": {"one.weight": "0"}}, "'hidden' has 'one.weight': '0', which is not one of its axes: correct"),
+        ({"hidden": {"one.weight": True}}, "'hidden' has 'one.weight': True, which is not one of its axes: correct"),
+        ({"hidden": {"one.weight": []}}, "'hidden' has 'one.weight': [], which is not one of its axes: correct"),
+        ({"hidden": {"one.bias": 1}}, "'hidden' has 'one.bias': 1, which is not one of its axes: correct groups="),
         ({"hidden": {"one.weight": (0, 1)}}, "axis 0 of 'one.weight' in 'hidden' is not: correct groups="),
     ],
 )
 def test_symmetries_groups_by_hand_must_fit(groups, message):
-    with pytest.raises(tw.ThalwegError, match=message.replace("(", r"\(")):
+    with pytest.raises(tw.ThalwegError, match=re.escape(message)):
         tw.symmetries(branching(), TASK, ALIGNABLE["MLP"].batch(), groups=groups)
+
+
+def test_symmetries_groups_by_hand_take_numpy_axes():
+    hand = {"hidden": {name: np.int64(axis) for name, axis in HAND["hidden"].items()}}
+    assert [*tw.symmetries(branching(), TASK, ALIGNABLE["MLP"].batch(), groups=hand).groups] == ["hidden"]
 
 
 def test_symmetries_pin_only_outputs_that_the_task_uses():
