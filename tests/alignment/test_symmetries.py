@@ -205,11 +205,52 @@ def test_symmetries_refuse_a_shape_that_depends_on_the_data():
         tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
 
 
-def test_symmetries_refuse_a_scripted_network():
+def scripted(module):
     with pytest.warns(DeprecationWarning, match="script"):
-        net = torch.jit.script(ALIGNABLE["MLP"].module(1))
-    with pytest.raises(tw.ThalwegError, match=r"cannot be traced by torch.export .* give groups= by hand"):
-        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
+        return torch.jit.script(module)
+
+
+def partly_scripted():
+    return nn.Sequential(nn.Linear(6, 8), scripted(nn.Sequential(nn.ReLU(), nn.Linear(8, 4))))
+
+
+@pytest.mark.parametrize(
+    ("make", "which"), [(lambda: scripted(ALIGNABLE["MLP"].module(1)), "it"), (partly_scripted, "'1'")]
+)
+def test_symmetries_refuse_a_scripted_network(make, which):
+    with pytest.raises(tw.ThalwegError) as refused:
+        tw.symmetries(make(), TASK, ALIGNABLE["MLP"].batch())
+    assert f"by torch.export ({which} is a torch.jit module, into which it cannot look): give the " in str(
+        refused.value
+    )
+    assert "as it was before torch.jit.script or torch.jit.trace, or give groups= by hand" in str(refused.value)
+
+
+def test_symmetries_of_a_partly_scripted_network_by_hand():
+    """Without a warning that its parameters take no part, since their part cannot be seen."""
+    groups = {"hidden": {"0.weight": 0, "0.bias": 0, "1.1.weight": 1}}
+    batch, net = ALIGNABLE["MLP"].batch(), partly_scripted()
+    a, b = (tw.Weights.of(partly_scripted()) for _ in range(2))
+    aligned = tw.align(net, a, b, TASK, [batch], groups=groups)
+    assert [*aligned.symmetries.groups] == ["hidden"]
+    assert aligned.after < aligned.before
+
+
+class InTraining(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.aux = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.one(x)
+        return self.two(hidden) + self.aux(hidden) if self.training else self.two(hidden)
+
+
+def test_symmetries_of_a_scripted_network_by_hand_are_proven_in_training():
+    hidden = {"one.weight": 0, "one.bias": 0, "two.weight": 1}
+    net, batch = scripted(InTraining()), ALIGNABLE["MLP"].batch()
+    assert [*tw.symmetries(net, TASK, batch, groups={"hidden": hidden}).dropped] == ["hidden"]
+    assert [*tw.symmetries(net, TASK, batch, groups={"hidden": {**hidden, "aux.weight": 1}}).groups] == ["hidden"]
 
 
 @pytest.mark.parametrize(
