@@ -766,7 +766,22 @@ BAD_ENSEMBLES = {
         ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
         "data are train; got 'x'",
     ),
-    "one network alone": (("barriers", "a", "--task", "mine:circle", "--out", "new"), "at least 2 networks"),
+    "one network alone": (
+        ("barriers", "a", "--task", "mine:circle", "--out", "new"),
+        "barriers lie between networks, and a holds a single one: give another RUN with it",
+    ),
+    "a soup of one network": (
+        ("soup", "a", "--task", "mine:circle", "--out", "new"),
+        "a soup is an average of networks, and a holds a single one: give another RUN with it",
+    ),
+    "barriers of what cannot be traced": (
+        ("barriers", "a", "b", "--align", "--task", "mine:branching", "--out", "new"),
+        "on the command line --align",
+    ),
+    "a script in place of a checkpoint": (
+        ("align", "a", "mine.py", "--task", "mine:circle", "--out", "new"),
+        "mine.py is not a checkpoint: give a file that thalweg, torch.save or safetensors wrote",
+    ),
     "one network twice": (
         ("barriers", "a", "a", "--task", "mine:circle", "--out", "new"),
         "each network is given once",
