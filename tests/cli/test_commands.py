@@ -653,6 +653,23 @@ def test_command_options_are_explained(command):
         assert getattr(parameter, "help", None), f"{command} {parameter.name} has no help"
 
 
+SEEDS = {
+    **dict.fromkeys(("scan", "barriers", "soup", "ensemble", "bench"), "Passed to the factory."),
+    **dict.fromkeys(("fit", "walk"), "Passed to the factory; also the seed of shuffling and dropout."),
+    "connect": "Passed to the factory; also the seed of shuffling, dropout, t and --align.",
+    "align": "Passed to the factory; also the seed of the order in which units are matched.",
+    "plane": "Passed to the factory; also the seed of the random directions around one network.",
+}
+
+
+def test_command_seeds_are_explained_by_what_they_draw():
+    import typer.main
+
+    commands = typer.main.get_command(app).commands.items()
+    found = {name: parameter.help for name, each in commands for parameter in each.params if parameter.name == "seed"}
+    assert found == SEEDS
+
+
 def test_command_help_answers_at_once():
     """Best of five, in CPU time, which other work on the machine does not change much; the bar is half a second."""
     times = []

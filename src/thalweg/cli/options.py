@@ -87,7 +87,8 @@ Decay = Annotated[
 Clip = Annotated[
     float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)
 ]
-Seed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout and t.")]
+Seed = Annotated[int, typer.Option(help="Passed to the factory.")]
+TrainingSeed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling and dropout.")]
 Device = Annotated[
     str | None,
     typer.Option(
