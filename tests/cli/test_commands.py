@@ -259,6 +259,23 @@ def test_align_command_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit", "fit --runs 2", "align a b", "connect a b --align", "scan curve", "plane a", "barriers a b --align",
+        "soup a b", "walk", "ensemble a b", "compare", "bench",
+    ],
+)  # fmt: skip
+def test_commands_refuse_an_existing_folder_before_any_work(words, here):
+    """The factory would fail if it were called."""
+    (here / "there" / "seed-1").mkdir(parents=True, exist_ok=True)
+    for folder in (here / "there", here / "there" / "seed-1"):
+        (folder / "thesis.tex").write_text("mine")
+    refused = invoke(*words.split(), "--task", "mine:raises", "--out", "there")
+    assert refused.exit_code == 2
+    assert re.search(r"there(/seed-1)? already exists and is never overwritten: choose another", refused.output)
+
+
 def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
     assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output

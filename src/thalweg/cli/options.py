@@ -193,6 +193,15 @@ class Arguments:
             self.inputs = inputs
         if self.given.get("stop_if_stalled"):
             warnings.simplefilter("error", tw.Stalled)
+        self._check_out()
+
+    def _check_out(self) -> None:
+        """Refuse a folder that exists before any work is done; all ranks learn of it from rank 0."""
+        from ..runtime.compute import present
+        from ..store.runs import check_free
+
+        check = self.run.check_new if "resume" in self.given else partial(check_free, self.given["out"])
+        present.get().processes.once(check)
 
     @cached_property
     def inputs(self) -> "Inputs":
