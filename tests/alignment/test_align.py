@@ -394,3 +394,13 @@ def test_aligned_weights_are_weights_and_what_is_made_from_them_is_plain(tmp_pat
         assert twin.permutation.inverse().apply(twin).digest() == b.digest()
     aligned.save(tmp_path / "b.safetensors")
     assert tw.Weights.load(tmp_path / "b.safetensors").digest() == aligned.digest()
+
+
+def test_aligned_weights_keep_no_checkpoints_but_renumber_them():
+    a, batches = pair()[0], [(torch.randn(6, 6), torch.zeros(6).long())]
+    b = tw.fit(two_layers(), TASK, batches, epochs=2, lr=0.1, keep=[1])
+    aligned = tw.align(two_layers(), a, b, TASK, batches)
+    assert not aligned.kept
+    kept = aligned.permutation.apply(b.kept[1])
+    assert aligned.permutation.inverse().apply(kept.weights).digest() == b.kept[1].weights.digest()
+    assert "b.kept[epoch]" in tw.align.__doc__

@@ -115,7 +115,8 @@ def align(
         groups: As in `symmetries`.
 
     Returns:
-        The renumbered network, which prints as a report; a list for a list.
+        The renumbered network, which prints as a report; a list for a list. The checkpoints in `b.kept` are not carried
+        along: `aligned.permutation.apply(b.kept[epoch])` renumbers one.
 
     Raises:
         ThalwegError: If the two are not networks of the same kind, or as in `symmetries`.
