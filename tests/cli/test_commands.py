@@ -276,6 +276,13 @@ def test_commands_refuse_an_existing_folder_before_any_work(words, here):
     assert re.search(r"there(/seed-1)? already exists and is never overwritten: choose another", refused.output)
 
 
+def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
+    (here / "mine.html").write_text("mine")
+    refused = invoke("page", "nowhere", "--out", "mine.html")
+    assert refused.exit_code == 2
+    assert "mine.html already exists: choose another name" in refused.output
+
+
 def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
     assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
