@@ -68,7 +68,7 @@ def test_batches_of_a_custom_dict_stay_one():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ({"a": [1]}, "of one data set; got a dict of 'a': give one"),
+        ({"a": [1]}, "of one data set; got a dict of 'a': give one, or a list of batches"),
         ([], "are empty"),
         (iter([1]), "must have a length"),
         ((i for i in [1]), "must have a length"),

@@ -27,13 +27,11 @@ def count(batches: Batches, name: str = "the batches") -> int:
         raise ThalwegError(
             f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader"
         )
-    if isinstance(batches, Mapping) and batches and all(isinstance(part, Tensor) for part in batches.values()):
-        raise ThalwegError(
-            f"{name} must be a list of batches; got a single one, a dict of {', '.join(map(repr, batches))}: give "
-            "[batch]"
-        )
     if isinstance(batches, Mapping):
-        raise ThalwegError(f"{name} are of one data set; got a dict of {', '.join(map(repr, batches))}: give one")
+        raise ThalwegError(
+            f"{name} are of one data set; got a dict of {', '.join(map(repr, batches))}: give one, or a list of "
+            "batches, such as [batch], if this is a batch"
+        )
     try:
         length = len(batches)
     except TypeError:

@@ -42,13 +42,17 @@ def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         return (), {name: value for name, value in batch.items() if name != key}, batch[key]
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return tuple(batch[:-1]), {}, batch[-1]
-    came, advice = describe(batch), "give data with labels"
-    if isinstance(batch, Tensor):  # probably an item of a batch that was given in place of a list of batches
-        came = f"a tensor of shape {tuple(batch.shape)}"
-        advice = "give a list of batches, such as [batch], with labels"
-    elif isinstance(batch, tuple | list):
-        came = f"a {type(batch).__name__} of {len(batch)}"
-    raise ThalwegError(f"a batch must be (inputs, ..., targets) or a dict; got {came}: {advice}, or use Task(predict=)")
+    raise ThalwegError(
+        "a batch must be (inputs, ..., targets) or a dict; got "
+        + (
+            f"a tensor of shape {tuple(batch.shape)}: give a list of batches, such as [batch], with labels"
+            if isinstance(batch, Tensor)  # probably an item of a batch that was given in place of a list
+            else f"a {type(batch).__name__} of {len(batch)}: give data with labels"
+            if isinstance(batch, tuple | list)
+            else f"{describe(batch)}: give data with labels"
+        )
+        + ", or use Task(predict=)"
+    )
 
 
 def outputs_of(result: Any) -> Tensor:

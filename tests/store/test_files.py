@@ -96,7 +96,7 @@ def test_json_file_is_covered_by_a_hash(tmp_path):
 
 
 def test_file_of_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch):
-    with pytest.raises(tw.ThalwegError, match="must be a curve file, but it holds weights: check the path"):
+    with pytest.raises(tw.ThalwegError, match="must be a curve file, but it is a weights file: check the path"):
         tw.Curve.load(saved)
     monkeypatch.setattr(files, "FORMAT", 2)
     tw.Weights.of(nn.Linear(1, 1)).save(tmp_path / "new.safetensors")
@@ -108,10 +108,8 @@ def test_file_of_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monk
 LOADS = {
     "permutation": tw.Permutation.load,
     "curve": tw.Curve.load,
-    "SWAG": tw.SWAG.load,
+    "swag": tw.SWAG.load,
     "checkpoint": Checkpoint.load,
-    "scan": tw.Scan.load,
-    "barriers": tw.Barriers.load,
 }
 
 
@@ -130,9 +128,9 @@ def test_files_of_another_kind_are_named_with_their_article(saved, tmp_path):
     swag = tw.SWAG()
     swag.collect(tw.Weights.of(nn.Linear(1, 1)))
     swag.save(tmp_path / "swag.safetensors")
-    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it holds a SWAG: check the path"):
+    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it is a swag file: check the path"):
         tw.Permutation.load(tmp_path / "swag.safetensors")
-    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it holds weights: check the path"):
+    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it is a weights file: check the path"):
         tw.Permutation.load(saved)
 
 

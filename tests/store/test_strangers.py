@@ -245,7 +245,7 @@ def test_crafted_state_names_no_network_elsewhere(tmp_path):
 def test_monstrous_json_is_refused(text, tmp_path):
     (tmp_path / "scan.json").write_text(text)
     for read in (lambda: tw.Scan.load(tmp_path / "scan.json"), lambda: page.write(tmp_path / "p.html", [tmp_path])):
-        with pytest.raises(tw.ThalwegError, match=r"scan\.json (is not a whole JSON file|must be a scan file)"):
+        with pytest.raises(tw.ThalwegError, match=r"scan\.json is not a whole JSON file"):
             read()
 
 
@@ -288,7 +288,10 @@ def measured(run):
         ({"thesis.tex": "mine"}, "already exists and is never overwritten: choose another"),
         ({"thesis.tex": "mine", "run.json": "{}"}, "run.json must be a run file, but thalweg did not write it"),
         ({"run.json": '{"epochs": 3}'}, "run.json must be a run file, but thalweg did not write it"),
-        ({"run.json": "not JSON"}, "run.json must be a run file, but thalweg did not write it: check the path"),
+        (
+            {"run.json": "not JSON"},
+            "run.json is not a whole JSON file .*, or thalweg did not write it",
+        ),
         (
             {".lock": "4711\n"},
             r"\.lock belongs to another program, since it begins with '4711\\n': choose another folder",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ..alignment import align as alignment
 from ..batches import Batches
@@ -17,7 +17,7 @@ from ..store.records import array
 from ..store.runs import Run
 from ..tasks import Task, check_task
 from ..weightspace.curves import Segment
-from ..weightspace.weights import Weights, check_agreement, check_list, check_weights, weights_in
+from ..weightspace.weights import Weights, check_agreement, check_list, check_weights
 from .fingerprint import Facts, points_fingerprint, scan_fingerprint
 from .scan import scan
 
@@ -154,7 +154,7 @@ def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str) -> dict
     """Networks by name, or by number where they have none, on the device of the first, since members of a walk are on
     the CPU; raises unless all are finite points of one space.
     """
-    if weights_in(weights):  # one network, such as a state dict
+    if isinstance(weights, Mapping) and any(isinstance(each, Tensor) for each in weights.values()):  # a state dict
         check_list(weights, what, 2)
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
     check_list(given, what, 2)

@@ -25,7 +25,6 @@ SCAN = "scan.json"
 COMPARISON = "comparison.json"
 BARRIERS = "barriers.json"
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # that may hold weights
-PLURAL = ("weights", "barriers")  # kinds of files
 MARKS = ("thalweg", "sha256", "about")  # found only in files of ours
 
 
@@ -231,25 +230,16 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
 def expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
     """Raise unless a file is one of ours, of this kind, in the format that we read."""
     if found != kind:
-        foreign = found is None and kind == "weights"  # of which alone there are files of other code
+        right, came = (f"{'an' if k[:1] in {*'aeiou'} else 'a'} {k[:80]} file" for k in (kind, found or ""))
         raise ThalwegError(
-            f"{path} must be {_with_article(kind)} file, but "
-            + ("thalweg did not write it" if found is None else f"it holds {_content(found[:80])}")
-            + (": give module= to read a checkpoint of other code" if foreign else ": check the path")
+            f"{path} must be {right}, but {'thalweg did not write it' if found is None else f'it is {came}'}: "
+            + (
+                "give module= to read a checkpoint of other code"
+                if (kind, found) == ("weights", None)
+                else "check the path"
+            )
         )
     check_format(path, said.get("format"))
-
-
-def _content(kind: str) -> str:
-    """
-    >>> _content("weights"), _content("ensemble"), _content("swag")
-    ('weights', 'an ensemble', 'a SWAG')
-    """
-    return kind if kind in PLURAL else _with_article(kind)
-
-
-def _with_article(kind: str) -> str:
-    return f"{'an' if kind[:1] in tuple('aeiou') else 'a'} {'SWAG' if kind == 'swag' else kind}"
 
 
 def _damaged(path: Path) -> ThalwegError:
@@ -271,7 +261,7 @@ def save_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def load_json(path: Path, kind: str) -> dict[str, Any]:
-    record = _parse(path) if _may_be_json(path) else {}
+    record = _parse(path)
     expect(path, kind, record, json_kind(path, record))
     with reading(path):
         content = record["content"]
@@ -355,14 +345,8 @@ def parse(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _may_be_json(path: Path) -> bool:
-    """Whether a file begins as JSON does; an empty one may have been cut short."""
-    with reading(existing(path)), open(path, "rb") as file:
-        return file.read(64).lstrip()[:1] in (b"{", b"[", b"")
-
-
 def _parse(path: Path) -> Any:
-    with reading(existing(path), "JSON file"):
+    with reading(existing(path), "JSON file", "it may be truncated, or thalweg did not write it"):
         return parse(path.read_text(encoding="utf-8"))
 
 

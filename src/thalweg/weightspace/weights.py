@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -341,9 +340,10 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
         )
     for name in ours:
         if not _equal(ours[name], theirs[name]):
-            frozen = name in start.frozen
             kind, advice = (
-                ("frozen parameter", ", or make it trainable with requires_grad_()") if frozen else ("buffer", "")
+                ("frozen parameter", ", or make it trainable with requires_grad_()")
+                if name in start.frozen
+                else ("buffer", "")
             )
             raise ThalwegError(
                 f"{here} and {there} must agree in everything that is not trained, but the {kind} '{name}' differs: "
@@ -357,32 +357,25 @@ def check_weights(weights: object, name: str) -> None:
 
 
 def check_list(points: object, what: str, least: int = 1) -> None:
-    number = len(points) if isinstance(points, Sequence) and not isinstance(points, str) else None
-    if number is None or number < least:
+    if isinstance(points, str) or not isinstance(points, Sequence) or len(points) < least:
         raise ThalwegError(
             f"{what} needs at least {least} {'network' if least == 1 else 'networks'}, in a list of Weights such as "
-            f"walk(...).members; got {got(points) if number is None else number}"
+            "walk(...).members; got "
+            + (str(len(points)) if isinstance(points, Sequence) and not isinstance(points, str) else got(points))
         )
 
 
 def got(given: object, otherwise: str = "") -> str:
-    """What came in place of Weights, and what to use instead."""
-    use = weights_in(given) or otherwise
+    """What came in place of Weights, and how to make Weights of it."""
+    use = (
+        "Weights.of(module)" if isinstance(given, nn.Module)
+        else "Weights.load(path)" if isinstance(given, str | Path)
+        else "Weights.from_state(state, module)"
+        if isinstance(given, Mapping) and isinstance(next(iter(given.values()), None), Tensor)
+        else "its .weights" if hasattr(given, "weights")  # as a kept epoch has
+        else otherwise
+    )  # fmt: skip
     return type(given).__name__ + (f": use {use}" if use else "")
-
-
-def weights_in(given: object) -> str:
-    """The call that makes Weights of something that holds the weights of one network, or nothing."""
-    match given:
-        case nn.Module():
-            return "Weights.of(module)"
-        case str() | PathLike():
-            return "Weights.load(path)"
-        case Mapping():
-            state = given and all(isinstance(value, Tensor) for value in given.values())
-            return "Weights.from_state(state, module)" if state else ""
-        case _:
-            return "its .weights" if hasattr(given, "weights") else ""  # as a kept epoch has
 
 
 def check_points(points: Sequence[Weights], what: str, least: int = 1) -> None:
