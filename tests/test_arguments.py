@@ -51,7 +51,7 @@ RIGHT = {  # which of these values an argument may be, alone or of one function 
     "True": "compile graph stream",
     "a set": "keep multiples points:scan seeds",
     "a dict with integer keys": "keep multiples points:scan seeds",  # its keys
-    "an empty dict": "groups keep members:SWAG metrics overlay units watch",
+    "an empty dict": "keep members:SWAG metrics overlay units watch",
     "an empty list": "keep members:SWAG",
 }
 REFUSALS = (tw.ThalwegError, ValueError)  # the second by networks, which know nothing of the package
@@ -81,7 +81,6 @@ TOLERATED = {  # accepted although they are wrong: take one away with the defect
 NAMED = {  # how a sentence speaks of an argument if not by its name
     "module": "the network must be",
     "run": "cannot be a path",
-    "by": "aligned by 'weights' or by 'activations'",
     "lr": "learning rate|needs lr > 0",
     "weight_decay": "the loss became nan",
     "coefficients": "one coefficient per point",

@@ -68,7 +68,7 @@ def test_batches_of_a_custom_dict_stay_one():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ({"a": [1]}, "of one data set; got a dict of 'a': give one"),
+        ({"a": [1]}, "of one data set; got a dict of 'a': give one, or a list of batches"),
         ([], "are empty"),
         (iter([1]), "must have a length"),
         ((i for i in [1]), "must have a length"),
@@ -89,3 +89,29 @@ def test_batches_refuse_a_length_that_promises_too_much():
 
     with pytest.raises(tw.ThalwegError, match="of the batches is 3, but iterating gave none"):
         list(moved(Liar(), torch.device("cpu")))
+
+
+X, Y = torch.randn(8, 4), torch.zeros(8).long()
+TASK = tw.classification()
+CALLS = {
+    "fit": lambda m, w, batches: tw.fit(m, TASK, batches, epochs=1, lr=0.1),
+    "align": lambda m, w, batches: tw.align(m, w, w, TASK, batches),
+    "align, activations": lambda m, w, batches: tw.align(m, w, w, TASK, batches, by="activations"),
+    "scan": lambda m, w, batches: tw.scan(m, [w], TASK, {"test": batches}),
+    "barriers": lambda m, w, batches: tw.barriers(m, [w, w], TASK, {"test": batches}, bn_batches=[(X, Y)]),
+    "score": lambda m, w, batches: tw.Ensemble(m, [w]).score(TASK, batches),
+    "update_bn": lambda m, w, batches: tw.update_bn(m, w, batches),
+    "update_bn, task": lambda m, w, batches: tw.update_bn(m, w, batches, TASK),
+}
+
+
+@pytest.mark.parametrize("batch", [(X, Y), [X, Y], {"input": X, "labels": Y}], ids=["tuple", "list", "dict"])
+@pytest.mark.parametrize("call", CALLS)
+def test_one_batch_in_place_of_a_list_is_refused(call, batch):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    with pytest.raises(tw.ThalwegError) as refused:
+        CALLS[call](module, tw.Weights.of(module), batch)
+    said = str(refused.value)
+    assert "[batch]" in said
+    assert "a list of batches" in said
+    assert "float64" not in said

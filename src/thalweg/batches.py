@@ -28,7 +28,10 @@ def count(batches: Batches, name: str = "the batches") -> int:
             f"{name} must come in batches; got the data set {type(batches).__name__}: wrap it in a DataLoader"
         )
     if isinstance(batches, Mapping):
-        raise ThalwegError(f"{name} are of one data set; got a dict of {', '.join(map(repr, batches))}: give one")
+        raise ThalwegError(
+            f"{name} are of one data set; got a dict of {', '.join(map(repr, batches))}: give one, or a list of "
+            "batches, such as [batch], if this is a batch"
+        )
     try:
         length = len(batches)
     except TypeError:

@@ -44,8 +44,14 @@ def split(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         return tuple(batch[:-1]), {}, batch[-1]
     raise ThalwegError(
         "a batch must be (inputs, ..., targets) or a dict; got "
-        + (f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else describe(batch))
-        + ": give data with labels, or use Task(predict=)"
+        + (
+            f"a tensor of shape {tuple(batch.shape)}: give a list of batches, such as [batch], with labels"
+            if isinstance(batch, Tensor)  # probably an item of a batch that was given in place of a list
+            else f"a {type(batch).__name__} of {len(batch)}: give data with labels"
+            if isinstance(batch, tuple | list)
+            else f"{describe(batch)}: give data with labels"
+        )
+        + ", or use Task(predict=)"
     )
 
 

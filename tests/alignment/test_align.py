@@ -347,12 +347,15 @@ def test_align_lowers_the_barrier_of_a_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "magic"}, "by 'weights' or by 'activations'; got 'magic'"),
+        ({"by": "magic"}, "^by must be 'weights' or 'activations'; got 'magic'$"),
         ({"b": tw.Weights.of(nn.Linear(6, 4))}, "not describe the same network"),
         ({"module": nn.Linear(6, 4)}, "the network and a do not describe the same network"),
         ({"b": []}, "align needs at least 1 network"),
         ({"batches": []}, "the batches are empty"),
-        ({"groups": {}, "by": "activations"}, "only where groups are traced: leave groups= out"),
+        (
+            {"groups": {"hidden": {"0.weight": 0}}, "by": "activations"},
+            r"only where groups are traced, and these are given by hand: leave groups= out, or use by='weights' \(--by",
+        ),
     ],
 )
 def test_align_refuses_what_cannot_be_aligned(arguments, message):
@@ -391,3 +394,13 @@ def test_aligned_weights_are_weights_and_what_is_made_from_them_is_plain(tmp_pat
         assert twin.permutation.inverse().apply(twin).digest() == b.digest()
     aligned.save(tmp_path / "b.safetensors")
     assert tw.Weights.load(tmp_path / "b.safetensors").digest() == aligned.digest()
+
+
+def test_aligned_weights_keep_no_checkpoints_but_renumber_them():
+    a, batches = pair()[0], [(torch.randn(6, 6), torch.zeros(6).long())]
+    b = tw.fit(two_layers(), TASK, batches, epochs=2, lr=0.1, keep=[1])
+    aligned = tw.align(two_layers(), a, b, TASK, batches)
+    assert not aligned.kept
+    kept = aligned.permutation.apply(b.kept[1])
+    assert aligned.permutation.inverse().apply(kept.weights).digest() == b.kept[1].weights.digest()
+    assert "b.kept[epoch]" in tw.align.__doc__

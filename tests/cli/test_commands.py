@@ -259,6 +259,30 @@ def test_align_command_writes_the_same_function_and_its_order(here):
     assert invoke("align", "a", "b", "--task", "mine:circle", "--out", "aligned").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit", "fit --runs 2", "align a b", "connect a b --align", "scan curve", "plane a", "barriers a b --align",
+        "soup a b", "walk", "ensemble a b", "compare", "bench",
+    ],
+)  # fmt: skip
+def test_commands_refuse_an_existing_folder_before_any_work(words, here):
+    """The factory would fail if it were called."""
+    (here / "there" / "seed-1").mkdir(parents=True, exist_ok=True)
+    for folder in (here / "there", here / "there" / "seed-1"):
+        (folder / "thesis.tex").write_text("mine")
+    refused = invoke(*words.split(), "--task", "mine:raises", "--out", "there")
+    assert refused.exit_code == 2
+    assert re.search(r"there(/seed-1)? already exists and is never overwritten: choose another", refused.output)
+
+
+def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
+    (here / "mine.html").write_text("mine")
+    refused = invoke("page", "nowhere", "--out", "mine.html")
+    assert refused.exit_code == 2
+    assert "mine.html already exists: choose another name" in refused.output
+
+
 def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
     assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
@@ -653,6 +677,23 @@ def test_command_options_are_explained(command):
         assert getattr(parameter, "help", None), f"{command} {parameter.name} has no help"
 
 
+SEEDS = {
+    **dict.fromkeys(("scan", "barriers", "soup", "ensemble", "bench"), "Passed to the factory."),
+    **dict.fromkeys(("fit", "walk"), "Passed to the factory; also the seed of shuffling and dropout."),
+    "connect": "Passed to the factory; also the seed of shuffling, dropout, t and --align.",
+    "align": "Passed to the factory; also the seed of the order in which units are matched.",
+    "plane": "Passed to the factory; also the seed of the random directions around one network.",
+}
+
+
+def test_command_seeds_are_explained_by_what_they_draw():
+    import typer.main
+
+    commands = typer.main.get_command(app).commands.items()
+    found = {name: parameter.help for name, each in commands for parameter in each.params if parameter.name == "seed"}
+    assert found == SEEDS
+
+
 def test_command_help_answers_at_once():
     """Best of five, in CPU time, which other work on the machine does not change much; the bar is half a second."""
     times = []
@@ -766,7 +807,22 @@ BAD_ENSEMBLES = {
         ("ensemble", "a", "--task", "mine:circle", "--out", "new", "--data", "x"),
         "data are train; got 'x'",
     ),
-    "one network alone": (("barriers", "a", "--task", "mine:circle", "--out", "new"), "at least 2 networks"),
+    "one network alone": (
+        ("barriers", "a", "--task", "mine:circle", "--out", "new"),
+        "barriers lie between networks, and a holds a single one: give another RUN with it",
+    ),
+    "a soup of one network": (
+        ("soup", "a", "--task", "mine:circle", "--out", "new"),
+        "a soup is an average of networks, and a holds a single one: give another RUN with it",
+    ),
+    "barriers of what cannot be traced": (
+        ("barriers", "a", "b", "--align", "--task", "mine:branching", "--out", "new"),
+        "on the command line --align",
+    ),
+    "a script in place of a checkpoint": (
+        ("align", "a", "mine.py", "--task", "mine:circle", "--out", "new"),
+        "mine.py is not a checkpoint: give a file that thalweg, torch.save or safetensors wrote",
+    ),
     "one network twice": (
         ("barriers", "a", "a", "--task", "mine:circle", "--out", "new"),
         "each network is given once",

@@ -157,7 +157,10 @@ def test_barriers_refuse_a_network_that_cannot_be_aligned_before_measuring():
     module, counted = Branching().double(), Counted()
     task = tw.Task(lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), counted)
     points = [tw.Weights.of(Branching().double()) for _ in range(2)]
-    with pytest.raises(tw.ThalwegError, match=r"cannot be traced .* give groups= by hand, .*; or leave align=True out"):
+    with pytest.raises(
+        tw.ThalwegError,
+        match=r"cannot be traced .* give groups= by hand, .*; or leave out align=True, on the command line --align$",
+    ):
         tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
     asked = len(counted.calls)
     tw.barriers(module, points, task, ZOO["mlp"].batches(), points=3)

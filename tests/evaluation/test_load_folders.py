@@ -161,4 +161,4 @@ def test_load_refuses_a_file_of_another_kind(name, runs):
 def test_load_refuses_a_mistyped_folder_next_to_a_manifest(runs):
     members = runs / "walk" / "members"
     assert "check the path" in refusal(LOADS["Ensemble"][0], members / "mistyped")
-    assert "must be a file of ensemble, but it holds run" in refusal(LOADS["Ensemble"][0], runs / "walk" / "run.json")
+    assert "must be an ensemble file, but it is a run file" in refusal(LOADS["Ensemble"][0], runs / "walk" / "run.json")

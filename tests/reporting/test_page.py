@@ -225,6 +225,6 @@ def test_page_command(tmp_path):
         assert result.exit_code == 0, result.output
         assert f"wrote {out}" in result.output
     assert "<title>scan, plane</title>" in out.read_text()
-    result = CliRunner().invoke(app, ["page", str(tmp_path / "none"), "-o", str(out)])
+    result = CliRunner().invoke(app, ["page", str(tmp_path / "none"), "-o", str(out), "--replace"])
     assert result.exit_code == 2
     assert "none is not a folder" in result.output

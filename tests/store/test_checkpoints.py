@@ -258,3 +258,22 @@ def test_checkpoint_with_unusual_contents_is_refused(tmp_path):
     for content in ([1, 2], torch.ones(3), {"a": 1}, {}, deep, around, {"weight": torch.ones(2, 2).to_sparse()}):
         with pytest.raises(tw.ThalwegError, match=r"c\.pt must hold a state dict"):
             tw.Weights.load(written(tmp_path / "c.pt", content), network())
+
+
+@pytest.mark.parametrize("text", ["import torch\n", "Python\n", "{}"])
+def test_file_that_is_no_checkpoint_is_not_called_truncated(text, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(
+        tw.ThalwegError,
+        match=r"mine\.py is not a checkpoint: give a file that thalweg, torch\.save or safetensors wrote$",
+    ):
+        tw.Weights.load(tmp_path / "mine.py", torch.nn.Linear(2, 1))
+
+
+def test_empty_or_cut_checkpoint_is_called_truncated(tmp_path):
+    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pt")
+    content = (tmp_path / "net.pt").read_bytes()
+    for size in (0, 100, len(content) // 2):
+        (tmp_path / "net.pt").write_bytes(content[:size])
+        with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole checkpoint .*: it may be truncated"):
+            tw.Weights.load(tmp_path / "net.pt", torch.nn.Linear(2, 1))

@@ -96,13 +96,42 @@ def test_json_file_is_covered_by_a_hash(tmp_path):
 
 
 def test_file_of_another_kind_or_a_newer_format_is_refused(saved, tmp_path, monkeypatch):
-    with pytest.raises(tw.ThalwegError, match="must be a file of curve, but it holds weights"):
+    with pytest.raises(tw.ThalwegError, match="must be a curve file, but it is a weights file: check the path"):
         tw.Curve.load(saved)
     monkeypatch.setattr(files, "FORMAT", 2)
     tw.Weights.of(nn.Linear(1, 1)).save(tmp_path / "new.safetensors")
     monkeypatch.undo()
     with pytest.raises(tw.ThalwegError, match="has format 2; this thalweg reads format 1"):
         tw.Weights.load(tmp_path / "new.safetensors")
+
+
+LOADS = {
+    "permutation": tw.Permutation.load,
+    "curve": tw.Curve.load,
+    "swag": tw.SWAG.load,
+    "checkpoint": Checkpoint.load,
+}
+
+
+@pytest.mark.parametrize("kind", LOADS)
+def test_loaders_without_module_do_not_advise_it(kind, tmp_path):
+    (tmp_path / "t.txt").write_text("mine, and nothing of thalweg\n")
+    torch.save(nn.Linear(1, 1).state_dict(), tmp_path / "net.pt")
+    for name in ("t.txt", "net.pt"):
+        with pytest.raises(
+            tw.ThalwegError, match=rf"{name} must be a {kind} file, but thalweg did not write it: check the path$"
+        ):
+            LOADS[kind](tmp_path / name)
+
+
+def test_files_of_another_kind_are_named_with_their_article(saved, tmp_path):
+    swag = tw.SWAG()
+    swag.collect(tw.Weights.of(nn.Linear(1, 1)))
+    swag.save(tmp_path / "swag.safetensors")
+    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it is a swag file: check the path"):
+        tw.Permutation.load(tmp_path / "swag.safetensors")
+    with pytest.raises(tw.ThalwegError, match="must be a permutation file, but it is a weights file: check the path"):
+        tw.Permutation.load(saved)
 
 
 def test_missing_file_is_named(tmp_path):

@@ -286,9 +286,12 @@ def measured(run):
     ("files", "said"),
     [
         ({"thesis.tex": "mine"}, "already exists and is never overwritten: choose another"),
-        ({"thesis.tex": "mine", "run.json": "{}"}, "run.json must be a file of run, but thalweg did not write it"),
-        ({"run.json": '{"epochs": 3}'}, "run.json must be a file of run, but thalweg did not write it"),
-        ({"run.json": "not JSON"}, "run.json is not a whole JSON file"),
+        ({"thesis.tex": "mine", "run.json": "{}"}, "run.json must be a run file, but thalweg did not write it"),
+        ({"run.json": '{"epochs": 3}'}, "run.json must be a run file, but thalweg did not write it"),
+        (
+            {"run.json": "not JSON"},
+            "run.json is not a whole JSON file .*, or thalweg did not write it",
+        ),
         (
             {".lock": "4711\n"},
             r"\.lock belongs to another program, since it begins with '4711\\n': choose another folder",

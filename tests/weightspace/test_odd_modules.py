@@ -265,3 +265,50 @@ def test_wrong_types_are_refused(call, said):
     with pytest.raises(tw.ThalwegError, match=re.escape(said)):
         call(module)
     assert same_bits(before, bits(module))
+
+
+PLACES = {  # every public call that takes Weights
+    "align, a": lambda m, x, w: tw.align(m, x, w, TASK, BATCHES),
+    "align, b": lambda m, x, w: tw.align(m, w, x, TASK, BATCHES),
+    "align, list": lambda m, x, w: tw.align(m, w, [w, x], TASK, BATCHES),
+    "average": lambda m, x, w: tw.average(x),
+    "average, list": lambda m, x, w: tw.average([x]),
+    "barriers": lambda m, x, w: tw.barriers(m, x, TASK, BATCHES),
+    "barriers, dict": lambda m, x, w: tw.barriers(m, {"mine": x, "yours": w}, TASK, BATCHES),
+    "soup": lambda m, x, w: tw.soup(m, x, TASK, BATCHES),
+    "Ensemble": lambda m, x, w: tw.Ensemble(m, x),
+    "Ensemble, list": lambda m, x, w: tw.Ensemble(m, [x]),
+    "update_bn": lambda m, x, w: tw.update_bn(m, x, BATCHES),
+    "scan": lambda m, x, w: tw.scan(m, x, TASK, BATCHES),
+    "scan, list": lambda m, x, w: tw.scan(m, [w, x], TASK, BATCHES),
+    "walk": lambda m, x, w: tw.walk(m, TASK, BATCHES, tw.FGE(2, 0.1, 0.01), start=x, epochs=2),
+    "walk, list": lambda m, x, w: tw.walk(m, TASK, BATCHES, tw.FGE(2, 0.1, 0.01), start=[x], epochs=2),
+    "Bezier": lambda m, x, w: tw.Bezier(w, x),
+    "Curve.through": lambda m, x, w: tw.PolyChain.through(x),
+    "Plane": lambda m, x, w: tw.Plane(w, w, x),
+    "Plane.fit": lambda m, x, w: tw.Plane.fit(x),
+    "Plane.around": lambda m, x, w: tw.Plane.around(x),
+    "SWAG": lambda m, x, w: tw.SWAG(x),
+    "Weights.distance": lambda m, x, w: w.distance(x),
+}
+GIVEN = {
+    "module": (lambda m, path: m, "Sequential: use Weights.of(module)"),
+    "path": (lambda m, path: path, "PosixPath: use Weights.load(path)"),
+    "string": (lambda m, path: str(path), "str: use Weights.load(path)"),
+    "state": (lambda m, path: m.state_dict(), "OrderedDict: use Weights.from_state(state, module)"),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_holds_weights_is_refused_with_the_call_that_reads_them(place, given, tmp_path):
+    module = nn.Sequential(nn.Linear(4, 3)).double()
+    make, said = GIVEN[given]
+    with pytest.raises(tw.ThalwegError, match=re.escape(f"; got {said}")):
+        PLACES[place](module, make(module, tmp_path / "net.pt"), tw.Weights.of(module))
+
+
+def test_align_takes_a_generator_of_networks():
+    module = nn.Sequential(nn.Linear(4, 3)).double()
+    weights = tw.Weights.of(module)
+    assert [each.after for each in tw.align(module, weights, iter([weights]), TASK, BATCHES)] == [0.0]

@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from zoo import ZOO, bits, same_bits
 
@@ -197,8 +198,10 @@ def test_weights_of_refuses_an_uninitialized_lazy_module():
 def test_weights_load_distinguishes_files_of_training_scripts(tmp_path):
     module = torch.nn.Linear(2, 1)
     torch.save(module.state_dict(), tmp_path / "net.pt")
-    with pytest.raises(tw.ThalwegError, match=r"net\.pt is not a whole safetensors file .*give module="):
-        tw.Weights.load(tmp_path / "net.pt")
+    save_file(module.state_dict(), tmp_path / "net.safetensors")
+    for name in ("net.pt", "net.safetensors"):
+        with pytest.raises(tw.ThalwegError, match=rf"{name} must be a weights file, but .*give module="):
+            tw.Weights.load(tmp_path / name)
     with pytest.raises(tw.ThalwegError, match="give the one under 'model'"):
         tw.Weights.from_state({"epoch": torch.ones(1), "model": module.state_dict()}, module)
 

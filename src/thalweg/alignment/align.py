@@ -1,6 +1,6 @@
 """Renumber the units of one network so that they match those of another: same function, shorter way between the two."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -115,7 +115,8 @@ def align(
         groups: As in `symmetries`.
 
     Returns:
-        The renumbered network, which prints as a report; a list for a list.
+        The renumbered network, which prints as a report; a list for a list. The checkpoints in `b.kept` are not carried
+        along: `aligned.permutation.apply(b.kept[epoch])` renumbers one.
 
     Raises:
         ThalwegError: If the two are not networks of the same kind, or as in `symmetries`.
@@ -123,15 +124,18 @@ def align(
     count(batches)
     seed = whole_number(seed, "seed")
     if by not in ("weights", "activations"):
-        raise ThalwegError(f"networks are aligned by 'weights' or by 'activations'; got {by!r}")
-    others = [b] if isinstance(b, Weights) else list(b)
+        raise ThalwegError(f"by must be 'weights' or 'activations'; got {by!r}")
+    others = [*b] if isinstance(b, Sequence | Iterator) and not isinstance(b, str) else [b]
     check_list(others, "align")
     for other in others:
         check_agreement(a, other, "a", "b")
         if not (a.vector.isfinite().all() and other.vector.isfinite().all()):
             raise ThalwegError("only finite weights can be matched, and some of a or b are not: train them again")
     if groups is not None and by == "activations":
-        raise ThalwegError("activations can be matched only where groups are traced: leave groups= out")
+        raise ThalwegError(
+            "activations can be matched only where groups are traced, and these are given by hand: leave groups= out, "
+            "or use by='weights' (--by weights on the command line)"
+        )
     with seeded(seed, batches):
         first = next(iter(batches))
     network = NetworkCopy(module, task, first, a)

@@ -106,6 +106,8 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if it
     calls the network several times, or parts of it.
     """
+    if isinstance(net, torch.jit.ScriptModule):  # which takes no hooks
+        return Called(net, lambda given: predicted(net, task, given), batch)
     given: list[Any] = []
     answers: list[Any] = []
 
@@ -134,6 +136,11 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         alone = [k for k in spare if _matters([k], answers[0], net, task, batch)]
         used = sorted([*used, *(alone or spare)])
     return Called(net, lambda given: net(*given[0], **given[1]), given[0], len(leaves), used)
+
+
+def scripted_parts(net: nn.Module) -> dict[str, nn.Module]:
+    """The modules of torch.jit in a network: which operations they compute cannot be seen."""
+    return {name: part for name, part in net.named_modules() if isinstance(part, torch.jit.ScriptModule)}
 
 
 def predicted(net: nn.Module, task: Task, batch: Any) -> list[Tensor]:

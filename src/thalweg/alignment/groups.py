@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -109,14 +110,11 @@ class Proposed:
 
 def by_hand(groups: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Proposed:
     """Groups as a user gives them: name -> tensor -> its axis, or several."""
+    if not groups:
+        raise ThalwegError("groups= must name at least one group; got none: leave it out to have them found")
     axes: dict[str, list[Term]] = {name: [("fixed", n) for n in t.shape] for name, t in tensors.items()}
     for group, members in groups.items():
-        given = members.items() if isinstance(members, Mapping) else [(members, None)]
-        places = [(name, axis) for name, several in given for axis in _several(several)]
-        for name, axis in places or [("", None)]:
-            if name not in axes or not isinstance(axis, int) or not -len(axes[name]) <= axis < len(axes[name]):
-                rule = "a group maps trainable tensors, or batch-norm statistics, to their axes"
-                raise ThalwegError(f"{rule}; '{group}' has '{name}': {axis!r}, which is none of this network")
+        places = _places(group, members, tensors)
         size = min(axes[name][axis][1] for name, axis in places)
         for name, axis in places:
             rest, odd = divmod(axes[name][axis][1], size)
@@ -129,8 +127,25 @@ def by_hand(groups: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Propose
     return Proposed(*grouped({name: tuple(each) for name, each in axes.items()}), why, by_hand=True)
 
 
+def _places(group: str, members: Any, tensors: Mapping[str, Tensor]) -> list[tuple[str, int]]:
+    """The axes of a group that a user gives, checked."""
+    rule = "a group maps trainable tensors of the network, or batch-norm statistics, to their axes"
+    if not isinstance(members, Mapping) or not members:
+        raise ThalwegError(f"{rule}; '{group}' is {members!r}: correct groups=")
+    places = [(name, axis) for name, given in members.items() for axis in _several(given)]
+    for name, axis in places:
+        if name not in tensors:
+            raise ThalwegError(f"{rule}; '{group}' has '{name}', which is neither: correct groups=")
+        dims = tensors[name].ndim
+        if isinstance(axis, bool) or not isinstance(axis, Integral) or not -dims <= int(axis) < dims:
+            raise ThalwegError(
+                f"{rule}; '{group}' has '{name}': {axis!r}, which is not one of its axes: correct groups="
+            )
+    return [(name, int(axis)) for name, axis in places]
+
+
 def _several(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, list | tuple) else (given,)
+    return tuple(given) if isinstance(given, list | tuple) and given else (given,)
 
 
 def grouped(axes: Mapping[str, tuple[Term, ...]]) -> tuple[dict[str, Group], dict[str, tuple[Term, ...]]]:

@@ -17,7 +17,18 @@ from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
 from ..weightspace.watch import copied
 from ..weightspace.weights import Weights
-from .calls import Called, computing, only_skips, operations, outputs_in, parameters_in, predicted, recorded, training
+from .calls import (
+    Called,
+    computing,
+    only_skips,
+    operations,
+    outputs_in,
+    parameters_in,
+    predicted,
+    recorded,
+    scripted_parts,
+    training,
+)
 from .outputs import CLOSE, apart, finite, moved, same_finite
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
@@ -188,6 +199,8 @@ class NetworkCopy:
 
     def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
         """Whether the network computes something else in training, with auxiliary heads, say."""
+        if scripted_parts(self.net):
+            return True
         with suppress(Exception):
             usual = operations(self.net, self.task, batch)
             with training(self.net, every):
@@ -303,7 +316,8 @@ class NetworkCopy:
 
     def include_all(self, batches: Iterable[Any]) -> None:
         """Let proofs compare all kinds of batches, in training mode too, without tracing them."""
-        used: set[int] = set()
+        hidden = {id(tensor) for part in scripted_parts(self.net).values() for tensor in part.parameters()}
+        used = {k for k, parameter in enumerate(self.net.parameters()) if id(parameter) in hidden}
 
         def include(few: Any) -> None:
             used.update(parameters_in(self._operations(few)))

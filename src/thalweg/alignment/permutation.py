@@ -14,7 +14,7 @@ from ..errors import ThalwegError
 from ..store import files
 from ..weightspace.checkpoint import PART, Checkpoint
 from ..weightspace.layout import Layout
-from ..weightspace.weights import Weights
+from ..weightspace.weights import Weights, got
 
 # ("fixed", size), ("group", size, name), ("product" or "sum", size, *terms); where the index along one axis chooses
 # what another is, ("fixed", size, number) and ("choice", size, number, *terms)
@@ -103,7 +103,7 @@ class Permutation:
             return replace(point, weights=weights, optimizer=state)
         if not isinstance(point, Weights):
             raise ThalwegError(
-                f"a permutation renumbers Weights or a Checkpoint; got {type(point).__name__}: use Weights.of(module)"
+                f"a permutation renumbers Weights or a Checkpoint; got {got(point, 'Weights.of(module)')}"
             )
         self.layout.check(point.layout, "the permutation", "the weights")
         buffers = {name: tensor.clone() if name in self.axes else tensor for name, tensor in point.buffers.items()}

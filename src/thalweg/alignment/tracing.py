@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ThalwegError, first_line
 from ..weightspace.weights import Weights
 from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
-from .calls import Called, recorded, training
+from .calls import Called, recorded, scripted_parts, training
 from .groups import Proposed, grouped
 from .network_copy import NetworkCopy, warn_of_training
 from .operations import HAND, Seen, each_its_own, takes_part, trace
@@ -53,10 +53,15 @@ class Tracing:
             called = recorded(self.network.net, self.network.task, batch)
             return called, called.exported()
         except Exception as error:
-            why = f"{type(error).__name__}: {first_line(error)[:200]}"
-            if "DataDependent" in why:
+            why, advice = f"{type(error).__name__}: {first_line(error)[:200]}", HAND
+            if scripted := scripted_parts(self.network.net):
+                first = next(iter(scripted))
+                part = f"'{first}'" if first else "it"
+                why = f"{part} is a torch.jit module, into which it cannot look"
+                advice = f"give the network as it was before torch.jit.script or torch.jit.trace, or {HAND}"
+            elif "DataDependent" in why:
                 why = "what it does depends on values of tensors, as in `if x.sum() > 0`, `assert` or `.item()`"
-            raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {HAND}") from error
+            raise ThalwegError(f"the network cannot be traced by torch.export ({why}): {advice}") from error
 
     def _follow_batch(self, batch: Any) -> None:
         called, program = self._exported(batch)

@@ -49,7 +49,7 @@ def barriers(
     inputs = own.inputs
     found = tw.barriers(
         inputs.model,
-        _networks(own),
+        _networks(own, "barriers lie between networks"),
         inputs.task,
         inputs.data,
         align=align,
@@ -114,7 +114,7 @@ def soup(
     `weights.safetensors`.
     """
     own = options.Arguments(locals())
-    inputs, networks = own.inputs, _networks(own)
+    inputs, networks = own.inputs, _networks(own, "a soup is an average of networks")
     name = chosen_data(inputs.data, data)
     found = tw.soup(
         inputs.model,
@@ -133,7 +133,7 @@ def soup(
     options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
 
 
-def _networks(own: options.Arguments) -> "dict[str, tw.Weights]":
+def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":
     """By the names of their folders, or their paths where several have one name; members of a walk are numbered."""
     from ..loading import load_members
 
@@ -142,6 +142,8 @@ def _networks(own: options.Arguments) -> "dict[str, tw.Weights]":
     short = [path.stem if path.is_file() else path.resolve().name for path in what]
     names = short if len(set(short)) == len(short) else map(str, what)
     found = {name: load_members(path, model, own.given["key"]) for name, path in zip(names, what, strict=True)}
+    if sum(map(len, found.values())) < 2:
+        raise tw.ThalwegError(f"{rule}, and {what[0]} holds a single one: give another RUN with it")
     device = next(model.parameters()).device
     return {
         f"{name} {number}" if len(members) > 1 else name: member.to(device)

@@ -52,7 +52,9 @@ def connect(
     clip: options.Clip = None,
     accumulate: options.Accumulate = 1,
     key: options.Key = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout, t and --align.")
+    ] = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
     compile: options.Compile = None,
@@ -219,7 +221,9 @@ def plane(
     ] = None,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option(help="Passed to the factory; also the seed of the random directions around one network.")
+    ] = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
     graph: options.Graph = None,

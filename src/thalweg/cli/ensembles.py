@@ -43,7 +43,7 @@ def walk(
     clip: options.Clip = None,
     accumulate: options.Accumulate = 1,
     key: options.Key = None,
-    seed: options.Seed = 0,
+    seed: options.TrainingSeed = 0,
     device: options.Device = None,
     precision: options.Precision = "fp32",
     compile: options.Compile = None,

@@ -30,7 +30,7 @@ def fit(
         list[int] | None,
         typer.Option(help="An epoch to keep with the optimizer's state, for `thalweg walk --start`; may be repeated."),
     ] = None,
-    seed: options.Seed = 0,
+    seed: options.TrainingSeed = 0,
     runs: Annotated[
         int,
         typer.Option(
@@ -110,7 +110,9 @@ def align(
         ),
     ] = "weights",
     key: options.Key = None,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option(help="Passed to the factory; also the seed of the order in which units are matched.")
+    ] = 0,
     device: options.Device = None,
 ) -> None:
     """Renumber the hidden units of END to match those of START: the function stays the same, the distance

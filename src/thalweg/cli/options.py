@@ -87,7 +87,8 @@ Decay = Annotated[
 Clip = Annotated[
     float | None, typer.Option(help="Clip the gradient to this norm. [default: no limit]", show_default=False)
 ]
-Seed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling, dropout and t.")]
+Seed = Annotated[int, typer.Option(help="Passed to the factory.")]
+TrainingSeed = Annotated[int, typer.Option(help="Passed to the factory; also the seed of shuffling and dropout.")]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -192,6 +193,15 @@ class Arguments:
             self.inputs = inputs
         if self.given.get("stop_if_stalled"):
             warnings.simplefilter("error", tw.Stalled)
+        self._check_out()
+
+    def _check_out(self) -> None:
+        """Refuse a folder that exists before any work is done; all ranks learn of it from rank 0."""
+        from ..runtime.compute import present
+        from ..store.runs import check_free
+
+        check = self.run.check_new if "resume" in self.given else partial(check_free, self.given["out"])
+        present.get().processes.once(check)
 
     @cached_property
     def inputs(self) -> "Inputs":

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ..alignment import align as alignment
 from ..batches import Batches
@@ -125,7 +125,7 @@ def _aligned(
     try:
         return alignment.align(module, a, others, task, batches, groups=groups)
     except ThalwegError as error:
-        raise ThalwegError(f"{error}; or leave align=True out") from error
+        raise ThalwegError(f"{error}; or leave out align=True, on the command line --align") from error
 
 
 def _share(aligned: alignment.Aligned) -> str:
@@ -154,6 +154,8 @@ def named(weights: Sequence[Weights] | Mapping[str, Weights], what: str) -> dict
     """Networks by name, or by number where they have none, on the device of the first, since members of a walk are on
     the CPU; raises unless all are finite points of one space.
     """
+    if isinstance(weights, Mapping) and any(isinstance(each, Tensor) for each in weights.values()):  # a state dict
+        check_list(weights, what, 2)
     given = list(weights.values()) if isinstance(weights, Mapping) else weights
     check_list(given, what, 2)
     names = list(map(str, weights if isinstance(weights, Mapping) else range(1, len(given) + 1)))

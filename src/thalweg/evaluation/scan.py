@@ -29,7 +29,7 @@ from ..weightspace.curves import Curve
 from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
-from ..weightspace.weights import Weights
+from ..weightspace.weights import Weights, got
 from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
 from .measure import Points, bad_values, check_alone, checked_weight_decay, measurement_of, prove_measuring
 from .sampling import Sampling, Target, sampling_of
@@ -315,10 +315,11 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
     for name, batches in data.items():
         count(batches, f"the batches of '{name}'")
     between = isinstance(target, Curve | Plane)
-    if not between and not (isinstance(target, Sequence) and target and all(isinstance(w, Weights) for w in target)):
+    listed = isinstance(target, Sequence) and not isinstance(target, str) and target
+    if not between and not (listed and all(isinstance(w, Weights) for w in target)):
+        odd = next(w for w in target if not isinstance(w, Weights)) if listed else target
         raise ThalwegError(
-            "a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got "
-            f"{type(target).__name__}"
+            f"a scan needs a curve, a plane, or a list of Weights, such as walk(...).members; got {got(odd)}"
         )
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "the target of the scan")

@@ -42,6 +42,10 @@ def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace:
         raise ThalwegError("a page is made from folders that thalweg commands have written; got none")
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
+    if os.path.lexists(path) and not replace:
+        raise ThalwegError(
+            f"{path} already exists: choose another name, or ask to replace it (--replace, in Python replace=True)"
+        )
     found = [item for item in find(runs) if item.kind in READERS]
     shown = content(found)
     known = [item.path for item in found if any(other.kind != "run" for other in found)]
@@ -49,10 +53,6 @@ def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace:
     if empty:
         advice = " ".join(shown["notes"]) or "make some with `thalweg scan` or `thalweg demo`"
         raise ThalwegError(f"{', '.join(empty)} holds no results that a page could show: {advice}")
-    if os.path.lexists(path) and not replace:
-        raise ThalwegError(
-            f"{path} already exists: choose another name, or ask to replace it (--replace, in Python replace=True)"
-        )
     write_text(path, _filled(", ".join(Path(run).resolve().name for run in runs), shown))
     return path
 

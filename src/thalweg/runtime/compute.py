@@ -206,14 +206,12 @@ class Call:
     progress: bool | None = None
     context: Context = field(default_factory=present.get)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.compute, Compute):
-            raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {self.compute!r}")
-
     @classmethod
     def of(cls, compute: Compute | None, progress: bool | None) -> "Call":
-        """With the default where a user gives no `compute`."""
-        return cls(Compute() if compute is None else compute, progress)
+        """Of what a user gives, checked, with the default if that is None."""
+        if not isinstance(compute, Compute | None):
+            raise ThalwegError(f"compute must be a Compute, such as Compute(precision='bf16'); got {compute!r}")
+        return cls(compute or Compute(), progress)
 
     @property
     def processes(self) -> Processes:

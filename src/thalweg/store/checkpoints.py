@@ -59,11 +59,14 @@ def find_state(
     if not places:
         where = f" under '{key}'" if key else ""
         there = _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
-        adapter = (
-            ": load adapters with PeftModel.from_pretrained(base, folder, is_trainable=True), and take Weights.of(it)"
-        )
         raise ThalwegError(
-            f"{path} holds none of the network's tensors{where}; it holds {there}{adapter * ('lora_' in there)}"
+            f"{path} holds none of the network's tensors{where}; it holds {there}"
+            + (
+                ": load adapters with PeftModel.from_pretrained(base, folder, is_trainable=True), and take "
+                "Weights.of(it)"
+                if "lora_" in there
+                else ""
+            )
         )
     fitting = [place for place in places if place.fits(wanted, ties)]
     sure = fitting if key is not None else [place for place in fitting if place.alone]
@@ -134,9 +137,13 @@ def _unpickled(path: Path, key: str | None) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what torch.save never writes: one name twice, or far more content than bytes."""
+    """Refuse what torch.save never writes: neither an archive nor a pickle, one name twice, or far more content than
+    bytes.
+    """
     with open(path, "rb") as file:
-        entries = zipfile.ZipFile(file).infolist() if file.read(2) == b"PK" else []
+        entries = zipfile.ZipFile(file).infolist() if (head := file.read(2)) == b"PK" else []
+    if head not in (b"PK", b"") and head[:1] != b"\x80":
+        raise ThalwegError(f"{path} is not a checkpoint: give a file that thalweg, torch.save or safetensors wrote")
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("it holds two files of one name")
     if sum(entry.file_size for entry in entries) > 10 * path.stat().st_size:

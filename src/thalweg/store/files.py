@@ -140,7 +140,7 @@ def load_tensors(path: Path, kind: str, whole: bool = True) -> "tuple[dict[str, 
         kind: What it must hold.
         whole: Whether to read tensors that are stored in shards, too, in a folder next to it.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = read_safetensors(path) if is_safetensors(path) else ({}, {})
     expect(path, kind, metadata, _own_kind(path, metadata))
     if metadata.get("sha256") != digest(kind, tensors, metadata.get("about", "")):
         raise _damaged(path)
@@ -230,9 +230,14 @@ def _own_kind(path: Path, said: Mapping[str, Any]) -> str | None:
 def expect(path: Path, kind: str, said: Mapping[str, Any], found: str | None) -> None:
     """Raise unless a file is one of ours, of this kind, in the format that we read."""
     if found != kind:
+        right, came = (f"{'an' if k[:1] in {*'aeiou'} else 'a'} {k[:80]} file" for k in (kind, found or ""))
         raise ThalwegError(
-            f"{path} must be a file of {kind}, but "
-            + ("thalweg did not write it" if found is None else f"it holds {found[:80]}")
+            f"{path} must be {right}, but {'thalweg did not write it' if found is None else f'it is {came}'}: "
+            + (
+                "give module= to read a checkpoint of other code"
+                if (kind, found) == ("weights", None)
+                else "check the path"
+            )
         )
     check_format(path, said.get("format"))
 
@@ -325,10 +330,10 @@ def read_safetensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 def _open(path: Path, read: Callable[[Any], Any]) -> Any:
     from safetensors import safe_open
 
-    advice = (
-        "it may be truncated; restore it" if is_safetensors(path) else "give module= to read a checkpoint of other code"
-    )
-    with reading(path, "safetensors file", advice), safe_open(path, framework="pt") as file:
+    with (
+        reading(existing(path), "safetensors file", "it may be truncated; restore it"),
+        safe_open(path, framework="pt") as file,
+    ):
         return read(file)
 
 
@@ -341,7 +346,7 @@ def parse(text: str) -> Any:
 
 
 def _parse(path: Path) -> Any:
-    with reading(existing(path), "JSON file"):
+    with reading(existing(path), "JSON file", "it may be truncated, or thalweg did not write it"):
         return parse(path.read_text(encoding="utf-8"))
 
 

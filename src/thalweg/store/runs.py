@@ -153,17 +153,23 @@ class Run:
             self._check(command, known)
             yield self
 
+    def check_new(self) -> None:
+        """Raise if the folder holds anything but a run that may be resumed."""
+        with files.writing(self.folder):  # which may not be readable
+            occupied, started = _occupied(self.folder), (self.folder / RECORD).is_file()
+        if occupied and not (self.resume and started):
+            advice = (
+                "resume it (--resume; in Python Run(folder) or run=folder), choose another folder, or remove it"
+                if started
+                else "choose another"
+            )
+            raise ThalwegError(f"{self.folder} already exists and is never overwritten: {advice}")
+
     def _check(self, command: str, settings: dict[str, Any]) -> None:
         record = self.folder / RECORD
         if not _occupied(self.folder):
             return _record(self.folder, command, settings)
-        if not (self.resume and record.is_file()):
-            advice = (
-                "resume it (--resume; in Python Run(folder) or run=folder), choose another folder, or remove it"
-                if record.is_file()
-                else "choose another"
-            )
-            raise ThalwegError(f"{self.folder} already exists and is never overwritten: {advice}")
+        self.check_new()
         before = files.load_json(record, "run")
         with files.reading(record):
             check_run(before)
@@ -201,10 +207,18 @@ def start_run(folder: Path, command: str, settings: dict[str, Any], again: bool 
         again: Accept a folder that an earlier run of the same command made.
     """
     record = folder / RECORD
-    if _occupied(folder) and not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
-        raise ThalwegError(f"{folder} already exists and is never overwritten: choose another --out, or remove it")
+    if not (again and record.is_file() and files.load_json(record, "run")["command"] == command):
+        check_free(folder)
     files.sweep(folder)
     _record(folder, command, settings)
+
+
+def check_free(folder: Path) -> None:
+    """Raise if a folder holds more than the record of a run."""
+    with files.writing(folder):  # which may not be readable
+        occupied = _occupied(folder)
+    if occupied:
+        raise ThalwegError(f"{folder} already exists and is never overwritten: choose another --out, or remove it")
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:

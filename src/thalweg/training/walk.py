@@ -25,7 +25,7 @@ from ..store.runs import MEMBERS, Run
 from ..tasks import Task
 from ..weightspace.checkpoint import Checkpoint
 from ..weightspace.probe import Probe
-from ..weightspace.weights import Weights
+from ..weightspace.weights import Weights, got
 from .fingerprint import method_table, training_fingerprint
 from .loop import Observer, OnEpoch, Settings, train, updates
 from .sgd import OptimizerFactory
@@ -95,13 +95,11 @@ def walk(
     Returns:
         The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
     """
-    starts: list[Any] = list(start) if isinstance(start, Sequence) else [start]
+    starts: list[Any] = list(start) if isinstance(start, Sequence) and not isinstance(start, str) else [start]
     if not starts:
         raise ThalwegError("walk needs at least one start; got an empty list")
     if odd := [here for here in starts if here is not None and not isinstance(here, Weights | Checkpoint)]:
-        raise ThalwegError(
-            f"a walk starts from Weights, or from a checkpoint of fit(keep=); got {type(odd[0]).__name__}"
-        )
+        raise ThalwegError(f"a walk starts from Weights, or from a checkpoint of fit(keep=); got {got(odd[0])}")
     if not isinstance(method, Method):
         raise ThalwegError(f"walk needs a method, such as FGE(cycle=2, lr_max=0.01, lr_min=0.0005); got {method!r}")
     steps = updates(batches, whole_number(accumulate, "accumulate", least=1))

@@ -22,7 +22,7 @@ from .layout import STATISTICS, batch_norms, user_compiled
 from .probe import Probe
 from .proof import prove_on
 from .state import ModuleState, preserved
-from .weights import Weights
+from .weights import Weights, check_weights
 
 Forward = Callable[[nn.Module, Any], object]
 SHARE = 8  # one in this many batches is read again at the end of a scan
@@ -48,11 +48,14 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
     Returns:
         The same point with statistics.
     """
+    check_weights(weights, "weights")
     probe = Probe(module, weights)
     forward = task.predict if task else _plain_forward
     with on_side_stream(probe.device, present.get().stream):
         if weights.layout.statistics:
             count(batches, "bn_batches")
+            if task is None:
+                _refuse_one(batches)
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
         with during("updating batch-norm statistics"), seeded(0, batches):
@@ -243,6 +246,13 @@ def counted_at_once(module: nn.Module) -> Iterator[None]:
         known = [counter for counter in counters.values() if counter is not None]
         if known:
             torch._foreach_add_(known, 1)
+
+
+def _refuse_one(batches: Batches) -> None:
+    """A batch in place of a list of batches: tensors that the network cannot all take."""
+    parts = batches if isinstance(batches, tuple | list) else ()
+    if all(isinstance(part, Tensor) for part in parts) and len({(part.dtype, part.ndim) for part in parts}) > 1:
+        raise ThalwegError("bn_batches must be a list of batches; got the tensors of a single one: give [batch]")
 
 
 def _plain_forward(net: nn.Module, batch: Any) -> object:

@@ -452,5 +452,4 @@ def _bernstein(degree: int, t: float) -> list[float]:
 def _difference_weights(nodes: Sequence[float], t: float) -> list[float]:
     """Weights that turn values at `nodes` into the derivative at t of the polynomial through them."""
     scale = nodes[-1] - nodes[0]
-    powers = np.vander((np.asarray(nodes) - t) / scale, increasing=True)
-    return (np.linalg.inv(powers)[1] / scale).tolist()
+    return (np.linalg.inv(np.vander((np.asarray(nodes) - t) / scale, increasing=True))[1] / scale).tolist()

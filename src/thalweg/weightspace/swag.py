@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ThalwegError, real_number, whole_number
 from ..store import files
 from .layout import Layout
-from .weights import Weights, at, check_agreement, check_weights, shared_frozen
+from .weights import Weights, at, check_agreement, check_weights, got, shared_frozen
 
 
 class SWAG:
@@ -48,6 +48,8 @@ class SWAG:
         if self.rank == 1:
             raise ThalwegError("one network has no deviation from its mean: give a rank of at least 2, or 0 for none")
         self._recent = deque[Tensor](maxlen=self.rank)
+        if members and isinstance(members, str | Path | nn.Module | Mapping):  # whose parts would be collected
+            raise ThalwegError(f"SWAG begins with a list of Weights such as walk(...).members; got {got(members)}")
         for member in members:
             self.collect(member)
 

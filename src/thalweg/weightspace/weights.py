@@ -340,9 +340,10 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
         )
     for name in ours:
         if not _equal(ours[name], theirs[name]):
-            frozen = name in start.frozen
             kind, advice = (
-                ("frozen parameter", ", or make it trainable with requires_grad_()") if frozen else ("buffer", "")
+                ("frozen parameter", ", or make it trainable with requires_grad_()")
+                if name in start.frozen
+                else ("buffer", "")
             )
             raise ThalwegError(
                 f"{here} and {there} must agree in everything that is not trained, but the {kind} '{name}' differs: "
@@ -352,16 +353,29 @@ def check_agreement(start: Weights, end: Weights, here: str = "start", there: st
 
 def check_weights(weights: object, name: str) -> None:
     if not isinstance(weights, Weights):
-        those = "its .weights" if hasattr(weights, "weights") else "Weights.of(module)"  # as a kept epoch has
-        raise ThalwegError(f"{name} must be Weights; got {type(weights).__name__}: use {those}")
+        raise ThalwegError(f"{name} must be Weights; got {got(weights, 'Weights.of(module)')}")
 
 
 def check_list(points: object, what: str, least: int = 1) -> None:
-    if not isinstance(points, Sequence) or len(points) < least:
+    if isinstance(points, str) or not isinstance(points, Sequence) or len(points) < least:
         raise ThalwegError(
             f"{what} needs at least {least} {'network' if least == 1 else 'networks'}, in a list of Weights such as "
-            f"walk(...).members; got {len(points) if isinstance(points, Sequence) else type(points).__name__}"
+            "walk(...).members; got "
+            + (str(len(points)) if isinstance(points, Sequence) and not isinstance(points, str) else got(points))
         )
+
+
+def got(given: object, otherwise: str = "") -> str:
+    """What came in place of Weights, and how to make Weights of it."""
+    use = (
+        "Weights.of(module)" if isinstance(given, nn.Module)
+        else "Weights.load(path)" if isinstance(given, str | Path)
+        else "Weights.from_state(state, module)"
+        if isinstance(given, Mapping) and isinstance(next(iter(given.values()), None), Tensor)
+        else "its .weights" if hasattr(given, "weights")  # as a kept epoch has
+        else otherwise
+    )  # fmt: skip
+    return type(given).__name__ + (f": use {use}" if use else "")
 
 
 def check_points(points: Sequence[Weights], what: str, least: int = 1) -> None:
