@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from align_zoo import Of
-from torch import nn
+from torch import library, nn
 from torch.nn import functional as F
 
 import thalweg as tw
@@ -94,12 +94,12 @@ def messages(net, nodes, edges):
     return torch.einsum("bph,pho->bo", h + edges @ h, net.two)
 
 
-@torch.library.custom_op("thalweg_tests::limit_", mutates_args={"h"})
+@library.custom_op("thalweg_tests::limit_", mutates_args={"h"})
 def limit_(h: torch.Tensor) -> None:
     h.copy_(torch.minimum(h, 50.0 + torch.arange(h.shape[-1]).to(h)))
 
 
-@torch.library.custom_op("thalweg_tests::clamp_max", mutates_args=())
+@library.custom_op("thalweg_tests::clamp_max", mutates_args=())
 def clamp_max(h: torch.Tensor) -> torch.Tensor:
     return torch.minimum(h, 50.0 + torch.arange(h.shape[-1]).to(h))
 

@@ -1,37 +1,29 @@
 """How a task calls its network, as a function of tensors that torch can export, in float64."""
 
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
 from io import StringIO
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from ..batches import mapped, tensors_in
-from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
-from ..store.content import digest_of
 from ..tasks import Task
 from ..weightspace.state import Contents
 from ..weightspace.watch import copied
 from .alike import alike
+from .modes import InDouble, computing
 from .operations import writes
 
-WIDE = {
-    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
-    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
-}
 TRIES = 12  # values of an output, to see whether a task uses it
-IN_PLACE = re.compile(r"\w*[a-z\d]_$|__set|__i")
-DROPOUT = re.compile(r"(feature_)?(alpha_)?dropout([123]d)?_?$")
 
 
 class Called(nn.Module):
@@ -66,7 +58,7 @@ class Called(nn.Module):
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         waiting = iter(tensors)
         given = mapped(self.given, lambda item: copied(next(waiting) if isinstance(item, Tensor) else item))
-        with _InDouble():
+        with InDouble():
             found = outputs_in(self.call(given))
         return found if self.used is None else [found[k] for k in self.used]
 
@@ -229,149 +221,6 @@ def _reaches(total: Tensor, leaf: Tensor) -> bool:
 
 
 @contextmanager
-def training(net: nn.Module, every: bool = True) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout.
-
-    Args:
-        net: The network, which is in eval mode afterwards, with its buffers as they were.
-        every: Also for parts without parameters, which may draw random numbers as dropout does.
-    """
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
-        for part in net.modules():
-            own = every or any(True for _ in part.parameters())
-            part.training = own and not type(part).__module__.startswith("torch.nn.")
-        with _WithoutDropout():
-            yield
-    finally:
-        net.eval()
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Returns what dropout is given, also where a network calls it as a function."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if DROPOUT.match(getattr(function, "__name__", "")):
-            return args[0] if args else kwargs["input"]
-        return function(*args, **(kwargs or {}))
-
-
-class Operations(TorchFunctionMode):
-    """Notes what is computed from what, to compare two calls without their graphs: faster than an export."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[Any] = []
-        self.known: dict[int, Any] = {}
-        self.held: list[Tensor] = []  # since ids of tensors that are gone are used again
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        given = [self._noted(item, name) for item in tree_leaves((args, kwargs))]
-        found = function(*args, **(kwargs or {}))
-        self.done.append((name, given, [self.number(item) for item in tree_leaves(found)]))
-        return found
-
-    def _noted(self, item: Any, name: str) -> Any:
-        """A constant by its values; of dropout not whether it is on, or how strong."""
-        if isinstance(item, Tensor):
-            return self.number(item, constant=id(item) not in self.known)
-        simple = isinstance(item, int | float | complex | str | slice | torch.dtype) and not DROPOUT.match(name)
-        return repr(item) if simple else None
-
-    def number(self, item: Any, constant: bool = False) -> Any:
-        """A tensor by the order in which they appear."""
-        if not isinstance(item, Tensor):
-            return None
-        self.held.append(item)
-        new = len(self.known), digest_of([item.detach()]) if constant else ""
-        return *self.known.setdefault(id(item), new), tuple(item.shape)
-
-
-def operations(net: nn.Module, task: Task, batch: Any, seed: int = 0) -> list[Any]:
-    """What a task computes, in order, as (name, given, found), and last its outputs; two calls are alike if these are
-    equal.
-    """
-    given = mapped(batch, copied)
-    with computing(seed), torch.enable_grad(), Operations() as noted:
-        with torch._C.DisableTorchFunction():
-            for tensor in (*net.parameters(), *net.buffers(), *tensors_in(given)):  # the same numbers in every call
-                noted.number(tensor)
-        outputs = predicted(net, task, given)
-        with torch._C.DisableTorchFunction():
-            return [*noted.done, ("outputs", [], [*map(noted.number, outputs)])]
-
-
-def tensors_of(items: Sequence[Any]) -> list[Any]:
-    """Those of noted items that are tensors, each with its number first and its shape last."""
-    return [item for item in items if isinstance(item, tuple)]
-
-
-def parameters_in(noted: Sequence[Any]) -> set[int]:
-    """The numbers of the tensors in operations, of which the first are those of the parameters; reading a shape is no
-    operation.
-    """
-    found = [tensors_of([*given, *made]) for _, given, made in noted[:-1]]
-    return {each[0] for tensors in found if len(tensors) > 1 for each in tensors}
-
-
-def only_skips(noted: Sequence[Any], usual: Sequence[Any], parameters: int) -> bool:
-    """Whether a call computes nothing from parameters that the usual one does not compute as well, as where layers are
-    skipped at random.
-    """
-
-    def steps(noted: Sequence[Any]) -> set[Any]:
-        reached, found = {*range(parameters)}, set()
-        for name, given, made in noted:
-            tensors = tensors_of(given)
-            if any(each[0] in reached for each in tensors):
-                found.add((name, *((each[0] if each[0] < parameters else "", each[-1]) for each in tensors)))
-                reached |= {each[0] for each in tensors_of(made)}
-        return found
-
-    return steps(noted) <= steps(usual)
-
-
-class _InDouble(TorchFunctionMode):
-    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do, or makes or holds
-    tensors in less, such as the first states of a recurrent layer.
-
-    Attributes:
-        entries: How many entries the tensors have that were computed.
-    """
-
-    entries = 0
-
-    def __enter__(self) -> Self:
-        self.usual = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch.set_default_dtype(self.usual)
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
-            function = Tensor.double
-        written = args[:1] if IN_PLACE.match(getattr(function, "__name__", "")) else ()
-        args, kwargs = tree_map(_widened, (args[len(written) :], kwargs or {}))
-        found = function(*written, *args, **kwargs)
-        self.entries += found.numel() if isinstance(found, Tensor) else 0
-        return found
-
-
-def _widened(item: Any) -> Any:
-    """A dtype, or a tensor, in double precision."""
-    if isinstance(item, torch.dtype):
-        return WIDE.get(item, item)
-    return item.to(WIDE[item.dtype]) if isinstance(item, Tensor) and item.dtype in WIDE else item
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch prints, warns of and logs while it exports a graph."""
     before = logging.root.manager.disable
@@ -393,9 +242,3 @@ def _masks_as_they_are() -> Iterator[None]:
         yield
     finally:
         transformer._detect_is_causal_mask = look
-
-
-@contextmanager
-def computing(seed: int = 0) -> Iterator[_InDouble]:
-    with interpreted(), _InDouble() as mode, seeded(seed):
-        yield mode

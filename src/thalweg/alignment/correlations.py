@@ -12,18 +12,18 @@ from ..batches import Batches
 from ..errors import ThalwegError
 from ..runtime.rng import seeded
 from ..weightspace.weights import Weights
-from . import layers, tensors
+from . import contractions, layers
 from .axes import Axes
-from .calls import computing
 from .groups import Symmetries
 from .matching import Pair
+from .modes import computing
 from .operations import RULES, named
 from .permutation import Block, spread
 from .tracing import Tracing
 
 CONTRACTING = (
     layers.linear, layers.bilinear, layers.attention, layers.convolution, layers.recurrent, layers.cell,
-    tensors.einsum, tensors.matmul, tensors.tensordot, tensors.distances,
+    contractions.einsum, contractions.matmul, contractions.tensordot, contractions.distances,
 )  # fmt: skip
 CONTRACTIONS = {name for name, rule in RULES.items() if rule in CONTRACTING}  # what units are for
 ROUNDING = 1e-10  # of the squares: a variance below it is none

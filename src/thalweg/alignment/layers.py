@@ -8,7 +8,8 @@ from typing import Any
 from torch import fx
 
 from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
-from .tensors import POSITION, Operation, broadcast, contract, uses_places
+from .contractions import contract
+from .tensors import POSITION, Operation, broadcast, uses_places
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batches import mapped, tensors_in, to_device
+from ..batches import mapped, to_device
 from ..errors import ThalwegError, first_line, warn
 from ..runtime.rng import seeded
 from ..tasks import Task, check_task, describe
@@ -17,19 +17,11 @@ from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
 from ..weightspace.watch import copied
 from ..weightspace.weights import Weights
-from .calls import (
-    Called,
-    computing,
-    only_skips,
-    operations,
-    outputs_in,
-    parameters_in,
-    predicted,
-    recorded,
-    scripted_parts,
-    training,
-)
-from .outputs import CLOSE, apart, finite, moved, same_finite
+from .calls import Called, outputs_in, predicted, recorded, scripted_parts
+from .examples import first, half_moved, kind_of
+from .modes import computing, training
+from .noted import only_skips, operations, parameters_in
+from .outputs import CLOSE, apart, finite, same_finite
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
@@ -112,12 +104,12 @@ class NetworkCopy:
         take them; more, where that costs little, since a unit may be inactive on two; one, where that is much faster
         and the network computes each example alone.
         """
-        outputs = self._fitting(_first(batch, 2), batch)
+        outputs = self._fitting(first(batch, 2), batch)
         self.few, entries = self.batch, max(self.entries, 1)
         examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
         if examples != 2:
             with suppress(Exception):
-                found = self._taken(_first(batch, examples))
+                found = self._taken(first(batch, examples))
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
                 if finite(found[: self.made]) and (examples > 2 or apart(same, found) <= CLOSE):
                     return found
@@ -148,7 +140,7 @@ class NetworkCopy:
         self.batch = usual = self._prepared(batch)
         found = self.outputs()
         with suppress(Exception):
-            self.batch = _half_moved(usual)
+            self.batch = half_moved(usual)
             moved_outputs = self.outputs()
             if same_finite(found, moved_outputs):
                 return moved_outputs
@@ -273,10 +265,10 @@ class NetworkCopy:
         idle, listed = unused(), isinstance(batches, Sequence)
         if not (idle or listed):
             return
-        kinds, calls = {_kind(self.few)}, [self._operations(self.few)]
+        kinds, calls = {kind_of(self.few)}, [self._operations(self.few)]
         with seeded(0, batches):
             for other in batches:
-                kind = _kind(_first(other, 2))
+                kind = kind_of(first(other, 2))
                 if kind in kinds or len(kinds) >= (LOOKED if idle else KINDS):
                     continue
                 kinds.add(kind)
@@ -303,7 +295,7 @@ class NetworkCopy:
         """Two examples of another batch, or all of it where the network does not take them."""
         usual = self.batch
         try:
-            self._fitting(_first(batch, 2), batch)
+            self._fitting(first(batch, 2), batch)
             return self.batch
         finally:
             self.batch = usual
@@ -334,32 +326,3 @@ def warn_of_training(why: str) -> None:
         f"this network computes something else in training mode, which could not be checked, since {why}: what it "
         "computes only there may change when its units are renumbered"
     )
-
-
-def _first(batch: Any, count: int) -> Any:
-    """The first examples of a batch; what does not have as many entries as its first tensor, or is sparse, is kept."""
-    size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
-    several = [id(t) for t in tensors_in(batch) if t.ndim and t.shape[0] == size and t.layout is torch.strided]
-    return mapped(batch, lambda t: t[:count] if id(t) in several else t)
-
-
-def _half_moved(batch: Any) -> Any:
-    """A batch with the second half of its examples, and what all of them share, moved from their values."""
-    size = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
-    draw = torch.Generator().manual_seed(0)
-
-    def moved_half(item: Any) -> Any:
-        if not isinstance(item, Tensor) or item.dtype != torch.float64 or item.layout is not torch.strided:
-            return item
-        found = moved(item, 1.0, draw)
-        near = torch.rand(item.shape, generator=draw, dtype=torch.float64).to(item.device) / 5
-        found = torch.where(item == item.round(), torch.where(item == 0, near, item), found)  # it may be an index
-        kept = -(-size // 2) if item.ndim and item.shape[0] == size else 0
-        return torch.cat([item[:kept], found[kept:]]) if item.ndim else found
-
-    return mapped(batch, moved_half)
-
-
-def _kind(batch: Any) -> str:
-    """What a graph may depend on: shapes, and whatever is not a tensor."""
-    return repr(mapped(batch, lambda item: tuple(item.shape) if isinstance(item, Tensor) else type(item).__name__))

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import ThalwegError
-from . import layers, tensors
+from . import contractions, layers, tensors
 from .axes import APART, INDEXED, Atom, Axes, fresh, pin, settle_loose
 from .tensors import Operation, unknown
 
@@ -182,9 +182,9 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
          "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform isclose "
          "special_expit special_ndtr _conj _conj_physical log_sigmoid_forward __and__ __or__ __xor__ __lshift__ "
          "__rshift__ __iand__ __ior__ __ixor__"),
-        (layers.linear, "linear"), (layers.bilinear, "bilinear"), (tensors.einsum, "einsum"),
-        (tensors.matmul, "matmul linalg_matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
-        (tensors.tensordot, "tensordot inner outer ger"), (tensors.distances, "cdist"),
+        (layers.linear, "linear"), (layers.bilinear, "bilinear"), (contractions.einsum, "einsum"),
+        (contractions.matmul, "matmul linalg_matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
+        (contractions.tensordot, "tensordot inner outer ger"), (contractions.distances, "cdist"),
         (layers.attention, "scaled_dot_product_attention"),
         (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
         (layers.spatial, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "

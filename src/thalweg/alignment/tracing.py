@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ThalwegError, first_line
 from ..weightspace.weights import Weights
 from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
-from .calls import Called, recorded, scripted_parts, training
+from .calls import Called, recorded, scripted_parts
 from .groups import Proposed, grouped
+from .modes import training
 from .network_copy import NetworkCopy, warn_of_training
 from .operations import HAND, Seen, each_its_own, takes_part, trace
 from .permutation import Term, spread

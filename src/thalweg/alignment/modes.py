@@ -1,0 +1,94 @@
+"""The modes in which a proof computes: in float64, and in training without what draws random numbers."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from ..runtime.recompiled import interpreted
+from ..runtime.rng import seeded
+
+WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+IN_PLACE = re.compile(r"\w*[a-z\d]_$|__set|__i")
+DROPOUT = re.compile(r"(feature_)?(alpha_)?dropout([123]d)?_?$")
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in float64 also where the network asks for less, as norms and softmax in float32 do, or makes or holds
+    tensors in less, such as the first states of a recurrent layer.
+
+    Attributes:
+        entries: How many entries the tensors have that were computed.
+    """
+
+    entries = 0
+
+    def __enter__(self) -> Self:
+        self.usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self.usual)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            function = Tensor.double
+        written = args[:1] if IN_PLACE.match(getattr(function, "__name__", "")) else ()
+        args, kwargs = tree_map(_widened, (args[len(written) :], kwargs or {}))
+        found = function(*written, *args, **kwargs)
+        self.entries += found.numel() if isinstance(found, Tensor) else 0
+        return found
+
+
+def _widened(item: Any) -> Any:
+    """A dtype, or a tensor, in double precision."""
+    if isinstance(item, torch.dtype):
+        return WIDE.get(item, item)
+    return item.to(WIDE[item.dtype]) if isinstance(item, Tensor) and item.dtype in WIDE else item
+
+
+@contextmanager
+def training(net: nn.Module, every: bool = True) -> Iterator[None]:
+    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout.
+
+    Args:
+        net: The network, which is in eval mode afterwards, with its buffers as they were.
+        every: Also for parts without parameters, which may draw random numbers as dropout does.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    try:
+        for part in net.modules():
+            own = every or any(True for _ in part.parameters())
+            part.training = own and not type(part).__module__.startswith("torch.nn.")
+        with _WithoutDropout():
+            yield
+    finally:
+        net.eval()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Returns what dropout is given, also where a network calls it as a function."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DROPOUT.match(getattr(function, "__name__", "")):
+            return args[0] if args else kwargs["input"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def computing(seed: int = 0) -> Iterator[InDouble]:
+    with interpreted(), InDouble() as mode, seeded(seed):
+        yield mode
