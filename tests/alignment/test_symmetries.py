@@ -312,8 +312,14 @@ def test_symmetries_refuse_no_batch():
 
 
 def test_symmetries_refuse_a_batch_that_does_not_fit():
-    with pytest.raises(tw.ThalwegError, match=r"must take the batch .* mat1 and mat2 .*: check the batch and the task"):
+    with pytest.raises(tw.ThalwegError, match=r"must take the batch.* mat1 and mat2 .*: check the batch and the task"):
         tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
+
+
+def test_symmetries_advise_one_batch_where_a_list_of_them_is_given():
+    batches = [(torch.randn(5, 6), torch.zeros(5).long()) for _ in range(3)]
+    with pytest.raises(tw.ThalwegError, match="if this is a list of batches, give one of them"):
+        tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, batches)
 
 
 class Auxiliary(nn.Module):

@@ -50,7 +50,7 @@ class Aligned(Weights):
     def __str__(self) -> str:
         said = (
             f"distance {self.before:.4g} before, {self.after:.4g} after; groups: "
-            f"{len(self.symmetries.groups)}, passes: {self.passes}, {self.seconds:.2g} s"
+            f"{len(self.symmetries.groups)}, passes: {self.passes}, matched in {self.seconds:.2g} s"
         )
         if self.unseen:
             said += f"; matched by weights, since they have no activations: {', '.join(self.unseen)}"

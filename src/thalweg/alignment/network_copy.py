@@ -128,9 +128,10 @@ class NetworkCopy:
         if isinstance(failure, ThalwegError):
             raise failure
         why = f"{type(failure).__name__}: {first_line(failure)}"
+        listed = isinstance(batches[-1], list) and all(isinstance(item, tuple | list | dict) for item in batches[-1])
+        advice = "if this is a list of batches, give one of them" if listed else "check the batch and the task"
         raise ThalwegError(
-            f"the network must take the batch as its task calls it, in float64, and failed with {why}: check the "
-            "batch and the task"
+            f"the network must take the batch, in float64, as its task calls it; it failed with {why}: {advice}"
         ) from failure
 
     def _taken(self, batch: Any) -> list[Tensor]:

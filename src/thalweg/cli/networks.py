@@ -123,7 +123,7 @@ def align(
     own = options.Arguments(locals())
     from ..store.runs import Run, start_run
 
-    a, b = two_networks(own, "two networks are aligned")
+    a, b = two_networks(own, "align takes two networks")
     inputs = own.inputs
     aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, by=by, seed=seed, groups=inputs.groups)
     start_run(out, "align", own.settings)
