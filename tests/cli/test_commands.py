@@ -303,6 +303,7 @@ def test_connect_command_with_points_scans_and_resumes(here, monkeypatch):
     monkeypatch.setattr(tw.loading, "load_inputs", lambda *given: made.append(given) or make(*given))
     command = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "2", "--out", "whole")
     output = ok(*command, "--points", "5")
+    assert "curve.safetensors" in output
     assert len(made) == 1  # data may take long to read
     assert "whole/scan/profile.png" in output
     assert "next: thalweg plane whole --task mine:circle" in output

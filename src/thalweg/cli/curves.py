@@ -103,6 +103,7 @@ def connect(
     measured = {**own.given, "weight_decay": own.penalty}
     if points is None:
         return options.done(out, options.following(scan, measured, out, out="scan"))
+    options.done(out, None)
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
     known |= {"what": [out], "out": out / "scan", "points": str(points)}
     _scan(options.Arguments(known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
