@@ -29,7 +29,7 @@ def contract(call: Operation, equation: str, *tensors: Axes | None) -> Axes:
 
 
 def _note_mixing(call: Operation, tensors: Sequence[Mapping[str, Atom]], kept: Collection[str]) -> None:
-    """What is summed over mixes what stays beside it, and what one tensor has and another lacks all that both have."""
+    """What is summed over mixes what stays beside it; an axis that another tensor lacks mixes what the two share."""
     for own in tensors:
         for letter, axis in own.items():
             lacking = [each for each in tensors if letter not in each]

@@ -115,8 +115,8 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
 
     def compute(*tensors: Tensor) -> Any:
         filled = {**dict(enumerate(given)), **dict(zip(places, tensors, strict=True))}
-        own, named_ = tree_unflatten([filled[k] for k in range(len(given))], spec)
-        return how(*own, **named_)
+        own, keywords = tree_unflatten([filled[k] for k in range(len(given))], spec)
+        return how(*own, **keywords)
 
     with suppress(Exception):  # whatever torch cannot decompose without values
         metas = [torch.empty_like(given[k].meta["val"], device="meta") for k in places]
