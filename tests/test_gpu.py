@@ -37,6 +37,24 @@ def test_runs_in_a_pool_smaller_than_their_number_are_each_as_alone(name):
         assert torch.allclose(vector, job(seed), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["mlp", "conv_bn"])
+def test_scans_interleaved_with_training_are_each_as_alone(name):
+    case = ZOO[name]
+    module, batches = case.module(1).cuda(), case.batches()
+
+    def scan(points):
+        curve = tw.Bezier(*(end.to("cuda") for end in case.ends()))
+        found = tw.scan(module, curve, case.task, {"x": batches}, points=points, bn_batches=batches)
+        return torch.tensor(found.values["x"]["loss"])
+
+    def fit(seed):
+        return tw.fit(module, case.task, batches, epochs=20, lr=0.05, seed=seed).vector
+
+    jobs = [partial(scan, 9), partial(fit, 1), partial(scan, 4), partial(scan, 21), partial(fit, 2)]
+    for found, job in zip(at_once(jobs, torch.device("cuda", 0), 3), jobs, strict=True):
+        assert torch.allclose(found, job(), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_fit_connect_and_scan_agree_with_the_cpu(name):
     case, found = ZOO[name], {}

@@ -578,14 +578,13 @@ def test_paper_time_of_training_includes_that_of_aligned_curves(tmp_path, monkey
 
 
 def test_curves_of_a_network_that_is_not_in_the_paper_have_the_better_alignment(tmp_path, monkeypatch):
-    def measured(pair, name, what):
+    def scan(what, pair):
+        if isinstance(what, Need):
+            trained.append(what.aligned_by)
         lines = {"": 0.5, "weights": 0.3, "activations": 0.2 if pair.seeds == (0, 1) else 0.35}
         return made_up({0: 0.01 * what.epochs if isinstance(what, Need) else lines[what]})[0][0]
 
-    monkeypatch.setattr(curve_comparisons, "_measured", measured)
-    monkeypatch.setattr(
-        curve_comparisons, "prepare", lambda wanted: trained.extend(need.aligned_by for _, need in wanted)
-    )
+    monkeypatch.setattr(curve_comparisons, "_scan", scan)
     experiment, trained = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False), []
     rows, claims = curve_comparisons.aligned(experiment, tmp_path, 2)
     assert {*trained} == {"", "activations"}  # 0.275 on average
@@ -605,11 +604,8 @@ def test_finished_scan_of_an_aligned_curve_needs_no_networks(tmp_path, monkeypat
     stored = scan_of([0.1, 0.2, 0.1], [0.1, 0.2, 0.1], np.linspace(0, 1, 3))
     stored.save(pair.results / "scan-line-weights" / "scan.json")
     monkeypatch.setattr(pair, "ends", None)
-    assert curve_comparisons._measured(pair, "line-weights", "weights").values["train"]["loss"].tolist() == [
-        0.1,
-        0.2,
-        0.1,
-    ]
+    [found] = curve_comparisons._measured([pair], ["weights"])["weights"]
+    assert found.values["train"]["loss"].tolist() == [0.1, 0.2, 0.1]
 
 
 @pytest.mark.parametrize("by", curve_comparisons.WAYS[1:])

@@ -5,7 +5,9 @@ import random
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import thalweg as tw
 from thalweg.errors import Stopped
 from thalweg.runtime.compute import present
 from thalweg.runtime.interleave import STRIDE, Interleaved, at_once
-from thalweg.store.runs import LOG, Run
+from thalweg.store.runs import LOG, POINTS, Run
 
 METHOD = tw.FGE(cycle=tw.Iterations(4), lr_max=0.05, lr_min=0.005)
 
@@ -42,6 +44,65 @@ def test_together_runs_different_jobs_of_different_lengths():
         lambda: torch.zeros(1),
     ]
     assert all(torch.equal(one, job()) for one, job in zip(tw.together(*jobs), jobs, strict=True))
+
+
+def scanned(case, points=5, batches=None, **settings):
+    batches = batches or case.batches()
+    curve = tw.Bezier(*case.ends())
+    scan = tw.scan(case.module(1), curve, case.task, {"x": batches}, points=points, bn_batches=batches, **settings)
+    return scan.values["x"]["loss"].tolist()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_together_gives_each_scan_as_alone(name):
+    case = ZOO[name]
+    both = tw.together(lambda: scanned(case), lambda: fitted(case, 1), lambda: scanned(case, 3))
+    assert both[0::2] == [scanned(case), scanned(case, 3)]
+    assert torch.equal(both[1], fitted(case, 1))
+
+
+def test_together_switches_between_scans_after_every_pass_over_the_data():
+    case, order = ZOO["conv_bn"], []
+
+    def predict(net, batch):
+        order.append(present.get().job.number)
+        return net(batch[0]), batch[1]
+
+    task = tw.Task(case.task.loss, predict)
+    jobs = [partial(scanned, replace(case, task=task), points) for points in (4, 4)]
+    tw.together(*jobs)
+    runs = [len(list(same)) for _, same in groupby(order)]
+    batches = len(case.batches())
+    assert runs.count(batches) >= 2 * 2 * 4  # two jobs, statistics and losses, four points
+    assert max(runs[4:-4]) == batches
+
+
+def test_together_scans_shuffled_data_with_a_shared_generator():
+    case = ZOO["mlp"]
+    x, y = (torch.cat(parts) for parts in zip(*case.batches(), strict=True))
+    data = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5))
+    alone = scanned(case, batches=loader)
+    assert tw.together(*[lambda: scanned(case, batches=loader)] * 2) == [alone, alone]
+
+
+def test_together_keeps_the_points_of_scans_when_stopped_and_resumes(tmp_path):
+    case, calls = ZOO["conv_bn"], []
+
+    def predict(net, batch):
+        calls.append(1)
+        if len(calls) == 60:
+            interrupt()
+        return net(batch[0]), batch[1]
+
+    jobs = [
+        partial(scanned, replace(case, task=tw.Task(case.task.loss, predict)), 6, run=tmp_path / name) for name in "ab"
+    ]
+    with pytest.raises(Stopped, match="make the same call again to resume"):
+        tw.together(*jobs)
+    kept = [len(Run(tmp_path / name).lines(POINTS)) for name in "ab"]
+    assert all(0 < number < 6 for number in kept)
+    assert tw.together(*jobs) == [scanned(case, 6)] * 2
 
 
 def test_together_shares_data_with_a_generator_of_their_own():
@@ -132,13 +193,18 @@ def stopping(case, seed, after):
             for batch in super().__iter__():
                 self.seen += 1
                 if self.seen == after:
-                    heard = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
-                    os.kill(os.getpid(), signal.SIGINT)
-                    while heard is not None and heard.requested is None:  # by the main thread, when it comes to it
-                        time.sleep(0.001)
+                    interrupt()
                 yield batch
 
     return Deadly(case.batches())
+
+
+def interrupt():
+    """A Ctrl-C, noted by the main thread before this returns."""
+    heard = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    os.kill(os.getpid(), signal.SIGINT)
+    while heard is not None and heard.requested is None:
+        time.sleep(0.001)
 
 
 def test_together_saves_all_jobs_when_stopped_and_resumes(tmp_path):

@@ -298,6 +298,7 @@ class Points:
         bn_batches: The batches for the statistics; without them, points must have their own.
         compute: How to compute the statistics.
         pool: Memory shared with other graphs.
+        wait: Called where something is about to wait for a GPU.
     """
 
     def __init__(
@@ -307,8 +308,9 @@ class Points:
         bn_batches: Batches | None = None,
         compute: Compute | None = None,
         pool: Any = None,
+        wait: Callable[[], None] = lambda: None,
     ):
-        self.probe, self.bn_batches = probe, bn_batches
+        self.probe, self.bn_batches, self.wait = probe, bn_batches, wait
         self.statistics = (
             None if bn_batches is None else Statistics(probe, task.predict, bn_batches, compute or Compute(), pool)
         )
@@ -333,7 +335,9 @@ class Points:
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
             with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
-                self.statistics(whole)
+                self.statistics.collect(whole)
+            self.wait()
+            self.statistics.write()
         yield square
         self.probe.check()
         self.probe.drop_caches()

@@ -116,7 +116,9 @@ def scan(
 
     def measured(held: Run | None) -> Scan:
         probe, proof = ready.pop()
-        at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute)
+        job = call.context.job
+        wait = (lambda: None) if job is None else partial(job.wait, probe.device)
+        at = Measurer(probe, task, data, bn_batches, weight_decay, call.compute, wait)
         with (
             on_side_stream(probe.device, call.context.stream),
             call.bar(f"scanning {sampling.where['name']}", 0) as bar,
@@ -258,10 +260,11 @@ class Measurer:
         bn_batches: Batches | None,
         weight_decay: float,
         compute: Compute,
+        wait: Callable[[], None] = lambda: None,
     ):
-        self.probe, self.data, self.weight_decay = probe, data, weight_decay
+        self.probe, self.data, self.weight_decay, self.wait = probe, data, weight_decay, wait
         pool = torch.cuda.graph_pool_handle() if compute.captures(probe.device) else None
-        self.points = Points(probe, task, bn_batches, compute, pool)
+        self.points = Points(probe, task, bn_batches, compute, pool, wait)
         measurement = measurement_of(probe)
         self.measures = {
             name: measurement(probe.module, task, b, probe.device, compute, pool) for name, b in data.items()
@@ -274,7 +277,8 @@ class Measurer:
             for name, measure in self.measures.items():
                 with undisturbed(self.data[name], seed=0):
                     measure(first)
-            # waits for a GPU once; in the first batches alone, perhaps no label counts
+            self.wait()
+            # in the first batches alone, perhaps no label counts
             found = {} if first else {name: measure.means() for name, measure in self.measures.items()}
             decay = 0.5 * self.weight_decay * float(square)
         losses = {name: measure.early for name, measure in self.measures.items()}

@@ -3,7 +3,8 @@ are and aligned.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..store.files import SCAN
 from ..store.runs import LOG, Run
 from .claims import TWENTIETH
 from .curve_entries import NETWORKS, Outcome, highest, keep
-from .experiment import Experiment, Measurements, Need, prepare
+from .experiment import Experiment, Measurements, Need
 
 OVER_T, OVER_LENGTH = Need("polychain", 0), Need("polychain", 0, loss="arclength")
 LOSS_OVER_LENGTH, UNSTEADY = "train loss over length", "change per epoch"
@@ -50,8 +51,8 @@ def width(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     rows: list[dict[str, Any]] = []
     for breadth in experiment.scale.widths:
         pairs = experiment.with_width(breadth).pairs(seeds)
-        bent = [pair.scan("bezier", pair.curve("bezier")) for pair in pairs]
-        ends = [pair.scan_ends() for pair in pairs]
+        bent = experiment.interleave([partial(pair.scan, "bezier", pair.curve("bezier")) for pair in pairs])
+        ends = experiment.interleave([pair.scan_ends for pair in pairs])
         ratios = [scan.length_ratio for scan in bent if scan.length_ratio]
         rows.append(
             {
@@ -171,15 +172,13 @@ def aligned(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     that the paper has, else by what gives the lines with the lower mean test error.
     """
     pairs, paper = experiment.pairs(seeds), experiment.recipe.curve_epochs
-    found: Measured = {(by, 0, 1): [_measured(pair, f"line-{by or 'plain'}", by) for pair in pairs] for by in WAYS}
-    better = min(WAYS[1:], key=lambda by: _means(map(qualities, found[by, 0, 1]))[MEAN])
-    needs = [*curves_of(experiment, WAYS if _in_paper(experiment) else ("", better))]
-    prepare([(pair, need) for pair in pairs for need in needs if not _scanned(pair, pair.folder_of(need).name)])
-    found |= {
-        (need.aligned_by, need.epochs or paper, need.lr_factor): [
-            _measured(pair, pair.folder_of(need).name, need) for pair in pairs
-        ]
-        for need in needs
+    measured = _measured(pairs, [*WAYS, *curves_of(experiment, WAYS if _in_paper(experiment) else ("",))])
+    if not _in_paper(experiment):
+        better = min(WAYS[1:], key=lambda by: _means(map(qualities, measured[by]))[MEAN])
+        measured |= _measured(pairs, [*curves_of(experiment, (better,))])
+    found: Measured = {
+        (what, 0, 1) if isinstance(what, str) else (what.aligned_by, what.epochs or paper, what.lr_factor): scans
+        for what, scans in measured.items()
     }
     for (by, epochs, factor), scans in found.items():
         name = f"{by or 'plain'}-{epochs}{f'-x{factor}' if factor > 1 else ''}"
@@ -198,9 +197,25 @@ def aligned(experiment: Experiment, out: Path, seeds: int) -> Outcome:
     return rows, [*_aligned_claims(found, paper if experiment.recipe.in_curves else None)]
 
 
-def _measured(pair: Experiment, name: str, what: Need | str) -> tw.Scan:
-    """Along a curve, or the line between networks aligned in some way; a finished scan needs neither of them."""
-    if _scanned(pair, name):
+def _measured(pairs: Sequence[Experiment], whats: Iterable[Need | str]) -> dict[Need | str, list[tw.Scan]]:
+    """Scans of curves, or of the lines between networks aligned in some way, for each pair. The longest are trained
+    first, so that the others are measured meanwhile.
+    """
+    order = sorted(product(whats, pairs), key=lambda item: _epochs(*item), reverse=True)
+    found: dict[Need | str, dict[Experiment, tw.Scan]] = {what: {} for what, _ in order}
+    for (what, pair), scan in zip(order, pairs[0].interleave([partial(_scan, *item) for item in order]), strict=True):
+        found[what][pair] = scan
+    return {what: [scans[pair] for pair in pairs] for what, scans in found.items()}
+
+
+def _epochs(what: Need | str, pair: Experiment) -> int:
+    return 0 if isinstance(what, str) else pair.cost(what)[0]
+
+
+def _scan(what: Need | str, pair: Experiment) -> tw.Scan:
+    """A finished scan needs neither the curve nor its ends."""
+    name = f"line-{what or 'plain'}" if isinstance(what, str) else pair.folder_of(what).name
+    if (pair.results / f"scan-{name}" / SCAN).is_file():
         return tw.Scan.load(pair.results / f"scan-{name}")
     target = pair.obtain(what) if isinstance(what, Need) else tw.Segment(*pair.ends(what))
     return pair.scan(name, target, points=_points(pair))
@@ -208,10 +223,6 @@ def _measured(pair: Experiment, name: str, what: Need | str) -> tw.Scan:
 
 def _points(pair: Experiment) -> int:
     return min(POINTS[_in_paper(pair)], pair.scale.points)
-
-
-def _scanned(pair: Experiment, name: str) -> bool:
-    return (pair.results / f"scan-{name}" / SCAN).is_file()
 
 
 def _in_paper(experiment: Experiment) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import log
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ..training.stalled import LEARNT
 from ..weightspace.layout import batch_norms
 from .recipes import Preset, Recipe, changed
 
+T = TypeVar("T")
 DONE = "finished"  # an empty file in the folder of a finished run
 MEASURED = 1000  # images in a batch of a scan
 KINDS: dict[str, Callable[[tw.Weights, tw.Weights], tw.Curve]] = {"bezier": tw.Bezier, "polychain": tw.PolyChain}
@@ -345,7 +346,12 @@ class Experiment:
         return tw.scan(self.architecture, target, self.task, self.data, **own)
 
     def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
-        return {kind: self.scan(kind, self.curve(kind)) for kind in kinds}
+        jobs = [partial(self.scan, kind, self.curve(kind)) for kind in kinds]
+        return dict(zip(kinds, self.interleave(jobs), strict=True))
+
+    def interleave(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Interleave training runs and scans on a GPU, as many at a time as were asked for."""
+        return at_once(jobs, self.device, self.interleaved)
 
     def scan_ends(self) -> tw.Scan:
         """The first two networks, with their own batch-norm statistics."""
@@ -440,5 +446,4 @@ def prepare(wanted: Wanted) -> None:
             here = [(experiment, need) for experiment, need in missing(wanted) if need.stage == stage]
             here.sort(key=lambda item: item[0].cost(item[1])[0], reverse=True)
             if here:
-                jobs = [partial(experiment.obtain, need) for experiment, need in here]
-                at_once(jobs, here[0][0].device, here[0][0].interleaved)
+                here[0][0].interleave([partial(experiment.obtain, need) for experiment, need in here])

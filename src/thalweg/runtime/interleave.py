@@ -18,7 +18,7 @@ STRIDE = 4  # steps of one job before the next: switching costs the CPU more tha
 
 
 def together(*jobs: Callable[[], T]) -> list[T]:
-    """Interleave several training runs; the results are the same as one after another.
+    """Interleave several training runs or scans; the results are the same as one after another.
 
     Examples:
         >>> import thalweg as tw
@@ -29,13 +29,13 @@ def together(*jobs: Callable[[], T]) -> list[T]:
         >>> [bool((weights.vector == job(seed=seed).vector).all()) for weights, seed in zip(both, (1, 2))]
         [True, True]
 
-    On a GPU, the steps of the jobs overlap. The first job that fails ends the others, which can be resumed if they have
-    a run folder.
+    On a GPU, the steps of the jobs overlap, and so do the points of scans. The first job that fails ends the others,
+    which can be resumed if they have a run folder.
 
     Args:
-        jobs: Calls of `fit`, `connect` or `walk`, each with its own `seed` and random state; seed other randomness
-            inside a job, such as the initialisation of a network, yourself. Jobs must not share data that keeps a
-            position, such as a DataLoader with persistent workers.
+        jobs: Calls of `fit`, `connect`, `walk` or `scan`, each with its own `seed` and random state; seed other
+            randomness inside a job, such as the initialisation of a network, yourself. Jobs must not share data that
+            keeps a position, such as a DataLoader with persistent workers.
 
     Returns:
         The results, in the order of the jobs.
@@ -70,11 +70,20 @@ class Job:
         """How many jobs are running, including this one."""
         return len(self.group.left)
 
-    def switch(self) -> None:
-        """After a step: let the other jobs run."""
+    def wait(self, device: torch.device) -> None:
+        """Let the other jobs run until a GPU has finished what this one has begun; on a CPU, let each run once."""
+        if device.type != "cuda":
+            return self.switch(1)
+        done = torch.cuda.Event()
+        done.record()
+        while self.running() > 1 and not done.query():
+            self.switch(1)
+
+    def switch(self, stride: int = STRIDE) -> None:
+        """After a step: let the other jobs run, if it is the last of a stride."""
         self.steps += 1
         following = self.group.left[(self.group.left.index(self) + 1) % self.running()]
-        if following is not self and self.steps % STRIDE == 0:
+        if following is not self and self.steps % stride == 0:
             self.states.leave()
             following.awake.release()
             self.awake.acquire()

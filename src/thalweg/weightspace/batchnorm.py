@@ -60,7 +60,8 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
             probe.load(weights)
         with during("updating batch-norm statistics"), seeded(0, batches):
             statistics = Statistics(probe, forward, batches, Compute())
-            statistics()
+            statistics.collect()
+            statistics.write()
             finite = bool(statistics.pooled.isfinite().all())
             if bad := None if finite else not_finite(batches) or not_finite(batches, torch.isinf):
                 raise ThalwegError(f"batch-norm statistics are not finite: {bad}, so clean the data")
@@ -71,13 +72,13 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
 
 
 class Statistics:
-    """Recomputes the statistics at the probe's current point; called for one point after another.
+    """Recomputes the statistics at the probe's current point, and at one point after another.
 
     A batch-norm layer with momentum 1 leaves the mean and variance of the last batch in its buffers. Here these are
     slices of one tensor, so that each batch is added to the pool for all layers in one operation, in float64.
 
     Attributes:
-        pooled: The pool over all batches of the last call.
+        pooled: The pool over all batches of the last pass.
         early: That over the first of them.
     """
 
@@ -109,8 +110,8 @@ class Statistics:
         self.passes, self.make_batch = source(batches, probe.device)
         self.add = compute.repeated(self._add_batch, probe.module, probe.device, pool)
 
-    def __call__(self, whole: Tensor | None = None) -> None:
-        """Recompute them.
+    def collect(self, whole: Tensor | None = None) -> None:
+        """Pass over the batches; a GPU may still be computing afterwards.
 
         Args:
             whole: The pool over all batches, if it is known: then only the first are read.
@@ -136,7 +137,6 @@ class Statistics:
                         break
         if whole is not None:
             self.pooled.copy_(whole)
-        self._write()
 
     def _add_batch(self, drawn: Any) -> None:
         self.pending: dict[int, int] = {}
@@ -156,8 +156,10 @@ class Statistics:
         if k in self.pending:
             _pool(self.parts[k], self.pieces[k], self.pending.pop(k))
 
-    def _write(self) -> None:
-        """Into the layers' own buffers; a layer that was not called keeps what it had."""
+    def write(self) -> None:
+        """Into the layers' own buffers what was collected; a layer that was not called keeps what it had."""
+        if not self.layers:
+            return
         seen = [count > 1 for count in torch.stack([part[3, 0] for part in self.parts]).tolist()]
         for k in (k for k, passed in enumerate(seen) if not passed):
             if bool(self.pieces[k][0].any()):
