@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .calls import Called, outputs_in, predicted, recorded, scripted_parts
 from .examples import first, half_moved, kind_of
 from .modes import computing, training
 from .noted import only_skips, operations, parameters_in
-from .outputs import CLOSE, apart, finite, same_finite
+from .outputs import CLOSE, STEEP, apart, finite, same_finite, slopes_apart, weighted_sum
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
@@ -167,6 +168,29 @@ class NetworkCopy:
                 "in which no tensor was found: return tensors, or a tuple or dict of them"
             )
         return [tensor.detach().clone() for tensor in found]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of a sum of all outputs by name; none where they are random or cannot be computed."""
+        return self._gradients(self._mode) if self._mode else {}
+
+    @cached_property
+    def _mode(self) -> Callable[[nn.Module], Any] | None:
+        """The one for gradients: training, with as many parts as draw no random numbers."""
+        for mode in (training, partial(training, every=False), nullcontext):
+            with suppress(Exception):
+                if slopes_apart(self._gradients(mode), self._gradients(mode, seed=1)) <= STEEP:
+                    return mode
+        return None
+
+    def _gradients(self, mode: Callable[[nn.Module], Any], seed: int = 0) -> dict[str, Tensor]:
+        moving = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+        with computing(seed), torch.enable_grad(), mode(self.net):
+            batches = [mapped(batch, copied) for batch in (self.batch, *self.further)]
+            weighted_sum([out for batch in batches for out in predicted(self.net, self.task, batch)]).backward()
+        found = {name: torch.zeros_like(t) if t.grad is None else t.grad.to_dense() for name, t in moving.items()}
+        for parameter in self.net.parameters():
+            parameter.grad = None
+        return {name: slope.clone(memory_format=torch.contiguous_format) for name, slope in found.items()}
 
     def warn_if_changed(self, b: Weights, aligned: Weights) -> None:
         """Warn if the network computes something else in its own precision with aligned weights, far beyond what
