@@ -137,6 +137,40 @@ def test_symmetries_follow_parts_without_children_in_training():
     assert [group.size for group in symmetries.groups.values()] == [8]
 
 
+RAMP = torch.linspace(0.1, 2, 8)
+
+
+def in_training(h, part):
+    return h * RAMP.to(h) if part.training else h
+
+
+def with_hook(between):
+    net = nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 4))
+    net[1].register_forward_hook(lambda part, _, h: in_training(h, part))
+    return net
+
+
+def by_task(net, batch):
+    return net[2](in_training(net[1](net[0](batch[0])), net)), batch[1]
+
+
+@pytest.mark.parametrize(
+    ("net", "predict"),
+    [
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), by_task),
+        (Of(lambda net, x: net.two(in_training(net.one(x), net.one)), **linear(one=(6, 8), two=(8, 4))), TASK.predict),
+        (with_hook(nn.ReLU()), TASK.predict),
+        (with_hook(nn.BatchNorm1d(8)), TASK.predict),
+        (with_hook(nn.Dropout(0.5)), TASK.predict),
+    ],
+)
+def test_symmetries_follow_the_mode_of_torchs_own_layers(net, predict):
+    """Which a task, a network or a hook may look at."""
+    symmetries = tw.symmetries(net, tw.Task(TASK.loss, predict), BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
+
+
 def joined_in_training(noise):
     """A network that adds two layers in training alone, with something in between that may draw random numbers."""
 
