@@ -1,7 +1,7 @@
 """How a task calls its network: the same units in every mode and batch, and nothing left behind."""
 
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType, SimpleNamespace
 from typing import ClassVar
 
@@ -80,6 +80,29 @@ def test_symmetries_find_the_tensors_of_any_output(form):
     symmetries = tw.symmetries(net, task, BATCH)
     assert [group.size for group in symmetries.groups.values()] == [8]
     assert symmetries.pinned["2.bias[0]"] == "it is an output"
+
+
+def penalty(net):
+    return net[0].weight[0].square().sum()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda net, out: (out, net[0].weight),
+        lambda net, out: SimpleNamespace(logits=out, weight=net[0].weight),
+        lambda net, out: SimpleNamespace(logits=out, net=net),
+        lambda net, out: (out, lambda: penalty(net)),
+        lambda net, out: (out, partial(penalty, net)),
+        lambda net, out: (out, net[0].forward),
+    ],
+)
+def test_symmetries_keep_the_order_of_parameters_that_a_loss_is_given(form):
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    task = tw.Task(lambda out, y: y, lambda net, batch: (form(net, net(batch[0])), batch[1]), probabilities=str)
+    aligned = tw.align(net, tw.Weights.of(net), tw.Weights.of(net), task, [BATCH])
+    assert not aligned.symmetries.groups
+    assert aligned.symmetries.pinned["0.weight[0]"] == "it is an output"
 
 
 def test_symmetries_refuse_outputs_without_a_tensor():

@@ -212,7 +212,8 @@ class NetworkCopy:
         weights.load_into(self.own)
         given = to_device(self.given, next(self.own.parameters()).device)
         with seeded(0), torch.no_grad(), preserved(self.own):
-            return [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
+            found = [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
+            return [tensor.detach().clone() for tensor in found]  # some may be parameters
 
     def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
         """Whether the network computes something else in training, with auxiliary heads, say."""
