@@ -111,6 +111,18 @@ def test_symmetries_refuse_outputs_without_a_tensor():
         tw.symmetries(nn.Linear(6, 4), task, BATCH)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_symmetries_of_nested_batches_are_refused_or_proven_by_hand(layout):
+    net = Of(lambda net, x: torch.stack([net.two(net.one(t).relu()).mean(0) for t in x.unbind()]),
+             **linear(one=(6, 8), two=(8, 4)))  # fmt: skip
+    batch = torch.nested.nested_tensor([BATCH[0][:5], BATCH[0][5:8]], layout=layout), torch.zeros(2).long()
+    with pytest.raises(tw.ThalwegError, match="cannot be traced"):
+        tw.symmetries(net, TASK, batch)
+    hand = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
+    assert tw.symmetries(net, TASK, batch, groups=hand).groups
+
+
 @pytest.mark.parametrize(
     "use",
     [lambda g: g.argmax(1, keepdim=True), lambda g: (g[:, :1] > 0.5) * 1.0, lambda g: g.detach().mean(1, keepdim=True)],
