@@ -1,5 +1,6 @@
 """How a task calls its network: the same units in every mode and batch, and nothing left behind."""
 
+import random
 from collections import deque
 from functools import lru_cache, partial
 from types import MappingProxyType, SimpleNamespace
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.alignment import network_copy
 from thalweg.alignment.network_copy import NetworkCopy
 
 TASK = tw.classification()
@@ -270,6 +272,29 @@ def test_groups_by_hand_are_proven_in_training(name, right):
 def test_groups_by_hand_warn_of_training_that_cannot_be_compared():
     with pytest.warns(UserWarning, match="it draws random numbers there, so that nothing can be compared"):
         tw.symmetries(joined_in_training(drawing), TASK, BATCH, groups={"both": HAND["both"]})
+
+
+@pytest.mark.parametrize("groups", [None, {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}])
+def test_symmetries_warn_of_training_whose_path_is_random(groups):
+    """And is seldom that which the first run takes."""
+
+    def forward(net, x):
+        rare = net.training and random.random() < 0.3
+        return net.two(net.one(x).relu() * (RAMP.to(x) if rare else 1.0))
+
+    with pytest.warns(UserWarning, match="could not be checked, since its path depends on random numbers there"):
+        tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH, groups=groups)
+
+
+@pytest.mark.parametrize("small", [1, 10**6])
+def test_symmetries_follow_a_path_that_needs_more_than_two_examples(small, monkeypatch):
+    def forward(net, x):
+        return net.two(net.one(x).relu() * (RAMP.to(x) if len(x) > 4 else 1.0))
+
+    monkeypatch.setattr(network_copy, "SMALL", small)  # as of a large network, which is proven with few
+    symmetries = tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
 
 
 @pytest.mark.parametrize("name", ["batch norm", "MLP"])

@@ -21,7 +21,7 @@ from ..weightspace.weights import Weights
 from .calls import Called, outputs_in, predicted, recorded, scripted_parts
 from .examples import first, half_moved, kind_of
 from .modes import computing, training
-from .noted import only_skips, operations, parameters_in
+from .noted import draws, only_skips, operations, parameters_in, steps
 from .outputs import CLOSE, STEEP, apart, finite, same_finite, slopes_apart, weighted_sum
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
@@ -30,7 +30,9 @@ MANY = 32  # at most
 KINDS = 8  # of batches that are followed although nothing new takes part in them
 CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
 RUNS = 4  # in training, to see whether it only skips parts at random
+CHANCES = 16  # runs where it draws random numbers, to see whether its path depends on them
 LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
+RANDOM_PATH = "its path depends on random numbers there"
 
 
 class NetworkCopy:
@@ -40,7 +42,8 @@ class NetworkCopy:
         net: The copy.
         tensors: Its trainable parameters and batch-norm statistics.
         batch: What a proof computes with.
-        few: What is traced: two examples of the batch, if the network takes them.
+        few: What is traced: two examples of the batch, if the network takes them and computes the same with more.
+        kind: Of the batch.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
         given: The examples of each kind of batch, as they were given.
@@ -51,6 +54,7 @@ class NetworkCopy:
 
     batch: Any
     few: Any
+    kind: str
     entries: int
     made: int
     targets = True
@@ -105,10 +109,11 @@ class NetworkCopy:
         take them; more, where that costs little, since a unit may be inactive on two; one, where that is much faster
         and the network computes each example alone.
         """
-        outputs = self._fitting(first(batch, 2), batch)
+        self.kind = kind_of(first(batch, 2))
+        outputs = self._fitting(self._few(batch), batch)
         self.few, entries = self.batch, max(self.entries, 1)
         examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
-        if examples != 2:
+        if examples != 2 and kind_of(self.given[0]) == self.kind:
             with suppress(Exception):
                 found = self._taken(first(batch, examples))
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
@@ -116,6 +121,18 @@ class NetworkCopy:
                     return found
             self.batch = self.few
         return outputs
+
+    def _few(self, batch: Any) -> Any:
+        """Two examples of a batch, or many where the network computes something else with them."""
+        few, many = first(batch, 2), first(batch, MANY)
+        with suppress(Exception):
+            return few if self._steps(many) <= self._steps(few) else many
+        return few
+
+    def _steps(self, batch: Any) -> set[Any]:
+        given = to_device(batch, next(self.own.parameters()).device)
+        with seeded(0), torch.no_grad(), preserved(self.own):
+            return steps(self.own.eval(), self.task, mapped(given, copied))
 
     def _fitting(self, *batches: Any) -> list[Tensor]:
         """The outputs for the first batch that the network takes."""
@@ -257,6 +274,16 @@ class NetworkCopy:
                 return all(only_skips(operations(self.net, self.task, batch, k), usual, every) for k in range(RUNS))
         return False
 
+    def takes_random_paths(self, batch: Any) -> bool:
+        """Whether training computes from parameters, by chance, what neither eval mode nor the first run does."""
+        with suppress(Exception):
+            known, every = operations(self.net, self.task, batch), len(self.numbers)
+            with training(self.net):
+                runs = range(1, CHANCES) if draws(self.net, self.task, batch) else ()
+                known += operations(self.net, self.task, batch) if runs else []
+                return not all(only_skips(operations(self.net, self.task, batch, k), known, every) for k in runs)
+        return False
+
     def _in_training(self, batch: Any, every: bool) -> Called:
         made = recorded(self.net, self.task, batch).made
         with training(self.net, every):
@@ -291,7 +318,7 @@ class NetworkCopy:
         idle, listed = unused(), isinstance(batches, Sequence)
         if not (idle or listed):
             return
-        kinds, calls = {kind_of(self.few)}, [self._operations(self.few)]
+        kinds, calls = {self.kind}, [self._operations(self.few)]
         with seeded(0, batches):
             for other in batches:
                 kind = kind_of(first(other, 2))
@@ -321,7 +348,7 @@ class NetworkCopy:
         """Two examples of another batch, or all of it where the network does not take them."""
         usual = self.batch
         try:
-            self._fitting(first(batch, 2), batch)
+            self._fitting(self._few(batch), batch)
             return self.batch
         finally:
             self.batch = usual
@@ -342,6 +369,8 @@ class NetworkCopy:
             calls = self.include_training(few) if self.trains_otherwise(few) else []
             if calls and not {*calls} & {*self.trained} and not self.skips_at_random(few):
                 warn_of_training("it draws random numbers there, so that nothing can be compared")
+            elif self.takes_random_paths(few):
+                warn_of_training(RANDOM_PATH)
 
         include(self.few)
         self.follow_kinds(batches, lambda: self.numbers - used, include)
