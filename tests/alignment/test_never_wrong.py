@@ -243,6 +243,8 @@ def test_a_part_that_the_task_calls_without_a_gradient_is_followed():
          lambda: {"t": weight(4, 6), "r": nn.GRU(6, 5, batch_first=True), "o": nn.Linear(5, 4)}, [5]),
         (lambda net, x: F.scaled_dot_product_attention(net.q(x), net.k(x), net.v(x)) @ net.o,
          lambda: {"q": nn.Linear(6, 5), "k": nn.Linear(6, 5), "v": nn.Linear(6, 7), "o": weight(7, 4)}, [7, 5]),
+        (lambda net, x: net.o(F.cosine_similarity(net.q, net.h, dim=-1) * net.w(x)),
+         lambda: {"q": weight(9), "h": weight(9, 9), "w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9, 9]),
         (lambda net, x: net.o(net.w(x).type_as(x[:, :1])),
          lambda: {"w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9]),
     ],
