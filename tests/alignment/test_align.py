@@ -281,10 +281,13 @@ def test_align_refuses_optimizer_state_that_preconditions_a_square_weight():
     permutation = random_permutation(tw.symmetries(module, TASK, (torch.randn(4, 6), torch.zeros(4).long())))
     weights, rows = tw.Weights.of(module), torch.randn(8, 8)
     assert weights.layout.names[2] == "2.weight"
-    moved = permutation.apply(Checkpoint(weights, {"left/2": torch.zeros(8, 8), "mean/2": rows}, "Shampoo", 5))
+    state = {"left/2": torch.zeros(8, 8), "mean/0": torch.randn(8, 6), "mean/2": rows, "momentum_buffer/2": rows}
+    moved = permutation.apply(Checkpoint(weights, state, "Shampoo", 5))
     assert not torch.equal(moved.optimizer["mean/2"], rows)
-    with pytest.raises(tw.ThalwegError, match=r"'left/2' of shape \(8, 8\) has not: renumber the weights alone"):
-        permutation.apply(Checkpoint(weights, {"left/2": rows @ rows.T + 0}, "Shampoo", 5))
+    assert torch.equal(moved.optimizer["mean/2"], moved.optimizer["momentum_buffer/2"])
+    for left in (rows @ rows.T + 0, rows.triu(), torch.linalg.inv(rows)):
+        with pytest.raises(tw.ThalwegError, match=r"'left/2' of shape \(8, 8\) has not, as far as can be seen"):
+            permutation.apply(Checkpoint(weights, {"left/2": left}, "Shampoo", 5))
 
 
 @pytest.mark.parametrize("kept", [torch.zeros(12), [torch.zeros(3, 4)], {"slow": np.zeros(5)}])

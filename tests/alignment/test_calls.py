@@ -1,7 +1,8 @@
 """How a task calls its network: the same units in every mode and batch, and nothing left behind."""
 
+import random
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType, SimpleNamespace
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
+from thalweg.alignment import network_copy
 from thalweg.alignment.network_copy import NetworkCopy
 
 TASK = tw.classification()
@@ -82,10 +84,45 @@ def test_symmetries_find_the_tensors_of_any_output(form):
     assert symmetries.pinned["2.bias[0]"] == "it is an output"
 
 
+def penalty(net):
+    return net[0].weight[0].square().sum()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda net, out: (out, net[0].weight),
+        lambda net, out: SimpleNamespace(logits=out, weight=net[0].weight),
+        lambda net, out: SimpleNamespace(logits=out, net=net),
+        lambda net, out: (out, lambda: penalty(net)),
+        lambda net, out: (out, partial(penalty, net)),
+        lambda net, out: (out, net[0].forward),
+    ],
+)
+def test_symmetries_keep_the_order_of_parameters_that_a_loss_is_given(form):
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    task = tw.Task(lambda out, y: y, lambda net, batch: (form(net, net(batch[0])), batch[1]), probabilities=str)
+    aligned = tw.align(net, tw.Weights.of(net), tw.Weights.of(net), task, [BATCH])
+    assert not aligned.symmetries.groups
+    assert aligned.symmetries.pinned["0.weight[0]"] == "it is an output"
+
+
 def test_symmetries_refuse_outputs_without_a_tensor():
     task = tw.Task(lambda out, y: y, lambda net, batch: (net(batch[0]).sum().item(), batch[1]))
     with pytest.raises(tw.ThalwegError, match=r"its predict returned .* no tensor was found: return tensors"):
         tw.symmetries(nn.Linear(6, 4), task, BATCH)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_symmetries_of_nested_batches_are_refused_or_proven_by_hand(layout):
+    net = Of(lambda net, x: torch.stack([net.two(net.one(t).relu()).mean(0) for t in x.unbind()]),
+             **linear(one=(6, 8), two=(8, 4)))  # fmt: skip
+    batch = torch.nested.nested_tensor([BATCH[0][:5], BATCH[0][5:8]], layout=layout), torch.zeros(2).long()
+    with pytest.raises(tw.ThalwegError, match="cannot be traced"):
+        tw.symmetries(net, TASK, batch)
+    hand = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
+    assert tw.symmetries(net, TASK, batch, groups=hand).groups
 
 
 @pytest.mark.parametrize(
@@ -135,6 +172,40 @@ def test_symmetries_follow_parts_without_children_in_training():
 
     symmetries = tw.symmetries(nn.Sequential(Joined(), nn.Linear(16, 4)), TASK, BATCH)
     assert [group.size for group in symmetries.groups.values()] == [8]
+
+
+RAMP = torch.linspace(0.1, 2, 8)
+
+
+def in_training(h, part):
+    return h * RAMP.to(h) if part.training else h
+
+
+def with_hook(between):
+    net = nn.Sequential(nn.Linear(6, 8), between, nn.Linear(8, 4))
+    net[1].register_forward_hook(lambda part, _, h: in_training(h, part))
+    return net
+
+
+def by_task(net, batch):
+    return net[2](in_training(net[1](net[0](batch[0])), net)), batch[1]
+
+
+@pytest.mark.parametrize(
+    ("net", "predict"),
+    [
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), by_task),
+        (Of(lambda net, x: net.two(in_training(net.one(x), net.one)), **linear(one=(6, 8), two=(8, 4))), TASK.predict),
+        (with_hook(nn.ReLU()), TASK.predict),
+        (with_hook(nn.BatchNorm1d(8)), TASK.predict),
+        (with_hook(nn.Dropout(0.5)), TASK.predict),
+    ],
+)
+def test_symmetries_follow_the_mode_of_torchs_own_layers(net, predict):
+    """Which a task, a network or a hook may look at."""
+    symmetries = tw.symmetries(net, tw.Task(TASK.loss, predict), BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
 
 
 def joined_in_training(noise):
@@ -201,6 +272,29 @@ def test_groups_by_hand_are_proven_in_training(name, right):
 def test_groups_by_hand_warn_of_training_that_cannot_be_compared():
     with pytest.warns(UserWarning, match="it draws random numbers there, so that nothing can be compared"):
         tw.symmetries(joined_in_training(drawing), TASK, BATCH, groups={"both": HAND["both"]})
+
+
+@pytest.mark.parametrize("groups", [None, {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}])
+def test_symmetries_warn_of_training_whose_path_is_random(groups):
+    """And is seldom that which the first run takes."""
+
+    def forward(net, x):
+        rare = net.training and random.random() < 0.3
+        return net.two(net.one(x).relu() * (RAMP.to(x) if rare else 1.0))
+
+    with pytest.warns(UserWarning, match="could not be checked, since its path depends on random numbers there"):
+        tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH, groups=groups)
+
+
+@pytest.mark.parametrize("small", [1, 10**6])
+def test_symmetries_follow_a_path_that_needs_more_than_two_examples(small, monkeypatch):
+    def forward(net, x):
+        return net.two(net.one(x).relu() * (RAMP.to(x) if len(x) > 4 else 1.0))
+
+    monkeypatch.setattr(network_copy, "SMALL", small)  # as of a large network, which is proven with few
+    symmetries = tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
 
 
 @pytest.mark.parametrize("name", ["batch norm", "MLP"])

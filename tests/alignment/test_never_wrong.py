@@ -62,6 +62,20 @@ def constants(net, x, mode):
     return net.two(net.one(x).relu() * (torch.linspace(0, 1, 16) if mode == "ramp" else torch.ones(16)))
 
 
+def by_dtype(net, x):
+    return constants(net, x.to(net.one.weight), "even" if x.is_floating_point() else "ramp")
+
+
+class Settings:
+    """An object in a batch, which can be moved to a device."""
+
+    def __init__(self, mode):
+        self.mode = mode
+
+    def to(self, device):
+        return self
+
+
 def attention(net, x, causal):
     tokens = (net.tokens + net.one(x)[:, None])[:, None]
     return net.two(F.scaled_dot_product_attention(tokens, tokens, tokens, is_causal=causal).mean((1, 2)))
@@ -130,6 +144,11 @@ HIDDEN = {
     "another buffer in training": (Buffers, [(X, Y)], (X, Y), True, 0),
     "another buffer for a batch": (Buffers, [(X, "even", Y), (X, "ramp", Y)], (X, "ramp", Y), False, 0),
     "another constant": (lambda: layers(constants), [(X, "even", Y), (X, "ramp", Y)], (X, "ramp", Y), False, 0),
+    "another dtype": (lambda: layers(by_dtype), [(X, Y), (X.long(), Y)], (X.long(), Y), False, 0),
+    "another setting of an object": (
+        lambda: layers(lambda net, x, settings: constants(net, x, settings.mode)),
+        [(X, Settings("even"), Y), (X, Settings("ramp"), Y)], (X, Settings("ramp"), Y), False, 0,
+    ),
     "a mask without an entry": (
         lambda: Of(masked, a=nn.Linear(6, 16), b=nn.Linear(6, 16), c=nn.Linear(16, 4), d=nn.Linear(16, 4)),
         [(X, Y)], (X * 100, Y), False, 1,
@@ -224,6 +243,8 @@ def test_a_part_that_the_task_calls_without_a_gradient_is_followed():
          lambda: {"t": weight(4, 6), "r": nn.GRU(6, 5, batch_first=True), "o": nn.Linear(5, 4)}, [5]),
         (lambda net, x: F.scaled_dot_product_attention(net.q(x), net.k(x), net.v(x)) @ net.o,
          lambda: {"q": nn.Linear(6, 5), "k": nn.Linear(6, 5), "v": nn.Linear(6, 7), "o": weight(7, 4)}, [7, 5]),
+        (lambda net, x: net.o(F.cosine_similarity(net.q, net.h, dim=-1) * net.w(x)),
+         lambda: {"q": weight(9), "h": weight(9, 9), "w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9, 9]),
         (lambda net, x: net.o(net.w(x).type_as(x[:, :1])),
          lambda: {"w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9]),
     ],

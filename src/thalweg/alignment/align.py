@@ -59,7 +59,8 @@ class Aligned(Weights):
                 f"; batches left out, since they have other shapes, strings or numbers than the first: {self.left_out}"
             )
         far = [f"{name} (by {error:.1g} of their size)" for name, error in self.symmetries.dropped.items()]
-        return f"{said}; dropped, since renumbering them changed the outputs: {', '.join(far)}" if far else said
+        why = "dropped, since renumbering them changed the outputs or gradients"
+        return f"{said}; {why}: {', '.join(far)}" if far else said
 
 
 @overload

@@ -27,12 +27,12 @@ def alike(one: Any, two: Any) -> bool:
     if is_dataclass(one) and not isinstance(one, type) and not hasattr(one, "to"):
         return all(alike(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
     try:
-        return _equal(one, two)
+        return equal(one, two)
     except Exception:  # whatever the comparison of a user's objects raises, or a cycle in them
         return False
 
 
-def _equal(one: Any, two: Any) -> bool:
+def equal(one: Any, two: Any) -> bool:
     """Equality of objects that a graph holds as constants, with the tensors inside them."""
     if one is two:
         return True
@@ -43,11 +43,11 @@ def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, two)
     if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(_equal, one, two))
+        return len(one) == len(two) and all(map(equal, one, two))
     if isinstance(one, Mapping):
-        return one.keys() == two.keys() and all(_equal(one[key], two[key]) for key in one)
+        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
     if hasattr(one, "__dict__") and (is_dataclass(one) or _by_identity(type(one))):
-        return _equal(vars(one), vars(two))
+        return equal(vars(one), vars(two))
     return bool(one == two)
 
 

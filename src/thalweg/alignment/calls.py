@@ -5,7 +5,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from functools import partial
+from inspect import getclosurevars
 from io import StringIO
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -119,6 +121,7 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     with hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
         made = predicted(net, task, mapped(batch, copied))
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
+    around.used |= any(id(tensor) in around.parameters for tensor in made)
     if len(answers) != 1 or not tensors_in(answers[0]) or around.used:
         return Called(net, lambda given: predicted(net, task, given), batch)
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
@@ -203,11 +206,23 @@ def _answering(net: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def outputs_in(output: Any) -> list[Tensor]:
-    """The tensors in an output of a task, also those of objects that no batch is made of, such as a distribution."""
+    """The tensors in an output of a task, also those of objects that no batch is made of, such as a distribution, of
+    modules, and of what functions refer to: a loss may use all of them.
+    """
     found = tensors_in(output)
     known = {*map(id, found)}
-    inside = Contents(dict(output) if isinstance(output, Mapping) else output).tensors.values()
-    return found + [tensor for tensor in inside if id(tensor) not in known and not isinstance(tensor, nn.Parameter)]
+    plain = dict(output) if isinstance(output, Mapping) else output
+    inside = Contents([plain, *map(_captured, tree_leaves(plain))]).tensors.values()
+    return found + [tensor for tensor in inside if id(tensor) not in known]
+
+
+def _captured(item: Any) -> Any:
+    """What a function refers to."""
+    if isinstance(item, partial):
+        return [item.args, item.keywords, _captured(item.func)]
+    if isinstance(item, MethodType):
+        return item.__self__
+    return [*getclosurevars(item).nonlocals.values()] if isinstance(item, FunctionType) else None
 
 
 def _leaf(item: Any) -> Any:

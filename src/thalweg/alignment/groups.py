@@ -41,7 +41,7 @@ class Symmetries:
         groups: The groups by name.
         axes: For each tensor with units of some group its axes, as products and sums of groups.
         pinned: For each other axis why it keeps its order.
-        dropped: The groups that failed the proof, with how far the outputs were apart.
+        dropped: The groups that failed the proof, with how far outputs or gradients were apart.
         layout: The weights of the network.
     """
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -59,7 +60,8 @@ def _widened(item: Any) -> Any:
 
 @contextmanager
 def training(net: nn.Module, every: bool = True) -> Iterator[None]:
-    """Training mode, in which whole branches may be added, but not for the layers of torch, and without dropout.
+    """Training mode, in which whole branches may be added, without dropout, and without what else the layers of torch
+    do in it.
 
     Args:
         net: The network, which is in eval mode afterwards, with its buffers as they were.
@@ -69,7 +71,7 @@ def training(net: nn.Module, every: bool = True) -> Iterator[None]:
     try:
         for part in net.modules():
             own = every or any(True for _ in part.parameters())
-            part.training = own and not type(part).__module__.startswith("torch.nn.")
+            part.training = own and (_hooked(part) or not _reads_mode(type(part)))  # type: ignore[arg-type]
         with _WithoutDropout():
             yield
     finally:
@@ -77,6 +79,19 @@ def training(net: nn.Module, every: bool = True) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+
+
+@cache
+def _reads_mode(kind: type) -> bool:
+    """Whether this is a layer of torch that computes something else in training, as batch norm and dropout do."""
+    own = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.") and each is not nn.Module]
+    methods = [getattr(method, "__code__", None) for each in own for method in vars(each).values()]
+    return kind in own and any("training" in code.co_names for code in methods if code)
+
+
+def _hooked(part: nn.Module) -> bool:
+    """Whether it has hooks, which may look at its mode."""
+    return bool(part._forward_hooks or part._forward_pre_hooks)
 
 
 class _WithoutDropout(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from ..weightspace.weights import Weights
 from .calls import Called, outputs_in, predicted, recorded, scripted_parts
 from .examples import first, half_moved, kind_of
 from .modes import computing, training
-from .noted import only_skips, operations, parameters_in
-from .outputs import CLOSE, apart, finite, same_finite
+from .noted import draws, only_skips, operations, parameters_in, steps
+from .outputs import CLOSE, STEEP, apart, finite, same_finite, slopes_apart, weighted_sum
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
@@ -29,7 +30,9 @@ MANY = 32  # at most
 KINDS = 8  # of batches that are followed although nothing new takes part in them
 CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
 RUNS = 4  # in training, to see whether it only skips parts at random
+CHANCES = 16  # runs where it draws random numbers, to see whether its path depends on them
 LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
+RANDOM_PATH = "its path depends on random numbers there"
 
 
 class NetworkCopy:
@@ -39,7 +42,8 @@ class NetworkCopy:
         net: The copy.
         tensors: Its trainable parameters and batch-norm statistics.
         batch: What a proof computes with.
-        few: What is traced: two examples of the batch, if the network takes them.
+        few: What is traced: two examples of the batch, if the network takes them and computes the same with more.
+        kind: Of the batch.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
         given: The examples of each kind of batch, as they were given.
@@ -50,6 +54,7 @@ class NetworkCopy:
 
     batch: Any
     few: Any
+    kind: str
     entries: int
     made: int
     targets = True
@@ -104,10 +109,11 @@ class NetworkCopy:
         take them; more, where that costs little, since a unit may be inactive on two; one, where that is much faster
         and the network computes each example alone.
         """
-        outputs = self._fitting(first(batch, 2), batch)
+        self.kind = kind_of(first(batch, 2))
+        outputs = self._fitting(self._few(batch), batch)
         self.few, entries = self.batch, max(self.entries, 1)
         examples = 1 if entries > LARGE else max(2, min(2 * SMALL // entries, MANY))
-        if examples != 2:
+        if examples != 2 and kind_of(self.given[0]) == self.kind:
             with suppress(Exception):
                 found = self._taken(first(batch, examples))
                 same = [two[: len(own)] if own.ndim else two for two, own in zip(outputs, found, strict=True)]
@@ -115,6 +121,18 @@ class NetworkCopy:
                     return found
             self.batch = self.few
         return outputs
+
+    def _few(self, batch: Any) -> Any:
+        """Two examples of a batch, or many where the network computes something else with them."""
+        few, many = first(batch, 2), first(batch, MANY)
+        with suppress(Exception):
+            return few if self._steps(many) <= self._steps(few) else many
+        return few
+
+    def _steps(self, batch: Any) -> set[Any]:
+        given = to_device(batch, next(self.own.parameters()).device)
+        with seeded(0), torch.no_grad(), preserved(self.own):
+            return steps(self.own.eval(), self.task, mapped(given, copied))
 
     def _fitting(self, *batches: Any) -> list[Tensor]:
         """The outputs for the first batch that the network takes."""
@@ -168,6 +186,29 @@ class NetworkCopy:
             )
         return [tensor.detach().clone() for tensor in found]
 
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of a sum of all outputs by name; none where they are random or cannot be computed."""
+        return self._gradients(self._mode) if self._mode else {}
+
+    @cached_property
+    def _mode(self) -> Callable[[nn.Module], Any] | None:
+        """The one for gradients: training, with as many parts as draw no random numbers."""
+        for mode in (training, partial(training, every=False), nullcontext):
+            with suppress(Exception):
+                if slopes_apart(self._gradients(mode), self._gradients(mode, seed=1)) <= STEEP:
+                    return mode
+        return None
+
+    def _gradients(self, mode: Callable[[nn.Module], Any], seed: int = 0) -> dict[str, Tensor]:
+        moving = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
+        with computing(seed), torch.enable_grad(), mode(self.net):
+            batches = [mapped(batch, copied) for batch in (self.batch, *self.further)]
+            weighted_sum([out for batch in batches for out in predicted(self.net, self.task, batch)]).backward()
+        found = {name: torch.zeros_like(t) if t.grad is None else t.grad.to_dense() for name, t in moving.items()}
+        for parameter in self.net.parameters():
+            parameter.grad = None
+        return {name: slope.clone(memory_format=torch.contiguous_format) for name, slope in found.items()}
+
     def warn_if_changed(self, b: Weights, aligned: Weights) -> None:
         """Warn if the network computes something else in its own precision with aligned weights, far beyond what
         rounding b changes: it may branch on the dtype of a tensor.
@@ -188,7 +229,8 @@ class NetworkCopy:
         weights.load_into(self.own)
         given = to_device(self.given, next(self.own.parameters()).device)
         with seeded(0), torch.no_grad(), preserved(self.own):
-            return [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
+            found = [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
+            return [tensor.detach().clone() for tensor in found]  # some may be parameters
 
     def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
         """Whether the network computes something else in training, with auxiliary heads, say."""
@@ -232,6 +274,16 @@ class NetworkCopy:
                 return all(only_skips(operations(self.net, self.task, batch, k), usual, every) for k in range(RUNS))
         return False
 
+    def takes_random_paths(self, batch: Any) -> bool:
+        """Whether training computes from parameters, by chance, what neither eval mode nor the first run does."""
+        with suppress(Exception):
+            known, every = operations(self.net, self.task, batch), len(self.numbers)
+            with training(self.net):
+                runs = range(1, CHANCES) if draws(self.net, self.task, batch) else ()
+                known += operations(self.net, self.task, batch) if runs else []
+                return not all(only_skips(operations(self.net, self.task, batch, k), known, every) for k in runs)
+        return False
+
     def _in_training(self, batch: Any, every: bool) -> Called:
         made = recorded(self.net, self.task, batch).made
         with training(self.net, every):
@@ -266,7 +318,7 @@ class NetworkCopy:
         idle, listed = unused(), isinstance(batches, Sequence)
         if not (idle or listed):
             return
-        kinds, calls = {kind_of(self.few)}, [self._operations(self.few)]
+        kinds, calls = {self.kind}, [self._operations(self.few)]
         with seeded(0, batches):
             for other in batches:
                 kind = kind_of(first(other, 2))
@@ -296,7 +348,7 @@ class NetworkCopy:
         """Two examples of another batch, or all of it where the network does not take them."""
         usual = self.batch
         try:
-            self._fitting(first(batch, 2), batch)
+            self._fitting(self._few(batch), batch)
             return self.batch
         finally:
             self.batch = usual
@@ -317,6 +369,8 @@ class NetworkCopy:
             calls = self.include_training(few) if self.trains_otherwise(few) else []
             if calls and not {*calls} & {*self.trained} and not self.skips_at_random(few):
                 warn_of_training("it draws random numbers there, so that nothing can be compared")
+            elif self.takes_random_paths(few):
+                warn_of_training(RANDOM_PATH)
 
         include(self.few)
         self.follow_kinds(batches, lambda: self.numbers - used, include)

@@ -9,9 +9,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..batches import mapped, tensors_in
+from ..generators import global_randomness
+from ..runtime.recompiled import interpreted
 from ..store.content import digest_of
 from ..tasks import Task
 from ..weightspace.watch import copied
+from .alike import equal
 from .calls import predicted
 from .modes import DROPOUT, computing
 
@@ -60,6 +63,35 @@ def operations(net: nn.Module, task: Task, batch: Any, seed: int = 0) -> list[An
         outputs = predicted(net, task, given)
         with torch._C.DisableTorchFunction():
             return [*noted.done, ("outputs", [], [*map(noted.number, outputs)])]
+
+
+def draws(net: nn.Module, task: Task, batch: Any) -> bool:
+    """Whether a call draws random numbers."""
+    with computing(), torch.no_grad():
+        before = global_randomness()
+        predicted(net, task, mapped(batch, copied))
+        return not equal(before, global_randomness())
+
+
+class _Steps(TorchFunctionMode):
+    """Notes the names of operations, each with the parameters that it is given."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.numbers = {id(parameter): number for number, parameter in enumerate(net.parameters())}
+        self.done: set[Any] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tuple(self.numbers[id(item)] for item in tree_leaves((args, kwargs)) if id(item) in self.numbers)
+        self.done.add((getattr(function, "__name__", ""), given))
+        return function(*args, **(kwargs or {}))
+
+
+def steps(net: nn.Module, task: Task, batch: Any) -> set[Any]:
+    """Which operations a task computes."""
+    with interpreted(), _Steps(net) as noted:
+        predicted(net, task, batch)
+    return noted.done
 
 
 def tensors_of(items: Sequence[Any]) -> list[Any]:

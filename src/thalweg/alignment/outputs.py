@@ -1,6 +1,6 @@
 """Comparing what a network computes before and after a renumbering, in float64, away from zeros that hide errors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 CLOSE = 1e-9  # relative to how far outputs vary, in float64
 ROUNDING = 1e-12  # relative to an output itself
+STEEP = 1e-6  # relative to the largest gradient; gradients round worse than outputs
 MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to -1e9, are no measure for the others
 
 
@@ -29,6 +30,21 @@ def _distance(one: Tensor, two: Tensor) -> float:
     scale = float((usual - usual.median()).abs().max()) or float(usual.abs().max()) or 1.0
     beyond = ((one - two).abs() - ROUNDING * sizes).clamp(min=0)
     return float((beyond / torch.where(masked, sizes, scale)).max())
+
+
+def slopes_apart(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
+    """The largest difference of gradients, relative to the largest of them; infinite where they are not alike."""
+    if one.keys() != two.keys() or not same_finite([*one.values()], [*two.values()]):
+        return inf
+    size = max((float(slope.nan_to_num().abs().max()) for slope in one.values() if slope.numel()), default=0.0) or 1.0
+    return max((float((one[name] - two[name]).nan_to_num().abs().max()) / size for name in one), default=0.0)
+
+
+def weighted_sum(outputs: Sequence[Tensor]) -> Tensor:
+    """A sum in which every number counts differently, of the outputs to which a gradient leads."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [tensor for tensor in _plain(outputs) if tensor.requires_grad]
+    return sum([(part * torch.rand(part.shape, generator=draw).to(part)).nansum() for part in parts], torch.zeros(()))
 
 
 def finite(outputs: Sequence[Tensor]) -> bool:

@@ -20,6 +20,11 @@ from ..weightspace.weights import Weights, got
 # what another is, ("fixed", size, number) and ("choice", size, number, *terms)
 Term = tuple[Any, ...]
 Block = tuple[Tensor, tuple[str, ...]]  # a view with one dimension for each factor, and the group of each, or ""
+# state of torch's optimizers that has one value for each weight
+ELEMENTWISE = {
+    "acc_delta", "ax", "eta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
+    "mu", "prev", "square_avg", "step_size", "sum",
+}  # fmt: skip
 Point = TypeVar("Point", Weights, Checkpoint)
 
 
@@ -99,7 +104,7 @@ class Permutation:
         if isinstance(point, Checkpoint):
             weights = self.apply(point.weights)
             _check_single(point.extra)
-            state = {name: self._state(name, value) for name, value in point.optimizer.items()}
+            state = {name: self._state(name, value, point.optimizer) for name, value in point.optimizer.items()}
             return replace(point, weights=weights, optimizer=state)
         if not isinstance(point, Weights):
             raise ThalwegError(
@@ -110,19 +115,20 @@ class Permutation:
         self._reorder(buffers)
         return Weights(point.layout, self._vector(point.vector), buffers, point.frozen, point.made)
 
-    def _state(self, name: str, value: Tensor) -> Tensor:
+    def _state(self, name: str, value: Tensor, every: Mapping[str, Tensor]) -> Tensor:
         """Optimizer state: a vector like the weights, a tensor like one of them, or a single number."""
         if value.shape == (self.layout.size,):
             return self._vector(value)
         part = name.partition(PART)[2]
         tensor = self.layout.names[int(part)] if part.isdigit() else ""
-        if tensor in self.axes and value.shape == self.layout.shapes[int(part)] and not _is_symmetric(value):
+        alike = tensor in self.axes and value.shape == self.layout.shapes[int(part)]
+        if alike and not _may_precondition(name, value, every):
             value = value.clone()
             self._reorder({tensor: value})
         elif value.numel() > 1 and (tensor in self.axes or not part):
             raise ThalwegError(
                 f"optimizer state can be renumbered if it has one value for each weight; '{name}' of shape "
-                f"{tuple(value.shape)} has not: renumber the weights alone"
+                f"{tuple(value.shape)} has not{', as far as can be seen' * alike}: renumber the weights alone"
             )
         return value
 
@@ -177,9 +183,19 @@ class Permutation:
                         raise ValueError(f"'{tensor}' does not fit the order of '{label}'")
 
 
-def _is_symmetric(value: Tensor) -> bool:
-    """Whether a matrix is, as those are that precondition a square weight and have an order of their own."""
-    return value.ndim == 2 and value.shape[0] == value.shape[1] and bool(value.any()) and torch.equal(value, value.T)
+def _may_precondition(name: str, value: Tensor, every: Mapping[str, Tensor]) -> bool:
+    """Whether this may be a matrix that preconditions a square weight, with an order of its own: the state of its name
+    is square in all weights that have one, or it is symmetric.
+    """
+    if not _is_square(value) or not value.any():
+        return False
+    kind = name.partition(PART)[0]
+    same = [other for key, other in every.items() if key.partition(PART)[0] == kind and other.ndim > 1]
+    return torch.equal(value, value.T) or (kind not in ELEMENTWISE and all(map(_is_square, same)))
+
+
+def _is_square(value: Tensor) -> bool:
+    return value.ndim == 2 and value.shape[0] == value.shape[1]
 
 
 def _check_single(extra: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Which units of a network can be renumbered without changing its function: found in its graph, proven by trying."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..errors import ThalwegError
 from ..tasks import Task
 from .groups import Group, Proposed, Symmetries, by_hand
 from .network_copy import NetworkCopy
-from .outputs import CLOSE
+from .outputs import CLOSE, STEEP
 from .terms import sized, without
 from .tracing import Tracing
 from .trial import Trial
@@ -34,7 +34,8 @@ def symmetries(
 
     The graph of the network is exported and every operation in it says which axes belong together; what an unknown
     operation touches keeps its order. Each group is then proven: a random renumbering, of every group alone and of all
-    at once, must leave the outputs in float64 equal to 1e-9. A group that fails is dropped and named.
+    at once, must leave the outputs in float64 equal to 1e-9, and the gradients to 1e-6. A group that fails is dropped
+    and named.
 
     Args:
         module: The network; it is not changed.
@@ -78,20 +79,23 @@ def proven(network: NetworkCopy, proposed: Proposed) -> Symmetries:
                 f"renumbering is proven by outputs that would change otherwise, and for this batch they do not "
                 f"depend on the order of '{name}': give a batch on which its units are active"
             )
-    if trial.error(groups.values()) > CLOSE:  # each alone, but not all
-        groups, failed = _together(trial, groups)
-        dropped |= failed
+    for error_of, close in ((trial.error, CLOSE), (trial.gradient_error, STEEP)):
+        if error_of(groups.values()) > close:  # each alone, but not all
+            groups, failed = _together(trial, groups, error_of, close)
+            dropped |= failed
     return _result(trial, {name: groups[name] for name in proposed.groups if name in groups}, dropped)
 
 
-def _together(trial: Trial, groups: Mapping[str, Group]) -> tuple[dict[str, Group], dict[str, float]]:
+def _together(
+    trial: Trial, groups: Mapping[str, Group], error_of: Callable[[Iterable[Group]], float], close: float
+) -> tuple[dict[str, Group], dict[str, float]]:
     """Those of the groups that can be renumbered at once, and the others."""
     kept: list[Group] = []
     dropped: dict[str, float] = {}
     for name, group in groups.items():
         outer = {each.name for each in kept} | {*trial.proposed.pinned}
         group = replace(group, within=group.within if group.within in outer else "")
-        if (error := trial.error([*kept, group])) <= CLOSE:
+        if (error := error_of([*kept, group])) <= close:
             kept.append(group)
         else:
             dropped[name] = error
@@ -104,7 +108,7 @@ def _result(trial: Trial, groups: Mapping[str, Group], dropped: Mapping[str, flo
     axes = {name: tuple(without(term, gone) for term in terms) for name, terms in proposed.axes.items()}
     why = dict(proposed.why)
     for name, error in dropped.items():
-        far = f"renumbering '{name}' changed the outputs, by {error:.1g} of their size"
+        far = f"renumbering '{name}' changed the outputs or gradients, by {error:.1g} of their size"
         why |= {f"{tensor}[{axis}]": far for tensor, axis in proposed.groups[name].axes}
     axes = {name: terms for name, terms in axes.items() if any(found for term in terms for found in sized(term))}
     return Symmetries(groups, axes, why, dropped, trial.network.layout)

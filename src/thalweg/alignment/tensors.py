@@ -41,10 +41,11 @@ class Operation:
     def dim(self) -> int:
         return int(self["dim"] or 0) % max(len(self.tensors[0]), 1)
 
-    def dims(self, *names: str) -> list[int]:
-        """The first of these arguments that is given, as a list; by default all axes of the first tensor."""
-        size = max(len(self.tensors[0]), 1)
-        given = next((self[name] for name in names if self[name] not in (None, [])), range(len(self.tensors[0])))
+    def dims(self, *names: str, of: Axes | None = None) -> list[int]:
+        """The first of these arguments that is given, as a list; by default all axes of a tensor, the first."""
+        axes = self.tensors[0] if of is None else of
+        size = max(len(axes), 1)
+        given = next((self[name] for name in names if self[name] not in (None, [])), range(len(axes)))
         return [d % size for d in ([given] if isinstance(given, int) else given)]
 
     def mix(self, outer: Atom, kept: Iterable[Atom]) -> None:
@@ -104,7 +105,7 @@ def reduction(call: Operation) -> Any:
     x, several = broadcast(*call.tensors), isinstance(call.shape, list)
     if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
         return x  # the larger of two
-    gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim")
+    gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim", of=x)
     if "norm" in call.name and len(gone) == 2:  # as of a matrix, of which both axes are renumbered as a whole
         for one, two in (gone, gone[::-1]):
             call.mix(x[one], [x[two]])

@@ -15,7 +15,7 @@ from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, recorded, scripted_parts
 from .groups import Proposed, grouped
 from .modes import training
-from .network_copy import NetworkCopy, warn_of_training
+from .network_copy import RANDOM_PATH, NetworkCopy, warn_of_training
 from .operations import HAND, Seen, each_its_own, takes_part, trace
 from .permutation import Term, spread
 from .tensors import CONSTANT
@@ -73,7 +73,8 @@ class Tracing:
         """The same call in training mode, if it may compute something else. One that cannot be traced is still compared
         in the proof.
         """
-        if not (usual.spare or self._idle() or self.network.trains_otherwise(batch)):
+        by_chance = self.network.takes_random_paths(batch)
+        if not (usual.spare or self._idle() or by_chance or self.network.trains_otherwise(batch)):
             return
         calls, why = self.network.include_training(batch), ""
         checked = not calls
@@ -87,6 +88,8 @@ class Tracing:
                 why = f"{type(error).__name__}: {first_line(error)[:200]}"
         if not checked and not self.network.skips_at_random(batch):
             warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
+        elif by_chance:
+            warn_of_training(RANDOM_PATH)
 
     def _follow(self, called: Called, program: Any) -> None:
         """Join and pin the axes of all tensors as the operations of a graph say."""

@@ -1,7 +1,9 @@
 """Trying whether a renumbering leaves the outputs of a network as they were, in float64."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from zlib import crc32
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from .groups import Group, Proposed
 from .network_copy import NetworkCopy
-from .outputs import CLOSE, apart, moved, same_finite
+from .outputs import CLOSE, apart, moved, same_finite, slopes_apart
 from .permutation import Term, renumber, spread
 
 SMALL = 12  # units of which several orders are tried
@@ -53,35 +55,63 @@ class Trial:
     def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
         """How far renumbering these groups moves the outputs, as `apart` says, in the first trial that fails."""
         groups, worst = list(groups), 0.0
-        for attempt in range(max(map(_attempts, groups), default=1)):
+        for attempt in _attempts(groups):
             worst = max(worst, self._error(groups, axes or self.proposed.axes, attempt))
             if worst > CLOSE:
                 break
         return worst
 
+    def gradient_error(self, groups: Iterable[Group]) -> float:
+        """How far the gradients after renumbering are from the gradients renumbered, as `slopes_apart` says: what hooks
+        and an `autograd.Function` do to them is neither in a graph nor in outputs.
+        """
+        groups = list(groups)
+        return max([self._gradient_error(groups, attempt) for attempt in _attempts(groups)]) if self.slopes else 0.0
+
+    @cached_property
+    def slopes(self) -> dict[str, Tensor]:
+        return self.network.gradients()
+
     def _error(self, groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int) -> float:
+        with self._renumbered(groups, axes, attempt):
+            return apart(self.expected, self.network.outputs())
+
+    def _gradient_error(self, groups: Sequence[Group], attempt: int) -> float:
+        expected = {name: slope.clone() for name, slope in self.slopes.items()}
+        self._renumber(expected, groups, self.proposed.axes, attempt)
+        with self._renumbered(groups, self.proposed.axes, attempt):
+            found = self.network.gradients()
+        return slopes_apart(expected, found)
+
+    @contextmanager
+    def _renumbered(
+        self, groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int
+    ) -> Iterator[None]:
+        """The network with these groups renumbered."""
+        tensors = {name: tensor.detach() for name, tensor in self.network.tensors.items()}
+        try:
+            self._renumber(tensors, groups, axes, attempt)
+            yield
+        finally:
+            self._restore({name: self.given[name] for group in groups for name, _ in group.axes})
+
+    def _renumber(
+        self, tensors: Mapping[str, Tensor], groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int
+    ) -> None:
         within = {group.name: group.within for group in groups if group.within}
         sets = {**self.proposed.groups, **self.proposed.pinned}
         orders = {group.name: _order(group, sets, attempt) for group in groups}
-        touched = {name for group in groups for name, _ in group.axes}
-        with torch.no_grad():
-            for name in touched:
-                renumber(spread(self.network.tensors[name].detach(), axes[name]), orders, within)
-        try:
-            return apart(self.expected, self.network.outputs())
-        finally:
-            self._restore({name: self.given[name] for name in touched})
+        for name in {name for group in groups for name, _ in group.axes} & tensors.keys():
+            renumber(spread(tensors[name], axes[name]), orders, within)
 
 
 def _generator(name: str, attempt: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(crc32(name.encode()) + attempt)
 
 
-def _attempts(group: Group) -> int:
+def _attempts(groups: Iterable[Group]) -> range:
     """Of few units, a single order may be one of those that keep, say, pairs together."""
-    if group.size > SMALL:
-        return 1
-    return 6 if group.within else 2
+    return range(max([1, *(6 if group.within else 2 for group in groups if group.size <= SMALL)]))
 
 
 def _order(group: Group, groups: Mapping[str, Group], attempt: int = 0) -> Tensor:
