@@ -40,7 +40,7 @@ def vgg16(seed: int, scale: str = "full") -> dict[str, Any]:
     (images, labels), half = own.images[1], len(own.images[1][0]) // 2
     held_out, test = (own.batches((images[part], labels[part]), 1000) for part in (slice(half), slice(half, None)))
     data = {"train": own.data["train"], "held-out": held_out, "test": test}
-    return {"model": own.model(seed), "task": own.task, "train": own.train, "bn_batches": own.clean, "data": data}
+    return {"model": own.model(seed), "task": own.task, "train": own.train, "bn_batches": own.train, "data": data}
 
 
 def smoke(seed: int) -> dict[str, Any]:

@@ -49,7 +49,7 @@ ANCHORS = {
 def swag(experiment: Experiment, members: Sequence[tw.Weights], samples: int, seed: int) -> list[tw.Weights]:
     """Networks drawn around those of one FGE run, each with its own batch-norm statistics if it needs any."""
     drawn = tw.SWAG(members).sample(samples, seed=seed)
-    return [tw.update_bn(experiment.architecture, weights, experiment.clean).to("cpu") for weights in drawn]
+    return [tw.update_bn(experiment.architecture, weights, experiment.train).to("cpu") for weights in drawn]
 
 
 def scored(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str], samples: int) -> tw.Comparison:
@@ -57,7 +57,7 @@ def scored(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str],
     runs["Independent"] = members_of(experiment, METHODS["Independent"], len(experiment.seeds))
     runs["SWAG"] = [swag(experiment, members, samples, seed) for seed, members in zip(seeds, runs["FGE"], strict=True)]
     comparison = EnsembleComparison(
-        experiment.architecture, experiment.task, experiment.test, None, experiment.clean, None
+        experiment.architecture, experiment.task, experiment.test, None, experiment.train, None
     )
     one, multiples = comparison.alone(runs["Independent"]), [*range(1, len(seeds) + 1)]
     entries = {

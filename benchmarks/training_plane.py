@@ -56,7 +56,7 @@ def plane_of(own: Experiment, seed: int, out: Path, every: int, grid: int) -> di
         {"train": own.clean, "test": own.test},
         points="adaptive",
         grid=(grid, grid),
-        bn_batches=own.clean,
+        bn_batches=own.train,
         overlay={"training": training, "FGE": members},
         run=out / "plane",
         **own.settings,

@@ -6,6 +6,7 @@ from torch import nn
 from zoo import ZOO, bits, same_bits
 
 import thalweg as tw
+from thalweg.runtime.rng import seeded
 
 
 def seen_by(module, layer, batches):
@@ -104,3 +105,39 @@ def test_update_bn_names_batches_that_are_not_finite(value, name):
     batches = [(torch.randn(4, 2), None), (torch.full((4, 2), value), None)]
     with pytest.raises(tw.ThalwegError, match=f"statistics are not finite: item 0 of batch 2 holds {name}, so clean"):
         tw.update_bn(module, tw.Weights.of(module), batches)
+
+
+def padded_crops():
+    """Random images whose crops have dark borders, as in training on CIFAR."""
+    with seeded(0):
+        images, labels = torch.randint(100, 256, (96, 3, 8, 8), dtype=torch.uint8), torch.arange(96) % 10
+    return tw.data.DeviceBatches(images, labels, 16, shuffle=True, crop=2, flip=True)
+
+
+def naive_statistics(module, batches):
+    """Mean over all batches of the mean and the variance of the first layer's outputs."""
+    outputs = torch.cat([module[0](x.double()) for x, _ in batches])
+    return outputs.mean((0, 2, 3)), outputs.var((0, 2, 3))
+
+
+def test_update_bn_of_augmented_batches_pools_what_was_drawn():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10)).double()
+    batches = padded_crops()
+    task = tw.Task(nn.functional.cross_entropy, lambda net, batch: (net(batch[0].double()), batch[1]))
+    found = tw.update_bn(module, tw.Weights.of(module), batches, task)
+    with seeded(0), torch.no_grad():
+        mean, variance = naive_statistics(module, batches)
+    assert torch.allclose(found.buffers["1.running_mean"], mean, rtol=1e-12)
+    assert torch.allclose(found.buffers["1.running_var"], variance, rtol=1e-12)
+    with torch.no_grad():
+        plain, _ = naive_statistics(module, batches.clean())
+    assert not torch.allclose(plain, mean, rtol=1e-2)  # the borders count
+
+
+def test_scan_recomputes_statistics_of_the_same_augmented_batches_at_every_point():
+    case = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    batches, task, point = padded_crops(), tw.classification(), tw.Weights.of(case)
+    data, found = {"test": batches.clean()}, tw.update_bn(case, point, batches)
+    again = tw.scan(case, [point] * 3, task, data, bn_batches=batches).values["test"]["loss"]
+    assert len({*again.tolist()}) == 1
+    assert again[0] == pytest.approx(float(tw.scan(case, [found], task, data).values["test"]["loss"][0]), rel=1e-6)

@@ -38,7 +38,7 @@ Task = Annotated[
         "--task",
         metavar="FILE.py:FACTORY",
         help="Your network and data: `factory(seed)` returns a dict: `model`, `task`, `train`, maybe `bn_batches` "
-        "(training data without augmentation, for batch norm), `data` (name -> batches to measure on), `optimizer`, "
+        "(batches as in training, for batch norm), `data` (name -> batches to measure on), `optimizer`, "
         "`schedule` and `groups` (as `thalweg.align` takes them). "
         "Or `package.module:factory`; `thalweg.demo:digits` is one to try.",
     ),

@@ -61,7 +61,8 @@ def barriers(
         groups: For `align`, as in `symmetries`: groups of units by hand, if the network cannot be traced.
         points: The number of equally spaced points on each line, including its ends.
         weight_decay: The one used in training; it is part of `loss`.
-        bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
+        bn_batches: Batches as in training, augmentation included, on which batch-norm statistics are recomputed at
+            every point.
         compute: How to compute; see `Compute`.
         run: A folder that stores every measured point. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.

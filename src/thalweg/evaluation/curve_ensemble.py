@@ -38,6 +38,7 @@ def curve_ensemble(
     *,
     bn_batches: Batches,
     points: int = 50,
+    train: Batches | None = None,
     held_out: Batches | None = None,
     weight_decay: float = 0.0,
     compute: Compute | None = None,
@@ -50,8 +51,9 @@ def curve_ensemble(
         curve: The trained curve.
         task: A classification task.
         test: The data to score on.
-        bn_batches: Training data without augmentation, for the batch-norm statistics and the train loss at each point.
+        bn_batches: Batches as in training, augmentation included, for the batch-norm statistics at each point.
         points: The number of points.
+        train: Training data for the train loss at each point; by default `bn_batches`.
         held_out: Data neither trained nor tested on, to fit the temperatures. Without it they are cross-fitted: each
             half of the test set is scaled by temperatures fitted on the other, and the result says so.
         weight_decay: The one used in training; it is part of the train loss that temperatures follow.
@@ -75,14 +77,15 @@ def curve_ensemble(
     tested, held = Predicted(), Predicted()
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
-    measure = Measurement(probe.module, task, bn_batches, probe.device, compute)
+    train = bn_batches if train is None else train
+    measure = Measurement(probe.module, task, train, probe.device, compute)
     bar = call.bar("predicting along the curve", len(ts))
     with on_side_stream(probe.device, call.context.stream), bar:
         proof = prove_measuring(probe, task, test, compute)
         for t in ts:
             where = f"the point at t = {t:.4g}"
             with points_of.at(curve.point(t)) as square:
-                with seeded(0, bn_batches):
+                with seeded(0, train):
                     measure()
                 data_loss = measure.means()["data_loss"]
                 losses["train data loss"].append(data_loss)

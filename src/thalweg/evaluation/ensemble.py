@@ -286,7 +286,7 @@ class Ensemble:
             held_out: Other data, to fit the temperatures of the calibrated scores. Without them the ensemble has the
                 temperature kept by `calibrate`; otherwise each half of `batches` is scaled with the temperature that
                 was fitted on the other half.
-            bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
+            bn_batches: Batches as in training, augmentation included, for the batch-norm statistics of the average.
             progress: Whether to show a progress bar. By default it is shown on a terminal.
         """
         temperatures: list[Any] = [(None, None)] * (len(self) - 1) + [(None, self._kept)]
@@ -382,7 +382,8 @@ class Ensemble:
 
         Args:
             task: How the network is called on a batch, as in `update_bn`.
-            bn_batches: Training data without augmentation, which networks with batch norm need for their statistics.
+            bn_batches: Batches as in training, augmentation included, which networks with batch norm need for their
+                statistics.
         """
         mean = average(self.members) if len(self) > 1 else self.members[0]
         if mean.has_statistics:

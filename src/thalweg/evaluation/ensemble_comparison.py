@@ -40,7 +40,7 @@ class EnsembleComparison:
         task: The task.
         test: The data to score on.
         held_out: Other data, to fit temperatures; without them each half of `test` has those fitted on the other.
-        bn_batches: Training data without augmentation, for the averages of networks with batch norm.
+        bn_batches: Batches as in training, augmentation included, for the averages of networks with batch norm.
         progress: Whether to show progress bars.
     """
 

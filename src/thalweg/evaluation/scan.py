@@ -80,7 +80,8 @@ def scan(
         margin: For a plane: how far to go beyond its networks, as a fraction of its size; 0.2 by default, and 0 around
             one network.
         weight_decay: The one used in training; it is part of `loss`.
-        bn_batches: Training data without augmentation, on which batch-norm statistics are recomputed at every point.
+        bn_batches: Batches as in training, augmentation included, on which batch-norm statistics are recomputed at
+            every point; every point sees the same.
         overlay: For a plane: curves, weights and lists of weights by name, whose coordinates in the plane are kept for
             the figure.
         compute: How to compute; see `Compute`.

@@ -115,7 +115,7 @@ def soup(
             the average becomes worse; "uniform" averages all.
         metric: What to choose by; the task's error by default, or the loss if it has none, as for soft labels.
         maximise: Whether higher values of `metric` are better, as for an accuracy.
-        bn_batches: Training data without augmentation, for the batch-norm statistics of the average.
+        bn_batches: Batches as in training, augmentation included, for the batch-norm statistics of the average.
         compute: How to compute; see `Compute`.
         run: A folder that stores every score and the average. If the call is interrupted, the same call resumes from
             it.

@@ -36,7 +36,8 @@ def points_together(experiment: Experiment, curve: str, copy: Path) -> tw.CurveE
             experiment.task,
             experiment.test,
             points=members,
-            bn_batches=experiment.clean,
+            bn_batches=experiment.train,
+            train=experiment.clean,
             **experiment.settings,
         ).save(file)
     result = tw.CurveEnsemble.load(file)

@@ -177,7 +177,7 @@ class Experiment:
 
     @cached_property
     def clean(self) -> Any:
-        """The training set for batch-norm statistics."""
+        """The training set without augmentation; batch-norm statistics are of `train`, with it."""
         return self.train.clean()
 
     @cached_property
@@ -342,7 +342,7 @@ class Experiment:
     def scan(self, name: str, target: Any, **settings: Any) -> tw.Scan:
         """Every data set at every point; stored under `name`."""
         points = {"points": self.scale.points} if isinstance(target, tw.Curve) else {}
-        own = {"bn_batches": self.clean, "run": self.results / f"scan-{name}", **self.settings, **points, **settings}
+        own = {"bn_batches": self.train, "run": self.results / f"scan-{name}", **self.settings, **points, **settings}
         return tw.scan(self.architecture, target, self.task, self.data, **own)
 
     def scan_curves(self, *kinds: str) -> dict[str, tw.Scan]:
@@ -363,7 +363,7 @@ class Experiment:
 
     def timer(self, compute: tw.Compute, rounds: int) -> Bench:
         """Times steps of its network."""
-        return Bench(Inputs(self.architecture, self.task, self.train, self.clean, self.data), compute, rounds)
+        return Bench(Inputs(self.architecture, self.task, self.train, self.train, self.data), compute, rounds)
 
     def to_scan(self, *names: str, points: int | None = None) -> "Measurements":
         """What `scan` stores under these names, as many points as along a curve unless said otherwise."""

@@ -79,7 +79,8 @@ def compare(
         multiples: Multiples of the budget to report; k times the budget pools the first k runs.
         seeds: One run each. With more than the largest multiple, ensembles are also compared with that many independent
             networks.
-        bn_batches: Training data without augmentation. Averages of networks with batch norm, as SWA's, need it.
+        bn_batches: Batches as in training, augmentation included. Averages of networks with batch norm, as SWA's, need
+            them.
         held_out: Other data, to fit the temperatures of the calibrated scores; as in `Ensemble.report`.
         lr: Learning rate of the plain run, from which FGE and SWA branch off at their `starts`.
         momentum: Momentum of SGD.

@@ -41,7 +41,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
     Args:
         module: A network of the same architecture; it is not changed.
         weights: The point, such as one on a curve or an average.
-        batches: Training data without augmentation. The batch size matters, since each batch is normalised by itself.
+        batches: Batches as in training, augmentation included. Their size matters, since each is normalised by itself.
         task: How the network is called on a batch. By default a batch is `(inputs, ..., targets)` or a dict, as in
             `classification`.
 
