@@ -66,6 +66,12 @@ def not_a_dict(seed):
 def no_model(seed):
     return {**circle(seed), "model": 3}
 
+def model_class(seed):
+    return {**circle(seed), "model": nn.Linear}
+
+def untrained(seed):
+    return {key: circle(seed)[key] for key in ("model", "task")}
+
 def extra(seed):
     return {**circle(seed), "surprise": 3}
 
@@ -459,7 +465,10 @@ BAD = {
         ("scan", "curve", "--task", "mine:wider", "--out", "new"),
         "'0.weight' is (17, 2)",
     ),
-    "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
+    "a missing file": (
+        ("connect", "a", "nowhere.safetensors", *CONNECT[3:]),
+        "nowhere.safetensors does not exist: check the path",
+    ),
     "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve holds no weights.safetensors"),
     "a truncated file": (
         ("connect", "a", "short.safetensors", *CONNECT[3:]),
@@ -477,7 +486,7 @@ BAD = {
     ),
     "a curve that is not finished": (
         ("scan", "begun", *CONNECT[3:]),
-        "its run of connect has not finished: resume it (--resume on the command line), or choose another folder",
+        "a run of connect, which has not finished: resume it (--resume on the command line), or give another folder",
     ),
     "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
     "a task without a colon": ((*FIT, "mine"), "file.py:factory or package.module:factory; got 'mine'"),
@@ -497,6 +506,12 @@ BAD = {
     "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
     "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
     "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
+    "a factory with a class": ((*FIT, "mine:model_class"), "as 'model'; it returned type 'Linear': call it"),
+    "a factory without data": ((*FIT, "mine:untrained"), "it returned a dict with model, task"),
+    "no runs to compare": (
+        ("compare", "--seeds", "0", "--task", "mine:circle", "--out", "new"),
+        "Invalid value for '--seeds'",
+    ),
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
     "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),

@@ -131,7 +131,7 @@ def compare(
     out: options.Out,
     methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "ind,snapshot,fge,swa",
     budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
-    seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
     lr: options.Rate = 0.05,
     cycle: options.Cycle = 2,
     cycles: options.Cycles = 5,

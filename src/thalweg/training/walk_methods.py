@@ -178,7 +178,7 @@ class SWA(Method):
     def __post_init__(self) -> None:
         self._plain("lr", "cycle", "starts")
         if not self.lr > 0:
-            raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
+            raise ThalwegError(f"SWA needs a learning rate above 0; got {self.lr}")
 
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps, epochs)
@@ -269,7 +269,7 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     if not isfinite(length) or round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
             "a cycle must be a whole number of iterations, at least 1; "
-            f"{_in_words(cycle)} of {steps} iterations are {length}"
+            f"{_in_words(cycle)} of {steps} iterations are {length:g}"
         )
     if round(length) > steps * epochs:
         raise ThalwegError(
@@ -280,4 +280,4 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
 
 
 def _in_words(cycle: float | Iterations) -> str:
-    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle} epochs"
+    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle:g} epochs"
