@@ -81,6 +81,9 @@ def seedless():
 def raises(seed):
     return {}["missing"]
 
+def argument(seed):
+    raise ValueError("leave out lr=0.1")
+
 def bad_json(seed):
     import json
     return json.loads("")
@@ -291,7 +294,7 @@ def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
 
 def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
-    assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
+    assert "give the factory's `groups` by hand, such as {'hidden'" in refused.output
     output = ok("align", "a", "b", "--task", "mine:by_hand", "--out", "hand")
     assert "hidden     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
     ok("align", "a", "b", "--task", "mine:circle", "--out", "hand-traced")
@@ -534,6 +537,22 @@ BAD = {
         ("fit", "--out", "a", "--task", "mine:circle"),
         "a already exists and is never",
     ),
+    "groups by hand and activations": (
+        ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
+        "leave the factory's `groups` out, or use --by weights",
+    ),
+    "an odd interval": (
+        (*FIT, "mine:circle", "--checkpoint-every", "x"),
+        "--checkpoint-every is a number of epochs",
+    ),
+    "an argument in an error of the user": (
+        (*FIT, "mine:argument"),
+        "ValueError: leave out lr=0.1 (",
+    ),
+    "a folder named like an argument": (
+        ("scan", "lr=0.1", "--task", "mine:circle", "--out", "new"),
+        "lr=0.1 does not exist",
+    ),
     "no epochs": (
         (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
         "epochs must be a whole number, at least 1; got 0",
@@ -565,9 +584,10 @@ class Evil:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files):
+def test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files, monkeypatch):
     args, message = BAD[case]
     before = everything(here)
+    monkeypatch.setattr(sys, "argv", ["thalweg", *args])
     result = invoke(*args)
     text = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code == 2, (result.output, result.exception)
@@ -774,7 +794,7 @@ def test_barriers_and_soup_commands(here):
     ok("page", "between", "-o", "between.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "between.html").read_text(), re.DOTALL)[1])
     assert (len(shown["barriers"]), shown["curves"], [run["label"] for run in shown["runs"]]) == (1, [], ["between"])
-    with pytest.warns(UserWarning, match="averaging cannot work across a barrier"):
+    with pytest.warns(UserWarning, match="averaging cannot work across .*; `thalweg barriers --align`, in Python"):
         output = ok("soup", "near", "b", "--task", "mine:circle", "--how", "uniform", "--out", "mixed")
     assert "on 'train'" in output
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
@@ -808,7 +828,7 @@ def test_snapshot_and_swa_on_the_command_line(here):
 
 
 BAD_ENSEMBLES = {
-    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "an even number of iterations"),
+    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "3: give 2 epochs, in Python"),
     "a cycle longer than the run": (
         ("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"),
         "longer than the run",
@@ -833,7 +853,7 @@ BAD_ENSEMBLES = {
     ),
     "barriers of what cannot be traced": (
         ("barriers", "a", "b", "--align", "--task", "mine:branching", "--out", "new"),
-        "on the command line --align",
+        "; or leave out --align",
     ),
     "a script in place of a checkpoint": (
         ("align", "a", "mine.py", "--task", "mine:circle", "--out", "new"),
@@ -850,7 +870,7 @@ BAD_ENSEMBLES = {
     ),
     "barriers without statistics": (
         ("barriers", "a", "b", "--task", "mine:no_refresh", "--out", "new"),
-        "the key 'bn_batches'",
+        "set the factory's `bn_batches` to the training batches",
     ),
     "a soup by an unknown metric": (
         ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
@@ -867,7 +887,7 @@ BAD_ENSEMBLES = {
 @pytest.mark.parametrize("case", BAD_ENSEMBLES)
 def test_ensemble_command_refuses_bad_input_by_one_sentence(case, here, bad_files, monkeypatch):
     monkeypatch.setitem(BAD, case, BAD_ENSEMBLES[case])
-    test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files)
+    test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files, monkeypatch)
 
 
 def content(path):

@@ -84,8 +84,8 @@ def connect(
     a, b = two_networks(own, "a curve joins two networks")
     if points is not None and a.layout.statistics and inputs.bn_batches is None:  # an error now, not after training
         raise tw.ThalwegError(
-            f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: add the "
-            "training batches without augmentation to the task's dict as 'bn_batches', or leave --points out"
+            f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: set "
+            "bn_batches= to the training batches without augmentation, or leave --points out"
         )
     if align:
         b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)

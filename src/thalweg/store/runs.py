@@ -301,7 +301,7 @@ def _interval(every: int | str) -> tuple[int, float]:
             return 0, 60 * float(text[:-1])
         if int(text) >= 1:
             return int(text), inf
-    raise ThalwegError(f"every is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
+    raise ThalwegError(f"every= is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
 
 
 def _code() -> dict[str, Any] | None:

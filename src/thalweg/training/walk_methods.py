@@ -113,10 +113,11 @@ class FGE(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps, epochs)
         if length % 2:
-            also = "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
+            even = f"Iterations({length + 1})"
+            even = even if isinstance(self.cycle, Iterations) else f"{2 * self.cycle:g} epochs, in Python {even}"
             raise ThalwegError(
                 "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
-                f"{_in_words(self.cycle)} are {length}: give Iterations({length + 1}){also}, or another batch size"
+                f"{_in_words(self.cycle)} are {length}: give {even}, or another batch size"
             )
         return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == length // 2, steps * epochs)
 
