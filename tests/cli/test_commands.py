@@ -282,7 +282,34 @@ def test_commands_refuse_an_existing_folder_before_any_work(words, here):
         (folder / "thesis.tex").write_text("mine")
     refused = invoke(*words.split(), "--task", "mine:raises", "--out", "there")
     assert refused.exit_code == 2
-    assert re.search(r"there(/seed-1)? already exists and is never overwritten: choose another", refused.output)
+    assert re.search(r"there(/seed-1)? already exists and is never overwritten: .* \(?--out", refused.output)
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit", "fit --runs 2", "connect a b", "scan curve", "plane a", "barriers a b", "soup a b", "walk",
+        "ensemble a b", "compare",
+    ],
+)  # fmt: skip
+def test_commands_do_not_advise_to_resume_the_run_of_another_command(words, resume, here):
+    """Nor of another that makes the same call, as scan and plane; the factory would fail if it were called."""
+    if not (here / "of-scan").exists():
+        ok("scan", "curve", "--no-line", "--points", "3", "--task", "mine:circle", "--out", "of-scan")
+    folder = "a" if words == "scan curve" else "of-scan"
+    refused = invoke(*words.split(), "--task", "mine:raises", "--out", folder, *resume)
+    assert refused.exit_code == 2
+    assert re.search(rf"{folder} holds a run.*: choose another folder \(--out\)$", refused.output)
+    assert ("another command or call" in refused.output) == (words == "plane a")
+
+
+def test_command_line_does_not_resume_the_run_of_a_script(here):
+    made = tw.loading.load_inputs("mine:circle", 0, None)
+    shutil.rmtree("script", ignore_errors=True)
+    tw.fit(made.model, made.task, made.train, epochs=1, lr=0.1, run="script")
+    refused = invoke("fit", "--task", "mine:circle", "--out", "script")
+    assert "script holds a run of fit by another command or call: choose another folder (--out)" in refused.output
 
 
 def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
@@ -535,7 +562,7 @@ BAD = {
     ),
     "a folder that is there": (
         ("fit", "--out", "a", "--task", "mine:circle"),
-        "a already exists and is never",
+        "a already holds a run of fit, and is never overwritten: resume it (--resume), or choose",
     ),
     "groups by hand and activations": (
         ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
@@ -937,7 +964,7 @@ def test_resume_terminated_command(kind, here, monkeypatch):
     assert "stopped by SIGTERM after" in said
     refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
     assert refused.exit_code == 2
-    assert "resume it (--resume;" in refused.output
+    assert "resume it (--resume), or" in refused.output
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}

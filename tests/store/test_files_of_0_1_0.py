@@ -91,7 +91,7 @@ def test_run_folders_of_0_1_0_are_not_resumed_and_left_as_they_are(folder, tmp_p
             Net(), curve, task, {"train": BATCHES}, points=9, bn_batches=BATCHES, run=here
         ),
     }
-    with pytest.raises(tw.ThalwegError, match=r"was written by an older thalweg, .*: use another folder"):
+    with pytest.raises(tw.ThalwegError, match=r"was written by an older thalweg, .*: choose another folder"):
         same_call[folder]()
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.name != ".lock"} == before
 

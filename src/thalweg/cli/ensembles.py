@@ -57,7 +57,7 @@ def walk(
 
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("walk", locals())
     from ..loading import load_start
 
     inputs = own.inputs
@@ -99,7 +99,7 @@ def ensemble(
 
     Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("ensemble", locals())
     from ..loading import load_members
     from ..store.files import no_link
 
@@ -162,7 +162,7 @@ def compare(
     Prints errors, costs and how many independent networks each is worth; writes `comparison.json`, and the errors
     as PNG and PDF; that number too, where it is known.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("compare", locals())
     from ..loading import load_inputs
 
     inputs = own.inputs
