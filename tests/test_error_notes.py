@@ -511,4 +511,4 @@ def test_folder_of_networks_lists_what_is_inside(here):
         tw.Weights.of(nn.Linear(3, 2)).save(here / "ends" / f"seed-{seed}" / "weights.safetensors")
     result = invoke("connect", "ends", "ends", "--task", "theirs:plain", "--out", "out")
     assert result.exit_code == 2
-    assert "ends holds no weights.safetensors: it holds seed-0, seed-1: give ends/seed-0 or another" in result.output
+    assert "ends holds no weights.safetensors, but seed-0, seed-1: give ends/seed-0 or another" in result.output

@@ -46,7 +46,7 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     with seeded(seed):
         made = _call(factory, spec, seed)
     if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= {f.name for f in fields(Inputs)}:
-        got = f"a dict with {sorted(made)}" if isinstance(made, dict) else type(made).__name__
+        got = f"a dict with {', '.join(map(str, made))}" if isinstance(made, dict) else type(made).__name__
         raise ThalwegError(
             f"{spec} must return a dict with model, task, train and perhaps bn_batches, data, optimizer, schedule and "
             f"groups; it returned {got}"
@@ -54,8 +54,9 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
+            called = f" '{name}': call it" if (name := getattr(made[key], "__name__", "")) else ""
             raise ThalwegError(
-                f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}"
+                f"{spec} must return a {kind.__name__} as '{key}'; it returned {type(made[key]).__name__}{called}"
             )
     count(made["train"], f"the training batches of {spec}")
     if not made["data"]:

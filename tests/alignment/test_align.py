@@ -357,7 +357,7 @@ def test_align_lowers_the_barrier_of_a_line():
         ({"batches": []}, "the batches are empty"),
         (
             {"groups": {"hidden": {"0.weight": 0}}, "by": "activations"},
-            r"only where groups are traced, and these are given by hand: leave groups= out, or use by='weights' \(--by",
+            r"only where groups are traced, and these are given by hand: leave groups= out, or use by='weights'$",
         ),
     ],
 )

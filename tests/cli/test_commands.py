@@ -66,6 +66,12 @@ def not_a_dict(seed):
 def no_model(seed):
     return {**circle(seed), "model": 3}
 
+def model_class(seed):
+    return {**circle(seed), "model": nn.Linear}
+
+def untrained(seed):
+    return {key: circle(seed)[key] for key in ("model", "task")}
+
 def extra(seed):
     return {**circle(seed), "surprise": 3}
 
@@ -74,6 +80,9 @@ def seedless():
 
 def raises(seed):
     return {}["missing"]
+
+def argument(seed):
+    raise ValueError("leave out lr=0.1")
 
 def bad_json(seed):
     import json
@@ -273,7 +282,34 @@ def test_commands_refuse_an_existing_folder_before_any_work(words, here):
         (folder / "thesis.tex").write_text("mine")
     refused = invoke(*words.split(), "--task", "mine:raises", "--out", "there")
     assert refused.exit_code == 2
-    assert re.search(r"there(/seed-1)? already exists and is never overwritten: choose another", refused.output)
+    assert re.search(r"there(/seed-1)? already exists and is never overwritten: .* \(?--out", refused.output)
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "fit", "fit --runs 2", "connect a b", "scan curve", "plane a", "barriers a b", "soup a b", "walk",
+        "ensemble a b", "compare",
+    ],
+)  # fmt: skip
+def test_commands_do_not_advise_to_resume_the_run_of_another_command(words, resume, here):
+    """Nor of another that makes the same call, as scan and plane; the factory would fail if it were called."""
+    if not (here / "of-scan").exists():
+        ok("scan", "curve", "--no-line", "--points", "3", "--task", "mine:circle", "--out", "of-scan")
+    folder = "a" if words == "scan curve" else "of-scan"
+    refused = invoke(*words.split(), "--task", "mine:raises", "--out", folder, *resume)
+    assert refused.exit_code == 2
+    assert re.search(rf"{folder} holds a run.*: choose another folder \(--out\)$", refused.output)
+    assert ("another command or call" in refused.output) == (words == "plane a")
+
+
+def test_command_line_does_not_resume_the_run_of_a_script(here):
+    made = tw.loading.load_inputs("mine:circle", 0, None)
+    shutil.rmtree("script", ignore_errors=True)
+    tw.fit(made.model, made.task, made.train, epochs=1, lr=0.1, run="script")
+    refused = invoke("fit", "--task", "mine:circle", "--out", "script")
+    assert "script holds a run of fit by another command or call: choose another folder (--out)" in refused.output
 
 
 def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
@@ -285,7 +321,7 @@ def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
 
 def test_align_command_takes_groups_of_the_task(here):
     refused = invoke("align", "a", "b", "--task", "mine:branching", "--out", "refused")
-    assert "on the command line, as 'groups' in the dict that the task's function returns" in refused.output
+    assert "give the factory's `groups` by hand, such as {'hidden'" in refused.output
     output = ok("align", "a", "b", "--task", "mine:by_hand", "--out", "hand")
     assert "hidden     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
     ok("align", "a", "b", "--task", "mine:circle", "--out", "hand-traced")
@@ -459,7 +495,10 @@ BAD = {
         ("scan", "curve", "--task", "mine:wider", "--out", "new"),
         "'0.weight' is (17, 2)",
     ),
-    "a missing file": (("connect", "a", "nowhere.safetensors", *CONNECT[3:]), "nowhere.safetensors is not a file"),
+    "a missing file": (
+        ("connect", "a", "nowhere.safetensors", *CONNECT[3:]),
+        "nowhere.safetensors does not exist: check the path",
+    ),
     "a folder without weights": (("connect", "a", "curve", *CONNECT[3:]), "curve holds no weights.safetensors"),
     "a truncated file": (
         ("connect", "a", "short.safetensors", *CONNECT[3:]),
@@ -477,7 +516,7 @@ BAD = {
     ),
     "a curve that is not finished": (
         ("scan", "begun", *CONNECT[3:]),
-        "its run of connect has not finished: resume it (--resume on the command line), or choose another folder",
+        "a run of connect, which has not finished: resume it (--resume on the command line), or give another folder",
     ),
     "a factory without a seed": ((*FIT, "mine:seedless"), "takes one argument, the seed; mine:seedless does not"),
     "a task without a colon": ((*FIT, "mine"), "file.py:factory or package.module:factory; got 'mine'"),
@@ -497,6 +536,12 @@ BAD = {
     "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
     "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
     "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
+    "a factory with a class": ((*FIT, "mine:model_class"), "as 'model'; it returned type 'Linear': call it"),
+    "a factory without data": ((*FIT, "mine:untrained"), "it returned a dict with model, task"),
+    "no runs to compare": (
+        ("compare", "--seeds", "0", "--task", "mine:circle", "--out", "new"),
+        "Invalid value for '--seeds'",
+    ),
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
     "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),
@@ -517,7 +562,23 @@ BAD = {
     ),
     "a folder that is there": (
         ("fit", "--out", "a", "--task", "mine:circle"),
-        "a already exists and is never",
+        "a already holds a run of fit, and is never overwritten: resume it (--resume), or choose",
+    ),
+    "groups by hand and activations": (
+        ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
+        "leave the factory's `groups` out, or use --by weights",
+    ),
+    "an odd interval": (
+        (*FIT, "mine:circle", "--checkpoint-every", "x"),
+        "--checkpoint-every is a number of epochs",
+    ),
+    "an argument in an error of the user": (
+        (*FIT, "mine:argument"),
+        "ValueError: leave out lr=0.1 (",
+    ),
+    "a folder named like an argument": (
+        ("scan", "lr=0.1", "--task", "mine:circle", "--out", "new"),
+        "lr=0.1 does not exist",
     ),
     "no epochs": (
         (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
@@ -550,9 +611,10 @@ class Evil:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files):
+def test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files, monkeypatch):
     args, message = BAD[case]
     before = everything(here)
+    monkeypatch.setattr(sys, "argv", ["thalweg", *args])
     result = invoke(*args)
     text = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code == 2, (result.output, result.exception)
@@ -759,7 +821,7 @@ def test_barriers_and_soup_commands(here):
     ok("page", "between", "-o", "between.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "between.html").read_text(), re.DOTALL)[1])
     assert (len(shown["barriers"]), shown["curves"], [run["label"] for run in shown["runs"]]) == (1, [], ["between"])
-    with pytest.warns(UserWarning, match="averaging cannot work across a barrier"):
+    with pytest.warns(UserWarning, match="averaging cannot work across .*; `thalweg barriers --align`, in Python"):
         output = ok("soup", "near", "b", "--task", "mine:circle", "--how", "uniform", "--out", "mixed")
     assert "on 'train'" in output
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
@@ -793,7 +855,7 @@ def test_snapshot_and_swa_on_the_command_line(here):
 
 
 BAD_ENSEMBLES = {
-    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "an even number of iterations"),
+    "an odd cycle": (("walk", "--task", "mine:circle", "--out", "new", "--cycle", "1"), "3: give 2 epochs, in Python"),
     "a cycle longer than the run": (
         ("walk", "--task", "mine:circle", "--out", "new", "--cycle", "40"),
         "longer than the run",
@@ -818,7 +880,7 @@ BAD_ENSEMBLES = {
     ),
     "barriers of what cannot be traced": (
         ("barriers", "a", "b", "--align", "--task", "mine:branching", "--out", "new"),
-        "on the command line --align",
+        "; or leave out --align",
     ),
     "a script in place of a checkpoint": (
         ("align", "a", "mine.py", "--task", "mine:circle", "--out", "new"),
@@ -835,7 +897,7 @@ BAD_ENSEMBLES = {
     ),
     "barriers without statistics": (
         ("barriers", "a", "b", "--task", "mine:no_refresh", "--out", "new"),
-        "the key 'bn_batches'",
+        "set the factory's `bn_batches` to the training batches",
     ),
     "a soup by an unknown metric": (
         ("soup", "a", "b", "--task", "mine:circle", "--metric", "x", "--out", "new"),
@@ -852,7 +914,7 @@ BAD_ENSEMBLES = {
 @pytest.mark.parametrize("case", BAD_ENSEMBLES)
 def test_ensemble_command_refuses_bad_input_by_one_sentence(case, here, bad_files, monkeypatch):
     monkeypatch.setitem(BAD, case, BAD_ENSEMBLES[case])
-    test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files)
+    test_commands_refuse_bad_input_by_one_sentence_and_code_2(case, here, bad_files, monkeypatch)
 
 
 def content(path):
@@ -902,7 +964,7 @@ def test_resume_terminated_command(kind, here, monkeypatch):
     assert "stopped by SIGTERM after" in said
     refused = invoke(*flags, "--task", "mine:stopping", "--out", f"{kind}-1")
     assert refused.exit_code == 2
-    assert "resume it (--resume;" in refused.output
+    assert "resume it (--resume), or" in refused.output
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-1", "--resume")
     ok(*flags, "--task", "mine:stopping", "--out", f"{kind}-2")
     name = {"connect": "curve.safetensors", "fit": "weights.safetensors", "scan": "scan.json", "walk": "trace-1.json"}

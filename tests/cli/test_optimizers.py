@@ -130,8 +130,8 @@ def test_connect_and_walk_commands_keep_the_optimizer_options(run):
     ("words", "message"),
     [
         (["plain", "--warmup", "1"], "--warmup 1 without --schedule cosine"),
-        (["scheduled", "--lr", "0.1"], "lr= would be ignored"),
-        (["own", "--weight-decay", "0.1"], "not both; got weight_decay=0.1, and 0.3 in AdamW"),
+        (["scheduled", "--lr", "0.1"], "--lr would be ignored"),
+        (["own", "--weight-decay", "0.1"], "not both; got --weight-decay 0.1, and 0.3 in AdamW"),
         (["odd", "--lr", "0.1"], "optimizer must be a function"),
     ],
 )

@@ -159,7 +159,7 @@ def test_barriers_refuse_a_network_that_cannot_be_aligned_before_measuring():
     points = [tw.Weights.of(Branching().double()) for _ in range(2)]
     with pytest.raises(
         tw.ThalwegError,
-        match=r"cannot be traced .* give groups= by hand, .*; or leave out align=True, on the command line --align$",
+        match=r"cannot be traced .* give groups= by hand, .*; or leave out align=True$",
     ):
         tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
     asked = len(counted.calls)

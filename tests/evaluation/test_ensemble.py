@@ -144,7 +144,7 @@ def test_ensemble_load_names_damaged_members_and_keeps_the_others(saved):
         (lambda: first.write_bytes(content[: len(content) // 2]), "not a whole safetensors file"),
         (lambda: shutil.copy(second, first), "not the member that was saved there"),
         (lambda: tw.Weights.of(nn.Linear(2, 2)).save(first), "not the member that was saved there"),
-        (lambda: first.unlink(), "is not a file"),
+        (lambda: first.unlink(), "does not exist"),
     ):
         damage()
         with pytest.raises(tw.ThalwegError, match=message) as caught:
@@ -173,7 +173,7 @@ def test_ensemble_refuses_bad_members():
         tw.Ensemble(module, [])
     with pytest.raises(tw.ThalwegError, match="the network and member 2 do not describe the same network"):
         tw.Ensemble(module, [tw.Weights.of(module), tw.Weights.of(other.module(1))])
-    with pytest.raises(tw.ThalwegError, match="member 1 has no batch-norm statistics"):
+    with pytest.raises(tw.ThalwegError, match=r"member 1 has no batch-norm statistics, .* in Python with update_bn"):
         tw.Ensemble(module, [tw.average([tw.Weights.of(module)])])
     with pytest.raises(tw.ThalwegError, match=r"member 1 must be Weights; got Sequential: use Weights\.of"):
         tw.Ensemble(module, [module])

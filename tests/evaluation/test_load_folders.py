@@ -126,10 +126,12 @@ def refusal(load, path):
 def test_load_refuses_every_other_folder_by_a_sentence(name, runs):
     load, known = LOADS[name]
     for folder in {*FINISHED} - {*known}:
-        assert re.search(rf" holds no .*: its run of {folder} has finished: give ", refusal(load, runs / folder))
+        assert re.search(
+            rf" holds no .*, but a run of {folder}, which has finished: give ", refusal(load, runs / folder)
+        )
     for folder in STOPPED:
         said = refusal(load, runs / folder)
-        assert re.search(rf" holds no .*: its run of {folder[5:]} has not finished: resume it", said), said
+        assert re.search(rf" holds no .*, but a run of {folder[5:]}, which has not finished: resume it", said), said
     for folder in ("empty", "notes"):
         assert refusal(load, runs / folder).endswith(": give a file, or the folder of a run that has finished")
     assert "check the path" in refusal(load, runs / "nowhere")

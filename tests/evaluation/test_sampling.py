@@ -129,7 +129,9 @@ def test_adaptive_chain_of_very_many_pieces_takes_one_round_and_no_warning():
 
 
 def test_adaptive_rough_profile_stops_and_says_so():
-    with pytest.warns(UserWarning, match=r"too rough for a tolerance of 1e-06 with 121 points: .* give a larger"):
+    with pytest.warns(
+        UserWarning, match=r"too rough for a tolerance of 1e-06 with 121 points: .* give a number of points instead"
+    ):
         scan = scanned(lambda t: torch.sin(80 * t), line(), points="adaptive", tolerance=1e-6)
     assert len(scan.t) <= MOST
 

@@ -263,7 +263,7 @@ def test_soup_names_data_that_are_not_finite(metric, value, name):
 
 def test_soup_with_batch_norm_needs_bn_batches():
     case = ZOO["conv_bn"]
-    with pytest.raises(tw.ThalwegError, match="has no statistics of its own: give bn_batches="):
+    with pytest.raises(tw.ThalwegError, match="has no statistics of its own: set bn_batches="):
         tw.soup(case.module(9), list(case.ends()), case.task, case.batches())
 
 

@@ -209,7 +209,7 @@ def test_page_replaces_an_existing_file_only_on_request(content, tmp_path):
     curve().save(tmp_path / "scan.json")
     path = tmp_path / "page.html"
     path.write_text(content)
-    with pytest.raises(tw.ThalwegError, match=r"page\.html already exists: .* replace=True"):
+    with pytest.raises(tw.ThalwegError, match=r"page\.html already exists: .* \(replace=True\)"):
         page.write(path, [tmp_path])
     assert path.read_text() == content
     page.write(path, [tmp_path], replace=True)

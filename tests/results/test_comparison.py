@@ -110,6 +110,7 @@ def test_costs_of_a_comparison(scored):
     snapshot = [cell.strip() for cell in lines[7] if cell.strip()]
     assert snapshot[1:4] == ["4", "0.00134", "40"]
     assert result.costs() in result.table()
+    assert f"B is {result.budget} epochs: kB pools the first k runs, and 1B is the mean over runs\n" in result.table()
     assert result.costs() not in result.table("nll")
 
 

@@ -96,7 +96,7 @@ def test_weights_load_key_chooses_among_several(tmp_path):
         "ema": {"net": network(3).state_dict()},
     }
     path = written(tmp_path / "c.pt", content)
-    with pytest.raises(tw.ThalwegError, match=r"under 'state_dict', 'state_dict_ema', 'ema\.net': choose with --key"):
+    with pytest.raises(tw.ThalwegError, match=r"under 'state_dict', 'state_dict_ema', 'ema\.net': choose with key="):
         tw.Weights.load(path, network())
     for key, seed in (("state_dict", 1), ("state_dict_ema", 2), ("ema", 3), ("ema.net", 3)):
         assert same(tw.Weights.load(path, network(), key), network(seed))

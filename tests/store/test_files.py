@@ -135,7 +135,7 @@ def test_files_of_another_kind_are_named_with_their_article(saved, tmp_path):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(tw.ThalwegError, match="nothing is not a file"):
+    with pytest.raises(tw.ThalwegError, match="nothing does not exist: check the path"):
         tw.Weights.load(tmp_path / "nothing")
 
 

@@ -91,7 +91,7 @@ def test_run_folders_of_0_1_0_are_not_resumed_and_left_as_they_are(folder, tmp_p
             Net(), curve, task, {"train": BATCHES}, points=9, bn_batches=BATCHES, run=here
         ),
     }
-    with pytest.raises(tw.ThalwegError, match=r"was written by an older thalweg, .*: use another folder"):
+    with pytest.raises(tw.ThalwegError, match=r"was written by an older thalweg, .*: choose another folder"):
         same_call[folder]()
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.name != ".lock"} == before
 
@@ -103,6 +103,6 @@ def test_run_folders_of_0_1_0_are_not_resumed_and_left_as_they_are(folder, tmp_p
 def test_folders_of_0_1_0_without_a_result_say_what_to_do(load, folder):
     """A scan from Python left its points alone, so that nobody can tell whether it had finished."""
     command = folder.partition("-")[2]
-    said = rf"holds no .*: its run of {command} is of an older thalweg and cannot be resumed: make it again in a new"
+    said = rf"holds no .*, but a run of {command}, which is of an older thalweg and cannot be resumed: make it again,"
     with pytest.raises(tw.ThalwegError, match=said):
         load(OLD / folder)

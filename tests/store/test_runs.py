@@ -165,7 +165,7 @@ def test_resume_refuses_a_line_of_a_newer_format(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("every", [0, "0", "x", "-1m", 1.5])
 def test_run_refuses_bad_checkpoint_intervals(every, tmp_path):
-    with pytest.raises(tw.ThalwegError, match="every is a number of epochs"):
+    with pytest.raises(tw.ThalwegError, match="every= is a number of epochs"):
         Run(tmp_path, every=every)
 
 

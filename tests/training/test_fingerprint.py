@@ -774,14 +774,16 @@ def test_finished_run_folders_are_complete_and_can_be_loaded(tmp_path):
     assert torch.equal(tw.Weights.load(tmp_path / "fit").vector, fit(None))
     assert torch.equal(tw.Curve.load(tmp_path / "connect").bends[0].vector, connect(None))
     with pytest.raises(
-        tw.ThalwegError, match=r"holds no curve\.safetensors: its run of scan has finished: give a file"
+        tw.ThalwegError, match=r"holds no curve\.safetensors, but a run of scan, which has finished: give a file"
     ):
         tw.Curve.load(tmp_path / "scan")
 
 
 def test_unfinished_scan_cannot_be_loaded(tmp_path):
     interrupted(tmp_path)
-    with pytest.raises(tw.ThalwegError, match=r"holds no scan\.json: its run of scan has not finished: resume it"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"holds no scan\.json, but a run of scan, which has not finished: resume it"
+    ):
         tw.Scan.load(tmp_path)
 
 

@@ -217,7 +217,7 @@ def in_one_group(named, **settings):
         ({}, "lr must be above 0, or a schedule given, or an optimizer with a rate of its own; got None"),
         ({"schedule": tw.WarmupCosine()}, "lr must be above 0, or a schedule given, or an optimizer"),
         ({"lr": 0.0, "optimizer": Adam}, "lr must be above 0"),
-        ({"lr": 0.1, "schedule": lambda i: 0.1}, "schedule= gives every rate"),
+        ({"lr": 0.1, "schedule": lambda i: 0.1}, "a schedule gives every rate, so that lr= would"),
         ({"lr": 0.1, "optimizer": partial(Adam, lr=0.2)}, "got lr = 0.1, and 0.2 in the optimizer: leave one"),
         ({"lr": 0.1, "optimizer": partial(partial(Adam, lr=0.2), eps=1e-3)}, "got lr = 0.1, and 0.2 in the optimizer"),
         ({"optimizer": partial(SGD, lr=0.0)}, "the optimizer's own learning rate must be above 0 .* got 0: set one"),

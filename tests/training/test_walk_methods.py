@@ -71,7 +71,7 @@ def test_swa_is_constant_and_collects_at_the_end_of_each_cycle():
         (lambda: tw.Snapshot(cycles=21, lr_max=0.1).plan(5, 4), "21 cycles of 1 iterations leave 0 of 20"),
         (lambda: tw.Snapshot(cycles=5, lr_max=0.1).plan(21, 1), "5 cycles of 5 iterations leave 1 of 21"),
         (lambda: tw.FGE(cycle=2, lr_max=0.1, lr_min=0.01, starts=(1.2,)), "above 0 and below 1"),
-        (lambda: tw.SWA(lr=0.0), "lr > 0"),
+        (lambda: tw.SWA(lr=0.0), "SWA needs a learning rate above 0"),
         (lambda: tw.SWA(lr=0.1, cycle=5).plan(5, 4), "must not be longer"),
     ],
 )

@@ -135,7 +135,7 @@ def align(
     if groups is not None and by == "activations":
         raise ThalwegError(
             "activations can be matched only where groups are traced, and these are given by hand: leave groups= out, "
-            "or use by='weights' (--by weights on the command line)"
+            "or use by='weights'"
         )
     with seeded(seed, batches):
         first = next(iter(batches))

@@ -222,7 +222,7 @@ class NetworkCopy:
             warn(
                 f"the outputs of the aligned network differ from those of b by {far:.2g} of their size in the "
                 "network's own precision, though not in float64: what it computes seems to depend on the dtype of its "
-                "tensors; give groups= by hand, without those of such layers"
+                "tensors; give groups by hand, without those of such layers"
             )
 
     def _own_outputs(self, weights: Weights) -> list[Tensor]:
@@ -341,7 +341,7 @@ class NetworkCopy:
             warn(
                 "parameters that took no part in any of the batches, or not as a whole, keep their order "
                 f"('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another call uses them, an "
-                "aligned network may compute something else; give batches that use them, or groups= by hand"
+                "aligned network may compute something else; give batches that use them, or groups by hand"
             )
 
     def _examples(self, batch: Any) -> Any:

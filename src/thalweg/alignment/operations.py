@@ -18,10 +18,7 @@ from . import contractions, layers, tensors
 from .axes import APART, INDEXED, Atom, Axes, fresh, pin, settle_loose
 from .tensors import Operation, unknown
 
-HAND = (
-    "give groups= by hand, such as groups={'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}; on the command "
-    "line, as 'groups' in the dict that the task's function returns"
-)
+HAND = "give groups= by hand, such as {'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
 TAKING = ("slice", "narrow", "select", "unbind", "getitem")  # operations that use only a part of what they are given
 DECOMPOSED = "thalweg_decomposed"  # in what a node knows: its parts are followed instead
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser

@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from .demo import demo
 from .ensembles import compare, ensemble, walk
 from .networks import align, fit
 from .page import page
+from .wording import typed
 
 app = typer.Typer(
     name="thalweg",
@@ -99,7 +101,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
-            _fail(str(error), 2, error)
+            _fail(typed(str(error), _options_of_commands()), 2, error)
 
     return wrapped
 
@@ -159,6 +161,11 @@ def _fail(message: str, code: int, error: BaseException | None = None) -> None:
         traceback.print_exception(error)
     typer.echo(f"thalweg: {message}", err=True)
     raise typer.Exit(code)
+
+
+def _options_of_commands() -> set[str]:
+    known = [*app.registered_commands, *_paper.registered_commands]
+    return {name for each in known if each.callback for name in signature(each.callback).parameters}
 
 
 for _command in (demo, fit, align, connect, scan, plane, barriers, soup, walk, ensemble, compare, page, bench):

@@ -43,7 +43,7 @@ def barriers(
     Prints a matrix for each data set and quantity (a barrier is the largest excess over the line that joins the values
     of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("barriers", locals())
     from ..store.files import write_text
 
     inputs = own.inputs
@@ -113,7 +113,7 @@ def soup(
     Prints the score of each network and of each average, and what the result measures on all data; writes
     `weights.safetensors`.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("soup", locals())
     inputs, networks = own.inputs, _networks(own, "a soup is an average of networks")
     name = chosen_data(inputs.data, data)
     found = tw.soup(

@@ -23,7 +23,7 @@ def bench(
     Prints a table of medians and writes `bench.json`. `thalweg.bench:vgg16`, `:preresnet164` and `:wrn28_10` are
     networks of the paper on random images.
     """
-    own = Arguments(locals())
+    own = Arguments("bench", locals())
     from ..bench import Bench, machine, ratios, table
     from ..store.files import save_json
     from ..store.runs import Run, start_run

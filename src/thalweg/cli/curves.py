@@ -79,13 +79,13 @@ def connect(
 
     Writes `curve.safetensors`, and `permutation.safetensors` if units of END could be renumbered.
     """
-    own = options.Arguments({name: value for name, value in locals().items() if name != "points"})
+    own = options.Arguments("connect", {name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
     if points is not None and a.layout.statistics and inputs.bn_batches is None:  # an error now, not after training
         raise tw.ThalwegError(
-            f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: add the "
-            "training batches without augmentation to the task's dict as 'bn_batches', or leave --points out"
+            f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: set "
+            "bn_batches= to the training batches without augmentation, or leave --points out"
         )
     if align:
         b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
@@ -106,7 +106,7 @@ def connect(
     options.done(out, None)
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
     known |= {"what": [out], "out": out / "scan", "points": str(points)}
-    _scan(options.Arguments(known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
+    _scan(options.Arguments("scan", known, inputs), on_lines=max(points // 3, 2) | 1)  # an odd number, with the middle
 
 
 def _permutation(path: Path) -> Path | None:
@@ -164,7 +164,7 @@ def scan(
     of the straight line between its ends, into the folder `line`, and both into one profile; of an aligned curve also
     the line between its ends as they were before, into the folder `unaligned`; of a second curve, into `other`.
     """
-    _scan(options.Arguments(locals()))
+    _scan(options.Arguments("scan", locals()))
 
 
 def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
@@ -237,7 +237,7 @@ def plane(
     Curves and the networks of each folder are drawn in it. Writes `scan.json`, `scan.csv` and the surface as PNG and
     PDF.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("scan", locals())
     items = _curves_and_members(own)
     networks = {
         point.bare().digest(): point

@@ -57,7 +57,7 @@ def walk(
 
     Writes the networks into `members/`, what happened on the way as `trace-1.json`, and the trace as PNG and PDF.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("walk", locals())
     from ..loading import load_start
 
     inputs = own.inputs
@@ -99,7 +99,7 @@ def ensemble(
 
     Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("ensemble", locals())
     from ..loading import load_members
     from ..store.files import no_link
 
@@ -131,7 +131,7 @@ def compare(
     out: options.Out,
     methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "ind,snapshot,fge,swa",
     budget: Annotated[int, typer.Option(help="Epochs of one run; no method gets more.")] = 40,
-    seeds: Annotated[int, typer.Option(help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each method, with the seeds 0, 1, ...")] = 3,
     lr: options.Rate = 0.05,
     cycle: options.Cycle = 2,
     cycles: options.Cycles = 5,
@@ -162,7 +162,7 @@ def compare(
     Prints errors, costs and how many independent networks each is worth; writes `comparison.json`, and the errors
     as PNG and PDF; that number too, where it is known.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("compare", locals())
     from ..loading import load_inputs
 
     inputs = own.inputs

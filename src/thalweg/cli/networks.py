@@ -53,9 +53,12 @@ def fit(
     """
     given = {**locals()}
     from ..runtime.interleave import at_once
+    from ..store.runs import check_no_run
 
+    if runs > 1:
+        options.once(partial(check_no_run, out))
     folders = {seed: out} if runs == 1 else {number: out / f"seed-{number}" for number in range(seed, seed + runs)}
-    each = [options.Arguments({**given, "seed": number, "out": folder}) for number, folder in folders.items()]
+    each = [options.Arguments("fit", {**given, "seed": number, "out": folder}) for number, folder in folders.items()]
     inputs = [own.inputs for own in each]
     jobs = [
         partial(tw.fit, made.model, made.task, made.train, keep=keep or (), **own.training, **own.rates)
@@ -120,7 +123,7 @@ def align(
 
     Prints which units can be renumbered, and writes `weights.safetensors` and `permutation.safetensors`.
     """
-    own = options.Arguments(locals())
+    own = options.Arguments("align", locals())
     from ..store.runs import Run, start_run
 
     a, b = two_networks(own, "align takes two networks")

@@ -183,12 +183,13 @@ class Arguments:
     """The arguments of a command, and what every command derives from them.
 
     Args:
+        call: The Python call that the command makes, which its folder is a run of.
         given: The arguments by name.
         inputs: The network and data, if another command has loaded them.
     """
 
-    def __init__(self, given: Mapping[str, Any], inputs: "Inputs | None" = None):
-        self.given = dict(given)
+    def __init__(self, call: str, given: Mapping[str, Any], inputs: "Inputs | None" = None):
+        self.call, self.given = call, dict(given)
         if inputs is not None:
             self.inputs = inputs
         if self.given.get("stop_if_stalled"):
@@ -196,12 +197,12 @@ class Arguments:
         self._check_out()
 
     def _check_out(self) -> None:
-        """Refuse a folder that exists before any work is done; all ranks learn of it from rank 0."""
-        from ..runtime.compute import present
+        """Refuse a folder that exists before any work is done."""
         from ..store.runs import check_free
 
-        check = self.run.check_new if "resume" in self.given else partial(check_free, self.given["out"])
-        present.get().processes.once(check)
+        resumable, out = "resume" in self.given, self.given["out"]
+        check = partial(self.run.check_new, self.call) if resumable else partial(check_free, out)
+        once(check)
 
     @cached_property
     def inputs(self) -> "Inputs":
@@ -288,6 +289,13 @@ class Arguments:
 
             return user_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
+
+
+def once(check: Callable[[], None]) -> None:
+    """Check on rank 0 alone, from which all ranks learn of an error."""
+    from ..runtime.compute import present
+
+    present.get().processes.once(check)
 
 
 def progress(quiet: bool) -> bool | None:

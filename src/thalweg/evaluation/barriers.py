@@ -126,7 +126,7 @@ def _aligned(
     try:
         return alignment.align(module, a, others, task, batches, groups=groups)
     except ThalwegError as error:
-        raise ThalwegError(f"{error}; or leave out align=True, on the command line --align") from error
+        raise ThalwegError(f"{error}; or leave out align=True") from error
 
 
 def _share(aligned: alignment.Aligned) -> str:

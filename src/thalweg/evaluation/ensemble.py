@@ -111,7 +111,8 @@ class Ensemble:
         self._probe.layout.check(member.layout, "the network", name)
         if not member.has_statistics:
             raise ThalwegError(
-                f"{name} has no batch-norm statistics, like all points of curves and averages: call update_bn first"
+                f"{name} has no batch-norm statistics, like all points of curves and averages: give a network that has "
+                "them, or compute them in Python with update_bn"
             )
         self.members.append(member.to("cpu"))
         self.temperature = None
@@ -389,7 +390,10 @@ class Ensemble:
         if mean.has_statistics:
             return mean
         if bn_batches is None:
-            raise ThalwegError("an average has no batch-norm statistics of its own: give bn_batches=")
+            raise ThalwegError(
+                "an average has no batch-norm statistics of its own: give bn_batches, the training batches without "
+                "augmentation"
+            )
         return update_bn(self.module, mean, bn_batches, task).to("cpu")
 
     def _growing(self, task: Task, batches: Batches, progress: bool | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

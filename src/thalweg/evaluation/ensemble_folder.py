@@ -58,11 +58,11 @@ def load_member(manifest: Path, entry: Mapping[str, Any]) -> Weights:
     try:
         member = Weights.load(path)
     except ThalwegError as error:
-        raise ThalwegError(f"{error} (or load the others with skip=['{entry['file']}'])") from None
+        raise ThalwegError(f"{error} (or give the others alone, in Python with skip=['{entry['file']}'])") from None
     if member.digest() != entry["sha256"]:
         raise ThalwegError(
             f"{path} is not the member that was saved there: its contents do not match the ensemble's manifest; "
-            f"restore it, or load the others with skip=['{entry['file']}']"
+            f"restore it, or give the others alone, in Python with skip=['{entry['file']}']"
         )
     return member
 

@@ -110,7 +110,8 @@ class AlongCurve(Sampling):
             return new
         warn(
             f"this profile is too rough for a tolerance of {self.tolerance:g} with {MOST} points: after {len(t)}, "
-            f"{len(new)} intervals are still not within it; give a larger tolerance=, or points=, a number",
+            f"{len(new)} intervals are still not within it; give a number of points instead, or in Python "
+            "a larger tolerance",
         )
         return []
 

@@ -139,8 +139,8 @@ def soup(
     norms = next(iter(networks.values())).layout.statistics
     if norms and bn_batches is None:
         raise ThalwegError(
-            f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: give bn_batches=, "
-            "the training batches without augmentation (a task factory: the key 'bn_batches')"
+            f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: set bn_batches= "
+            "to the training batches without augmentation"
         )
     data, ends = {HELD_OUT: held_out}, list(networks.values())
     call = Call.of(compute, progress)
@@ -219,7 +219,8 @@ class Selection:
         more = f" (and {len(self.barriers) - 1} more)" if len(self.barriers) > 1 else ""
         return (
             f"averaging cannot work across a barrier, and there is one of {which}{more}; "
-            "barriers(..., align=True) shows which networks can be averaged, and which can be after align"
+            "`thalweg barriers --align`, in Python "
+            "barriers(..., align=True), shows which networks can be averaged, and which can be once they are aligned"
         )
 
     def uniform(self, order: Sequence[str]) -> None:

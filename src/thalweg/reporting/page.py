@@ -43,9 +43,7 @@ def write(path: str | Path, runs: Sequence[str | Path] | str | Path, *, replace:
     if path.suffix != ".html":
         raise ThalwegError(f"a page is a file that ends in .html; got {path}")
     if os.path.lexists(path) and not replace:
-        raise ThalwegError(
-            f"{path} already exists: choose another name, or ask to replace it (--replace, in Python replace=True)"
-        )
+        raise ThalwegError(f"{path} already exists: choose another name, or ask to replace it (replace=True)")
     found = [item for item in find(runs) if item.kind in READERS]
     shown = content(found)
     known = [item.path for item in found if any(other.kind != "run" for other in found)]

@@ -137,7 +137,9 @@ class Comparison(Saved):
             for method, entry in self.entries.items()
         ]
         costs = [] if name else [f"\n{self.costs()}\n"]
-        return "\n".join([grid(header, rows), *costs, *(f"{name}: {self.described(name)}" for name in self.entries)])
+        budgets = f"B is {self.budget} epochs: kB pools the first k runs, and 1B is the mean over runs"
+        methods = [f"{method}: {self.described(method)}" for method in self.entries]
+        return "\n".join([grid(header, rows), *costs, budgets, *methods])
 
     def costs(self) -> str:
         """One row per ensemble and budget, and one for its average as one network: its costs and its scores."""

@@ -174,7 +174,7 @@ def _division(name: str, parameter: nn.Parameter) -> Division:
     if shard.device.type != mesh.device_type:
         raise ThalwegError(
             f"shards must be on the device that computes, {mesh.device_type}, and '{name}' is on {shard.device}: leave "
-            "CPUOffloadPolicy out; Compute(stream=True) keeps all of a curve but phi(t) on the CPU"
+            "CPUOffloadPolicy out; --stream, in Python Compute(stream=True), keeps all of a curve but phi(t) on the CPU"
         )
     if (ranks := present.get().processes.size) != mesh.size():
         raise ThalwegError(

@@ -74,8 +74,7 @@ def find_state(
     if not fitting or len(sure) == 1 or top:
         return (top or sure or [max(places, key=lambda place: len(place.state.keys() & wanted.keys()))])[0].state
     raise ThalwegError(
-        f"{path} holds weights of this network under {_listed(place.label for place in fitting)}: choose with --key, "
-        "in Python key="
+        f"{path} holds weights of this network under {_listed(place.label for place in fitting)}: choose with key="
     )
 
 

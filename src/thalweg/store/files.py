@@ -293,7 +293,7 @@ def inside(path: str | Path, *names: str) -> Path:
         return path
     found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
-        raise ThalwegError(f"{path} holds no {' or '.join(names)}: {_instead(path, names[0])}")
+        raise ThalwegError(f"{path} holds no {' or '.join(names)}{_instead(path, names[0])}")
     return found
 
 
@@ -302,24 +302,24 @@ def _instead(folder: Path, name: str) -> str:
     if (folder / "run.json").is_file():
         about = load_json(folder / "run.json", "run")
         advice = (
-            "has finished: give a file in it"
+            "has finished: give a file or"
             if "finished" in about
-            else "has not finished: resume it (--resume on the command line)"
+            else "has not finished: resume it (--resume on the command line), or give"
             if "facts" in about
-            else "is of an older thalweg and cannot be resumed: make it again in a new folder"
+            else "is of an older thalweg and cannot be resumed: make it again, or give"
         )
-        return f"its run of {about.get('command')} {advice}, or choose another folder"
+        return f", but a run of {about.get('command')}, which {advice} another folder"
     suffixes = CHECKPOINTS if name == WEIGHTS else (Path(name).suffix,)
     held = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in suffixes]
     if held:
-        return f"it holds {', '.join(held[:8])}{', ...' if len(held) > 8 else ''}: give {folder / held[0]} or another"
-    return "give a file, or the folder of a run that has finished"
+        return f", but {', '.join(held[:8])}{', ...' if len(held) > 8 else ''}: give {folder / held[0]} or another"
+    return ": give a file, or the folder of a run that has finished"
 
 
 def existing(path: Path) -> Path:
     with reading(path):
         if not path.is_file():
-            raise ThalwegError(f"{path} is not a file: check the path")
+            raise ThalwegError(f"{path} {'is not a file' if path.exists() else 'does not exist'}: check the path")
     return path
 
 

@@ -29,6 +29,7 @@ LOG = "log.jsonl"
 MEMBERS = "members"
 HOLDER = "process "  # how the content of a lock begins
 State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and JSON about them
+ELSEWHERE = "choose another folder (run=)"
 PATH_SETTINGS = ("task", "ends", "start", "what", "key")  # paths given to a command; the contents are compared instead
 
 
@@ -153,35 +154,40 @@ class Run:
             self._check(command, known)
             yield self
 
-    def check_new(self) -> None:
-        """Raise if the folder holds anything but a run that may be resumed."""
+    def check_new(self, command: str) -> None:
+        """Raise if the folder holds anything but a run of this command that may be resumed."""
         with files.writing(self.folder):  # which may not be readable
-            occupied, started = _occupied(self.folder), (self.folder / RECORD).is_file()
-        if occupied and not (self.resume and started):
-            advice = (
-                "resume it (--resume; in Python Run(folder) or run=folder), choose another folder, or remove it"
-                if started
-                else "choose another"
+            occupied = _occupied(self.folder)
+        if occupied and not (self.folder / RECORD).is_file():
+            raise ThalwegError(f"{self.folder} already exists and is never overwritten: {ELSEWHERE}")
+        if occupied:
+            self._check_resumable(command, files.load_json(self.folder / RECORD, "run"))
+
+    def _check_resumable(self, command: str, before: dict[str, Any]) -> None:
+        with files.reading(self.folder / RECORD):
+            check_run(before)
+        if before["command"] != command:
+            raise ThalwegError(f"{self.folder} holds a run of {before['command']}, not of {command}: {ELSEWHERE}")
+        if "facts" not in before:
+            raise ThalwegError(
+                f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so "
+                f"it cannot be known whether this is the same: {ELSEWHERE}"
             )
-            raise ThalwegError(f"{self.folder} already exists and is never overwritten: {advice}")
+        given = {key for key, value in self.note.items() if value is not None and key not in PATH_SETTINGS}
+        if not given <= before["settings"].keys():  # of Python, or of another command that makes the same call
+            raise ThalwegError(f"{self.folder} holds a run of {command} by another command or call: {ELSEWHERE}")
+        if not self.resume:
+            raise ThalwegError(
+                f"{self.folder} already holds a run of {command}, and is never overwritten: resume it (resume=True), "
+                f"or {ELSEWHERE}"
+            )
 
     def _check(self, command: str, settings: dict[str, Any]) -> None:
         record = self.folder / RECORD
         if not _occupied(self.folder):
             return _record(self.folder, command, settings)
-        self.check_new()
+        self.check_new(command)
         before = files.load_json(record, "run")
-        with files.reading(record):
-            check_run(before)
-        if before["command"] != command:
-            raise ThalwegError(
-                f"{self.folder} holds a run of {before['command']}, not of {command}: choose another folder"
-            )
-        if "facts" not in before:
-            raise ThalwegError(
-                f"{self.folder} was written by an older thalweg, which did not record what its run would compute, so "
-                "it cannot be known whether this is the same: use another folder"
-            )
         with files.reading(record):
             old, new = (
                 {key: value for key, value in each.items() if key not in PATH_SETTINGS}
@@ -219,6 +225,12 @@ def check_free(folder: Path) -> None:
         occupied = _occupied(folder)
     if occupied:
         raise ThalwegError(f"{folder} already exists and is never overwritten: choose another --out, or remove it")
+
+
+def check_no_run(folder: Path) -> None:
+    """Raise if a folder for several runs is itself that of one."""
+    if (folder / RECORD).is_file():
+        raise ThalwegError(f"{folder} holds a run, and several networks need a folder that holds none: {ELSEWHERE}")
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
@@ -301,7 +313,7 @@ def _interval(every: int | str) -> tuple[int, float]:
             return 0, 60 * float(text[:-1])
         if int(text) >= 1:
             return int(text), inf
-    raise ThalwegError(f"every is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
+    raise ThalwegError(f"every= is a number of epochs, such as 5, or of minutes, such as 10m; got {every!r}")
 
 
 def _code() -> dict[str, Any] | None:

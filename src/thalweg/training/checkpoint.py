@@ -219,7 +219,7 @@ def restore(step: Step, start: Checkpoint, extra: HiddenState) -> None:
     if start.kind != kind:
         raise ThalwegError(
             f"the start was kept with the state of {start.kind}, and cannot be resumed with {kind}: use the same "
-            "optimizer, or start from its .weights alone"
+            "optimizer, or start from weights without that state (in Python its .weights)"
         )
     _set_optimizer_state(step, step.trainable.optimized[0], start.optimizer)
     extra.set_state(start.extra)

@@ -103,7 +103,7 @@ class Settings:
                 raise ThalwegError(f"{name} must be {rule}; got {repr(getattr(self, name)).partition(' (')[0]}")
         if self.schedule is not None and self.lr is not None and not self._scales:
             raise ThalwegError(
-                f"schedule= gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: omit one of "
+                f"a schedule gives every rate, so that lr= would be ignored; got lr = {self.lr!r}: omit one of "
                 "them, or lr_max in the schedule, which may be that of the task's factory"
             )
 

@@ -35,7 +35,9 @@ def parameter_optimizer(trainable: Trainable, settings: Settings, processes: int
             group["fused"] = group["fused"] or (group["fused"] is group["foreach"] is None)
     if settings.decay_at == "phi":
         if processes > 1 and not trainable.same_t and probe.copied:
-            raise ThalwegError("ranks at different t would decay differently: use same_t=True, or decay_at='bends'")
+            raise ThalwegError(
+                "ranks at different t would decay differently: use same_t=True, or in Python decay_at='bends'"
+            )
         trainable.decay_at_phi = _DecayAtPhi(trainable, optimizer)
     return optimizer
 
@@ -109,7 +111,7 @@ def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> O
         raise ThalwegError(
             "weight decay is the call's, an L2 penalty at the point where the gradient is taken, or the optimizer's "
             f"own, not both; got weight_decay={settings.weight_decay:g}, and {own[0]:g} in {type(optimizer).__name__}: "
-            "give one of them weight_decay=0"
+            "set one of them to 0"
         )
     if odd := [group.get("lr") for group in groups if not isinstance(group.get("lr"), int | float | Tensor)]:
         raise ThalwegError(

@@ -113,10 +113,11 @@ class FGE(Method):
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps, epochs)
         if length % 2:
-            also = "" if isinstance(self.cycle, Iterations) else f", {2 * self.cycle} epochs"
+            even = f"Iterations({length + 1})"
+            even = even if isinstance(self.cycle, Iterations) else f"{2 * self.cycle:g} epochs, in Python {even}"
             raise ThalwegError(
                 "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
-                f"{_in_words(self.cycle)} are {length}: give Iterations({length + 1}){also}, or another batch size"
+                f"{_in_words(self.cycle)} are {length}: give {even}, or another batch size"
             )
         return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == length // 2, steps * epochs)
 
@@ -178,7 +179,7 @@ class SWA(Method):
     def __post_init__(self) -> None:
         self._plain("lr", "cycle", "starts")
         if not self.lr > 0:
-            raise ThalwegError(f"SWA needs lr > 0; got {self.lr}")
+            raise ThalwegError(f"SWA needs a learning rate above 0; got {self.lr}")
 
     def plan(self, steps: int, epochs: int) -> Plan:
         length = _iterations(self.cycle, steps, epochs)
@@ -269,7 +270,7 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     if not isfinite(length) or round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
             "a cycle must be a whole number of iterations, at least 1; "
-            f"{_in_words(cycle)} of {steps} iterations are {length}"
+            f"{_in_words(cycle)} of {steps} iterations are {length:g}"
         )
     if round(length) > steps * epochs:
         raise ThalwegError(
@@ -280,4 +281,4 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
 
 
 def _in_words(cycle: float | Iterations) -> str:
-    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle} epochs"
+    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle:g} epochs"

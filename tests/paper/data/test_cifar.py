@@ -163,8 +163,7 @@ def test_cifar_names_absent_files(tmp_path, published, written):
     assert str(error.value) == (
         f"CIFAR-10 must be in {tmp_path} as it is published, and "
         f"{tmp_path}/cifar-10-batches-bin/data_batch_1.bin is missing: unpack "
-        f"https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, or download it with --download, in "
-        "Python download=True"
+        f"https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz in {tmp_path}, or download it with download=True"
     )
     files = pickled("cifar10", by_python_3)
     published("cifar10", files, form=1)

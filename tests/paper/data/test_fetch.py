@@ -166,7 +166,7 @@ def test_fetch_does_not_download_unasked(tmp_path):
     assert str(error.value) == (
         f"MNIST must be in {tmp_path} as it is published, and {tmp_path}/MNIST/raw/train-images-idx3-ubyte is "
         f"missing: put {', '.join(f'{base}/{name}.gz' for name in names)} into {tmp_path}/MNIST/raw, or download it "
-        "with --download, in Python download=True"
+        "with download=True"
     )
     assert below(tmp_path) == []
 

@@ -170,7 +170,8 @@ def find_data(folder: str | Path | None = None) -> Path:
     chosen = folder or os.environ.get("THALWEG_DATA")
     if not chosen:
         raise ThalwegError(
-            "no folder with data sets is known: name one, or set the environment variable THALWEG_DATA to it"
+            "no folder with data sets is known: give one (--data on the command line), or set the environment variable "
+            "THALWEG_DATA to it"
         )
     return Path(chosen)
 
@@ -191,7 +192,7 @@ def found(name: str, folder: str | Path, download: bool) -> Copy:
     best = min([usual, *copies], key=lambda copy: len(copy.missing()) - len(copy.form.files))
     raise ThalwegError(
         f"{form.title} must be in {folder} as it is published, and {best.folder / best.missing()[0]} is missing: "
-        f"{_by_hand(best.form, folder)}, or download it with --download, in Python download=True"
+        f"{_by_hand(best.form, folder)}, or download it with download=True"
     )
 
 

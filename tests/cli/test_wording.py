@@ -1,0 +1,29 @@
+"""What the library says, in the words of the command line."""
+
+import sys
+
+import pytest
+
+from thalweg.cli import _options_of_commands
+from thalweg.cli.wording import typed
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("use same_t=True, or accumulate=1", "use --same-t, or --accumulate 1"),
+        ("choose another folder (run=)", "choose another folder (--out)"),
+        ("got weight_decay=1e-05, and every= is long", "got --weight-decay 1e-05, and --checkpoint-every is long"),
+        ("set bn_batches= to batches", "set the factory's `bn_batches` to batches"),
+        *((same, same) for same in (
+            "give Task(size=batch -> count) or FGE(cycle=2.0, lr_min=0.1, starts=(0.6, 0.78))",
+            "in Python with skip=['member.safetensors']",
+            "as in --set weight_decay=0.0005",
+            "runs/lr=0.1/run.json and lr=0.1/run.json and ./lr=0.1 and lr=0.2 are damaged",
+            "the task factory failed with ValueError: give lr=0.1; the traceback is shown by thalweg --debug ...",
+        )),
+    ],
+)  # fmt: skip
+def test_arguments_are_shown_as_options(message, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["thalweg", "scan", "lr=0.2"])
+    assert typed(message, _options_of_commands()) == said
