@@ -85,7 +85,7 @@ def connect(
     if points is not None and a.layout.statistics and inputs.bn_batches is None:  # an error now, not after training
         raise tw.ThalwegError(
             f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: set "
-            "bn_batches= to the training batches without augmentation, or leave --points out"
+            "bn_batches= to the training batches, or leave --points out"
         )
     if align:
         b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)

@@ -331,7 +331,7 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
     if probe.layout.statistics and bn_batches is None and (between or not all(w.has_statistics for w in target)):
         raise ThalwegError(
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
-            "curve or plane have none: set bn_batches= to the training batches without augmentation"
+            "curve or plane have none: set bn_batches= to the training batches"
         )
 
 

@@ -140,7 +140,7 @@ def soup(
     if norms and bn_batches is None:
         raise ThalwegError(
             f"an average of networks with batch norm ('{norms[0]}') has no statistics of its own: set bn_batches= "
-            "to the training batches without augmentation"
+            "to the training batches"
         )
     data, ends = {HELD_OUT: held_out}, list(networks.values())
     call = Call.of(compute, progress)

@@ -205,8 +205,7 @@ class _Runner:
                 raise ThalwegError(f"{contender} does not fit into a budget of {budget} epochs: {problem}{advice}")
             if isinstance(contender, SWA) and self.bn_batches is None and any(batch_norms(module)):
                 raise ThalwegError(
-                    "SWA's average has no batch-norm statistics of its own: set bn_batches= to the training batches "
-                    "without augmentation"
+                    "SWA's average has no batch-norm statistics of its own: set bn_batches= to the training batches"
                 )
 
     def _problem(self, contender: Contender, budget: int) -> str:
