@@ -67,3 +67,17 @@ def test_pieces_of_the_path_through_fge_join_its_networks(cycle):
     walk = replace(RECIPES["cifar100", "vgg16"].walk, cycle=cycle)
     plan = tw.FGE(cycle=cycle, lr_max=walk.lr_max, lr_min=walk.lr_min).plan(10, walk.epochs)
     assert len(plan.collected) == walk.pieces + 1
+
+
+def test_scans_recompute_batch_norm_statistics_on_the_batches_of_training(tmp_path):
+    """Crops of padded images have a black border: without it, statistics are others."""
+    pair = open_experiment(tmp_path, "cifar10", "preresnet20", "smoke", progress=False)
+    network = tw.Weights.of(pair.architecture)
+    found = {
+        name: tw.scan(pair.architecture, [tw.update_bn(pair.architecture, network, batches)], pair.task, pair.data)
+        for name, batches in (("training", pair.train), ("clean", pair.clean))
+    }
+    losses = {name: float(scan.values["test"]["loss"][0]) for name, scan in found.items()}
+    measured = pair.scan("here", [network, network], weight_decay=0.0).values["test"]["loss"]
+    assert measured.tolist() == pytest.approx([losses["training"]] * 2, rel=1e-5)
+    assert losses["clean"] != pytest.approx(losses["training"], rel=1e-4)
