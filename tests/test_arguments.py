@@ -42,7 +42,7 @@ NUMBERS = (
 RIGHT = {  # which of these values an argument may be, alone or of one function only
     "None": "aligned ax axes bn_batches budget clip coefficients compile compute data graph grid groups held_out "
     "lr_max:WarmupCosine margin metric metrics on_epoch optimizer overlay points:scan probabilities quantity run "
-    "schedule score size start task:update_bn tolerance watch",
+    "schedule score size start task:update_bn tolerance train:curve_ensemble watch",
     "a number": f"{NUMBERS} steps warmup weight_decay x y",
     "a fraction": "x y",
     "a huge number": "clip cycle cycles last_epoch lr:FGE lr:SWA lr_max margin multiple:Comparison.networks warmup "

@@ -78,6 +78,14 @@ def test_curve_ensemble_temperatures_follow_the_train_loss_with_or_without_decay
     assert result.train_loss[0] > 1.1 * result.train_data_loss[0]
 
 
+def test_curve_ensemble_measures_the_train_loss_on_other_data_than_statistics(setting):
+    case, curve, test = setting
+    settings = {"bn_batches": case.batches(), "points": 3}
+    found = tw.curve_ensemble(case.module(1), curve, case.task, test, train=test, **settings)
+    scan = tw.scan(case.module(1), curve, case.task, {"other": test}, **settings)
+    assert found.train_loss == pytest.approx(scan.values["other"]["data_loss"].tolist(), rel=1e-12)
+
+
 def test_curve_ensemble_uses_held_out_data(setting):
     case, curve, test = setting
     result = tw.curve_ensemble(

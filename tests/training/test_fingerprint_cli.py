@@ -86,7 +86,7 @@ def test_resume_option_accepts_the_same_files_under_other_names(here, tmp_path):
 def test_connect_command_with_one_network_says_what_a_folder_holds(here):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
     for given, message in (
-        ("ends", "it holds seed-0, seed-1"),
+        ("ends", "but seed-0, seed-1: give ends/seed-0"),
         ("ends/seed-0", "a curve joins two networks; got ends/seed-0"),
     ):
         refused = invoke(here, "connect", given, "--out", "curve")

@@ -68,6 +68,8 @@ def curve_ensemble(
         )
     count(test, "the test batches")
     count(bn_batches, "bn_batches")
+    train = bn_batches if train is None else train
+    count(train, "the batches of train")
     call = Call.of(compute, progress)
     compute = call.compute
     probe, ts = Probe(module, None, compute), curve.spaced(points)
@@ -77,7 +79,6 @@ def curve_ensemble(
     tested, held = Predicted(), Predicted()
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]
     points_of = Points(probe, task, bn_batches, compute)
-    train = bn_batches if train is None else train
     measure = Measurement(probe.module, task, train, probe.device, compute)
     bar = call.bar("predicting along the curve", len(ts))
     with on_side_stream(probe.device, call.context.stream), bar:
