@@ -63,7 +63,7 @@ def main() -> None:
         budget=settings.budget,
         seeds=range(settings.seeds),
         multiples=[k for k in (1, 2, 3) if k <= settings.seeds],
-        bn_batches=train,
+        bn_batches=train.clean(1000),
         lr=0.1,
         weight_decay=5e-4,
     )

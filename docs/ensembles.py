@@ -41,7 +41,7 @@ def parts() -> list[tw.data.DeviceBatches]:
 def main() -> None:
     """Write `images/equivalents.png` and `images/reliability.png`, and print what the page says."""
     (train, held_out, test), task = parts(), tw.classification()
-    data = {"budget": 60, "multiples": (1, 2, 3, 4, 5, 6), "seeds": range(6), "bn_batches": train.clean()}
+    data = {"budget": 60, "multiples": (1, 2, 3, 4, 5, 6), "seeds": range(6), "bn_batches": train}
     found = tw.compare(make, task, train, test, METHODS, **data, held_out=held_out, **TRAINING)
     print(found.table())
     figure = Figure(figsize=(6, 4.4), layout="constrained")
@@ -51,7 +51,7 @@ def main() -> None:
     walk = tw.walk(make(0), task, train, METHODS[1], epochs=20, weight_decay=1e-3, seed=0)
     ensemble = tw.Ensemble(make(0), walk.members)
     print(f"temperature {ensemble.calibrate(task, held_out):.3f}")
-    report = ensemble.report(task, test, bn_batches=train.clean())
+    report = ensemble.report(task, test, bn_batches=train)
     print(report.table())
     figure = Figure(figsize=(4.6, 4.6), layout="constrained")
     tw.figures.reliability(report, figure.subplots())
@@ -60,9 +60,9 @@ def main() -> None:
     start = tw.fit(make(0), task, train, epochs=45, **TRAINING)
     swa = tw.walk(make(0), task, train, METHODS[3], epochs=15, start=start, weight_decay=1e-3)
     swag = tw.SWAG(swa.members)
-    drawn = [tw.update_bn(make(0), sample, train.clean()) for sample in swag.sample(20, seed=1)]
+    drawn = [tw.update_bn(make(0), sample, train) for sample in swag.sample(20, seed=1)]
     for name, members in (("SWA's mean", [swag.mean]), ("SWAG, 20 networks", drawn)):
-        members = [tw.update_bn(make(0), member, train.clean()) for member in members]
+        members = [tw.update_bn(make(0), member, train) for member in members]
         score = tw.Ensemble(make(0), members).score(task, test, held_out=held_out)
         print(f"{name}: error {100 * score['error']:.2f} %, calibrated nll {score['calibrated_nll']:.3f}")
 
