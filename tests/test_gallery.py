@@ -3,9 +3,11 @@
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from thalweg.errors import ThalwegError
+from thalweg.paper.drawing import drawings
 from thalweg.paper.entries import ENTRIES
 from thalweg.reporting.result import FILE, Claim, Result
 
@@ -37,6 +39,20 @@ def test_gallery_is_up_to_date():
     results = (SCRIPT.parent / "results.md").read_text()
     assert results == gallery.with_numbers(results, SCRIPT.parent), "run `make gallery`"
     assert gallery.numbers(SCRIPT.parent) in results
+
+
+KEPT = sorted((SCRIPT.parent / "paper").rglob(FILE))
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: "/".join(file.parts[-3:-1]))
+def test_gallery_legends_cover_no_curve(file):
+    for canvas in drawings(file.parent, Result.load(file)).values():
+        canvas.draw_without_rendering()
+        for ax in (ax for ax in canvas.axes if ax.get_legend()):
+            box = ax.get_legend().get_window_extent()
+            for line in (line for line in ax.lines if np.ptp(line.get_xdata())):  # not a mark at a budget
+                covered = box.count_contains(ax.transData.transform(line.get_xydata()))
+                assert not covered, f"{line.get_label()!r} is covered"
 
 
 def test_gallery_shows_figures(tmp_path):

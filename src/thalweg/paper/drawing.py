@@ -51,7 +51,13 @@ def _chains(folder: Path, result: Result, axes: Any) -> None:
     files = {"trained with loss (2), over t": "polychain", "trained with loss (1), over length": "polychain-arclength"}
     scans = {name: Scan.load(folder / f"{stem}.json") for name, stem in files.items()}
     for ax, panel in zip(axes, PANELS, strict=False):
-        figures.profile(scans, *panel, ax)
+        figures.profile(scans, *panel, ax).legend().remove()
+    _legend_above(axes[0])
+
+
+def _legend_above(first: Any) -> None:
+    """One legend for all panels, since there may be no free space in them."""
+    first.figure.legend(handles=first.lines, loc="outside upper center", ncols=len(first.lines), frameon=False)
 
 
 def _perplexity(folder: Path, result: Result, axes: Any) -> None:
@@ -69,8 +75,7 @@ def _whole_and_close(scans: Mapping[str, Scan], panels: Sequence[tuple[str, str]
         for ax, shown in ((whole, scans), (close, curves)):
             measured = {name: scan for name, scan in shown.items() if data in scan.values}
             figures.profile(measured, data, quantity, ax).legend().remove()
-    first = axes[0][0]
-    first.figure.legend(handles=first.lines, loc="outside upper center", ncols=len(scans), frameon=False)
+    _legend_above(axes[0][0])
 
 
 def _planes(data: str, quantity: str, folder: Path, result: Result, axes: Any) -> None:
