@@ -562,7 +562,11 @@ BAD = {
     ),
     "a folder that is there": (
         ("fit", "--out", "a", "--task", "mine:circle"),
-        "a already holds a run of fit, and is never overwritten: resume it (--resume), or choose",
+        "a already holds a finished run of fit, and is never overwritten: choose another folder (--out)",
+    ),
+    "results of the paper in the folder of a run": (
+        ("paper", "run", "trivial", "--scale", "smoke", "--out", "a"),
+        "a holds a run, and several networks need a folder that holds none",
     ),
     "groups by hand and activations": (
         ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),

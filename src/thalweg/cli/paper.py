@@ -73,7 +73,9 @@ def run(
     import torch
 
     from ..paper import entries, running
+    from ..store.runs import check_no_run
 
+    check_no_run(out)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     number, listed = entries.listed_seeds(seeds)
     chosen = [

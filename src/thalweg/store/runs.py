@@ -177,9 +177,9 @@ class Run:
         if not given <= before["settings"].keys():  # of Python, or of another command that makes the same call
             raise ThalwegError(f"{self.folder} holds a run of {command} by another command or call: {ELSEWHERE}")
         if not self.resume:
+            state, advice = ("finished ", "") if "finished" in before else ("", "resume it (resume=True), or ")
             raise ThalwegError(
-                f"{self.folder} already holds a run of {command}, and is never overwritten: resume it (resume=True), "
-                f"or {ELSEWHERE}"
+                f"{self.folder} already holds a {state}run of {command}, and is never overwritten: {advice}{ELSEWHERE}"
             )
 
     def _check(self, command: str, settings: dict[str, Any]) -> None:
