@@ -1086,6 +1086,7 @@ def test_next_lines_begin_as_the_program_was_started(monkeypatch, tmp_path):
         (".venv/bin/thalweg", [".venv/bin/thalweg"]),
         (str(tmp_path / "thalweg"), ["thalweg"]),
         ("pytest", ["thalweg"]),
+        ("/x/pytest/__main__.py", ["thalweg"]),
     ):
         (tmp_path / "thalweg").touch(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))

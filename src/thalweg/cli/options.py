@@ -315,7 +315,7 @@ def program() -> list[str]:
     path = Path(sys.argv[0])
     if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "thalweg"]
-    if path.name == "__main__.py":
+    if path.parts[-2:] == ("thalweg", "__main__.py"):
         return [sys.executable, "-m", "thalweg"]
     return ["thalweg" if path.name != "thalweg" or shutil.which("thalweg") == str(path) else str(path)]
 
