@@ -48,17 +48,16 @@ class Aligned(Weights):
     left_out: int = 0
 
     def __str__(self) -> str:
-        said = (
-            f"distance {self.before:.4g} before, {self.after:.4g} after; groups: "
-            f"{len(self.symmetries.groups)}, passes: {self.passes}, matched in {self.seconds:.2g} s"
-        )
+        number = len(self.symmetries.groups)
+        matched = f"passes: {self.passes}, matched in {self.seconds:.2g} s" if number else "so nothing was renumbered"
+        said = f"distance {self.before:.4g} before, {self.after:.4g} after; groups: {number}, {matched}"
         if self.unseen:
             said += f"; matched by weights, since they have no activations: {', '.join(self.unseen)}"
         if self.left_out:
             said += (
                 f"; batches left out, since they have other shapes, strings or numbers than the first: {self.left_out}"
             )
-        far = [f"{name} (by {error:.1g} of their size)" for name, error in self.symmetries.dropped.items()]
+        far = [f"{name} (by {100 * error:.2g} % of their size)" for name, error in self.symmetries.dropped.items()]
         why = "dropped, since renumbering them changed the outputs or gradients"
         return f"{said}; {why}: {', '.join(far)}" if far else said
 
