@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,30 @@ def test_points_of_an_entry_have_the_weight_decay_of_its_recipe(decay, tmp_path)
     found = ensemble_entries.points_together(experiment, "segment", tmp_path / "copy.json")
     square = float(experiment.network(0).vector.double().square().sum())
     assert found.train_loss[0] - found.train_data_loss[0] == pytest.approx(decay / 2 * square, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "least"),
+    [
+        ("cifar10", "vgg16", 89.5),
+        ("cifar100", "vgg16", 98.51),
+        ("cifar10", "resnet158", 79.5),
+        ("cifar10", "wrn28_10", 66.1),
+        ("cifar10", "conv3fc3", None),
+        ("cifar100", "wrn28_10", None),
+    ],
+)
+def test_error_on_the_line_is_at_least_half_a_point_below_the_papers(data, model, least, tmp_path):
+    experiment = open_experiment(tmp_path, data, model, "smoke", progress=False)
+    for above, holds in ((0.01, True), (-0.01, False)):
+        values = {"loss": np.ones(3), "error": np.full(3, ((least or 0) + above) / 100)}
+        scans = dict.fromkeys(
+            ("single", "segment", "bezier", "polychain"), tw.Scan("", "curve", {"train": values, "test": values})
+        )
+        found = [
+            claim for claim in curve_entries._low_all_along(experiment, scans) if "on the line the error" in claim.says
+        ]
+        assert [claim.holds for claim in found] == ([] if least is None else [holds])
 
 
 def diverse(near=14.0, far=20.0, member=29.0, single=28.0, short=7.0, long=40.0):

@@ -16,7 +16,7 @@ from typing import Any
 from ..reporting.result import CODE, PAPER, Claim
 from ..results import CurveEnsemble, Trace
 
-TWENTIETH = 0.05
+HALF, TWENTIETH = 0.5, 0.05
 DIVERSITY = {  # what the paper calls the disagreement, the distance, and the accuracy of one, where it has them
     "independent": (
         "disagreement of two independent networks (% of test)",
@@ -88,7 +88,7 @@ def limit(error: float, spread: float | None = None) -> float:
     >>> limit(27.4, 0.1), limit(25.28)
     (27.6, 25.78)
     """
-    return round(error + (2 * spread if spread is not None else 0.5), 9)
+    return round(error + (2 * spread if spread is not None else HALF), 9)
 
 
 def on_budgets(rows: Rows, seeds: int) -> Iterator[Claim]:
