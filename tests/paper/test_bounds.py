@@ -128,9 +128,9 @@ def test_bends_are_apart_by_the_papers_share_of_the_ends(factor, holds, tmp_path
 
 @pytest.mark.parametrize(
     ("soon", "late", "holds"),
-    [(0.15, 0.2649, [True, True]), (0.16, 0.2651, [False, False])],
+    [(0.105, 0.2649, [True, True]), (0.106, 0.2651, [False, False])],
 )
-def test_bounds_of_pairs_are_the_papers_t_and_half_a_point(soon, late, holds, tmp_path, monkeypatch):
+def test_bounds_of_pairs_are_the_papers_t_and_a_twentieth_and_half_a_point(soon, late, holds, tmp_path, monkeypatch):
     """One network has 28 %, both ends together 26 %."""
     found = replace(points(), t=[0.0, 0.1, soon, 0.4, 1.0], error=[0.28] * 5, pair_error=[0.28, 0.28, 0.27, late, 0.26])
     monkeypatch.setattr(ensemble_entries, "points_together", lambda *_: found)

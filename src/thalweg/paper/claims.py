@@ -1,7 +1,7 @@
 """The numbers of the paper and of its reference code, and whether its sentences hold on the rows that were found.
 
 A bound is the paper's own value, and beyond it twice the spread that it prints there; where it prints none, half a
-point of an error or a twentieth of a loss, a distance or a share. Where its public code gives a number too, that has a
+point of an error or a twentieth of anything else. Where its public code gives a number too, that has a
 verdict of its own.
 """
 
