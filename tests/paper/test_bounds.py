@@ -13,7 +13,7 @@ from thalweg.paper import claims, curve_entries, ensemble_entries
 from thalweg.paper.entries import open_experiment
 from thalweg.paper.recipes import RECIPES
 
-KINDS = ("none", "one", "train loss", "inverse train loss", "per point")
+KINDS = ("none", "one", "train loss", "inverse train loss", "train data loss", "per point")
 
 
 def points(before=0.26, after=0.25, regularised=(1.0, 2.0, 3.0), plain=(3.0, 2.0, 1.0), fitted=(1.0, 1.5, 2.0)):
@@ -45,6 +45,18 @@ def test_points_outperform_three_networks_only_if_their_error_is_lower(after, ho
 @pytest.mark.parametrize(("before", "holds"), [(0.2699, True), (0.2701, False)])
 def test_points_beat_two_ends_only_if_their_error_is_lower(before, holds):
     assert verdict(points(before=before), "beat its two ends").holds is holds
+
+
+@pytest.mark.parametrize(
+    ("papers", "helps", "better"), [(0.2529, True, True), (0.2531, True, False), (0.26, False, False)]
+)
+def test_claims_on_the_papers_temperature_are_about_the_regularised_loss(papers, helps, better):
+    scores = {"error": papers, "nll": 1.0}
+    found = points(after=0.1)
+    found = replace(found, scores={**found.scores, "train loss": scores})
+    one, two = (verdict(found, part) for part in ("the paper's temperature", "better than the three"))
+    assert (one.holds, two.holds) == (helps, better)
+    assert one.measured.endswith("; 26.00 % with one proportional to the loss without it")
 
 
 def test_temperatures_are_compared_with_the_regularised_loss():
