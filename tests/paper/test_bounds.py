@@ -1,6 +1,7 @@
 """Bounds of the paper's sentences at their edge, and the settings of its residual networks, each as a number."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.paper import claims, curve_entries, ensemble_entries
+from thalweg.paper import claims, curve_entries, ensemble_entries, imagenet
 from thalweg.paper.entries import open_experiment
 from thalweg.paper.recipes import RECIPES
 
@@ -148,6 +149,16 @@ def test_bounds_of_pairs_are_the_papers_t_and_a_twentieth_and_half_a_point(soon,
     monkeypatch.setattr(ensemble_entries, "points_together", lambda *_: found)
     experiment = open_experiment(tmp_path, "cifar100", "resnet_bottleneck164", "smoke", progress=False)
     _, judged = ensemble_entries.pair_ensemble(experiment, tmp_path, 1)
+    assert [claim.holds for claim in judged] == holds
+
+
+@pytest.mark.parametrize(("after", "holds"), [(0.238, [True, True]), (0.2382, [True, False]), (0.24, [False, False])])
+def test_bound_on_imagenet_is_the_papers_error_and_half_a_point(after, holds, tmp_path, monkeypatch):
+    found = SimpleNamespace(members=[{"error": 0.2387}], scores={"error": after})
+    monkeypatch.setattr(tw, "walk", lambda *_, **__: tw.Walk((), ()))
+    experiment = open_experiment(tmp_path, "imagenet", "resnet50", "smoke", progress=False)
+    monkeypatch.setattr(type(experiment), "report", lambda self, members: found)
+    _, judged = imagenet.fge_from_pretrained(experiment, tmp_path, 1)
     assert [claim.holds for claim in judged] == holds
 
 
