@@ -1,18 +1,20 @@
 """Bounds of the paper's sentences at their edge, and the settings of its residual networks, each as a number."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.paper import claims, curve_entries, ensemble_entries
+from thalweg.paper import claims, curve_entries, ensemble_entries, imagenet
 from thalweg.paper.entries import open_experiment
 from thalweg.paper.recipes import RECIPES
 
-KINDS = ("none", "one", "train loss", "inverse train loss", "per point")
+KINDS = ("none", "one", "train loss", "inverse train loss", "train data loss", "per point")
 
 
 def points(before=0.26, after=0.25, regularised=(1.0, 2.0, 3.0), plain=(3.0, 2.0, 1.0), fitted=(1.0, 1.5, 2.0)):
@@ -46,6 +48,18 @@ def test_points_beat_two_ends_only_if_their_error_is_lower(before, holds):
     assert verdict(points(before=before), "beat its two ends").holds is holds
 
 
+@pytest.mark.parametrize(
+    ("papers", "helps", "better"), [(0.2529, True, True), (0.2531, True, False), (0.26, False, False)]
+)
+def test_claims_on_the_papers_temperature_are_about_the_regularised_loss(papers, helps, better):
+    scores = {"error": papers, "nll": 1.0}
+    found = points(after=0.1)
+    found = replace(found, scores={**found.scores, "train loss": scores})
+    one, two = (verdict(found, part) for part in ("the paper's temperature", "better than the three"))
+    assert (one.holds, two.holds) == (helps, better)
+    assert one.measured.endswith("; 26.00 % with one proportional to the loss without it")
+
+
 def test_temperatures_are_compared_with_the_regularised_loss():
     found = verdict(points(), "l2-regularised")
     assert found.holds
@@ -61,6 +75,30 @@ def test_points_of_an_entry_have_the_weight_decay_of_its_recipe(decay, tmp_path)
     found = ensemble_entries.points_together(experiment, "segment", tmp_path / "copy.json")
     square = float(experiment.network(0).vector.double().square().sum())
     assert found.train_loss[0] - found.train_data_loss[0] == pytest.approx(decay / 2 * square, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "least"),
+    [
+        ("cifar10", "vgg16", 89.5),
+        ("cifar100", "vgg16", 98.51),
+        ("cifar10", "resnet158", 79.5),
+        ("cifar10", "wrn28_10", 66.1),
+        ("cifar10", "conv3fc3", None),
+        ("cifar100", "wrn28_10", None),
+    ],
+)
+def test_error_on_the_line_is_at_least_half_a_point_below_the_papers(data, model, least, tmp_path):
+    experiment = open_experiment(tmp_path, data, model, "smoke", progress=False)
+    for above, holds in ((0.01, True), (-0.01, False)):
+        values = {"loss": np.ones(3), "error": np.full(3, ((least or 0) + above) / 100)}
+        scans = dict.fromkeys(
+            ("single", "segment", "bezier", "polychain"), tw.Scan("", "curve", {"train": values, "test": values})
+        )
+        found = [
+            claim for claim in curve_entries._low_all_along(experiment, scans) if "on the line the error" in claim.says
+        ]
+        assert [claim.holds for claim in found] == ([] if least is None else [holds])
 
 
 def diverse(near=14.0, far=20.0, member=29.0, single=28.0, short=7.0, long=40.0):
@@ -103,14 +141,24 @@ def test_bends_are_apart_by_the_papers_share_of_the_ends(factor, holds, tmp_path
 
 @pytest.mark.parametrize(
     ("soon", "late", "holds"),
-    [(0.15, 0.2649, [True, True]), (0.16, 0.2651, [False, False])],
+    [(0.105, 0.2649, [True, True]), (0.106, 0.2651, [False, False])],
 )
-def test_bounds_of_pairs_are_the_papers_t_and_half_a_point(soon, late, holds, tmp_path, monkeypatch):
+def test_bounds_of_pairs_are_the_papers_t_and_a_twentieth_and_half_a_point(soon, late, holds, tmp_path, monkeypatch):
     """One network has 28 %, both ends together 26 %."""
     found = replace(points(), t=[0.0, 0.1, soon, 0.4, 1.0], error=[0.28] * 5, pair_error=[0.28, 0.28, 0.27, late, 0.26])
     monkeypatch.setattr(ensemble_entries, "points_together", lambda *_: found)
     experiment = open_experiment(tmp_path, "cifar100", "resnet_bottleneck164", "smoke", progress=False)
     _, judged = ensemble_entries.pair_ensemble(experiment, tmp_path, 1)
+    assert [claim.holds for claim in judged] == holds
+
+
+@pytest.mark.parametrize(("after", "holds"), [(0.238, [True, True]), (0.2382, [True, False]), (0.24, [False, False])])
+def test_bound_on_imagenet_is_the_papers_error_and_half_a_point(after, holds, tmp_path, monkeypatch):
+    found = SimpleNamespace(members=[{"error": 0.2387}], scores={"error": after})
+    monkeypatch.setattr(tw, "walk", lambda *_, **__: tw.Walk((), ()))
+    experiment = open_experiment(tmp_path, "imagenet", "resnet50", "smoke", progress=False)
+    monkeypatch.setattr(type(experiment), "report", lambda self, members: found)
+    _, judged = imagenet.fge_from_pretrained(experiment, tmp_path, 1)
     assert [claim.holds for claim in judged] == holds
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import thalweg as tw
 
 from ..reporting.result import Claim
-from .claims import paper_number, quoted
+from .claims import limit, paper_number, quoted
 from .curve_entries import Outcome
 from .experiment import Experiment
 from .recipes import Recipe
@@ -75,6 +75,12 @@ def fge_from_pretrained(experiment: Experiment, out: Path, seeds: int) -> Outcom
             "error (%) (paper)": paper_number("SSE best reported top-1 error (%)"),
         },
     ]
+    theirs = paper_number(reported)
     return rows, [
-        Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %")
+        Claim("five epochs of FGE improve a pretrained network", after < before, f"{before:.2f} to {after:.2f} %"),
+        Claim(
+            f"to at most {limit(theirs):.2f} %, the paper's {theirs:g} and half a point",
+            after <= limit(theirs),
+            f"{after:.2f} %",
+        ),
     ]

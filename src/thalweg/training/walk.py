@@ -94,6 +94,12 @@ def walk(
 
     Returns:
         The collected networks in `.members`, on the CPU, and one `Trace` per start in `.traces`.
+
+    Raises:
+        Diverged: If the loss stops being finite; the networks collected until then are in `.members`.
+
+    Warns:
+        Stalled: If the network still predicts the same for every input after a tenth of the training.
     """
     starts: list[Any] = list(start) if isinstance(start, Sequence) and not isinstance(start, str) else [start]
     if not starts:
