@@ -57,7 +57,7 @@ class Aligned(Weights):
             said += (
                 f"; batches left out, since they have other shapes, strings or numbers than the first: {self.left_out}"
             )
-        far = [f"{name} (by {100 * error:.2g} % of their size)" for name, error in self.symmetries.dropped.items()]
+        far = [f"{name} (by {100 * error:.3g} % of their size)" for name, error in self.symmetries.dropped.items()]
         why = "dropped, since renumbering them changed the outputs or gradients"
         return f"{said}; {why}: {', '.join(far)}" if far else said
 

@@ -108,7 +108,7 @@ def _result(trial: Trial, groups: Mapping[str, Group], dropped: Mapping[str, flo
     axes = {name: tuple(without(term, gone) for term in terms) for name, terms in proposed.axes.items()}
     why = dict(proposed.why)
     for name, error in dropped.items():
-        far = f"renumbering '{name}' changed the outputs or gradients, by {100 * error:.2g} % of their size"
+        far = f"renumbering '{name}' changed the outputs or gradients, by {100 * error:.3g} % of their size"
         why |= {f"{tensor}[{axis}]": far for tensor, axis in proposed.groups[name].axes}
     axes = {name: terms for name, terms in axes.items() if any(found for term in terms for found in sized(term))}
     return Symmetries(groups, axes, why, dropped, trial.network.layout)
