@@ -208,6 +208,31 @@ def test_symmetries_follow_the_mode_of_torchs_own_layers(net, predict):
     assert not symmetries.dropped
 
 
+class Switched(nn.Module):
+    """With a flag of its own that `train` sets, next to a part that always predicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        self.scaled = mode
+        return self
+
+    def forward(self, x):
+        assert not self.norm.training
+        hidden = self.norm(self.one(x))
+        return self.two(hidden * RAMP.to(hidden) if self.scaled else hidden)
+
+
+def test_symmetries_follow_what_a_network_does_in_train():
+    symmetries = tw.symmetries(Switched(), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
+
+
 def joined_in_training(noise):
     """A network that adds two layers in training alone, with something in between that may draw random numbers."""
 

@@ -69,9 +69,10 @@ def training(net: nn.Module, every: bool = True) -> Iterator[None]:
     """
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
+        net.train()  # which a network may override, to set flags of its own or to keep parts in eval mode
         for part in net.modules():
             own = every or any(True for _ in part.parameters())
-            part.training = own and (_hooked(part) or not _reads_mode(type(part)))  # type: ignore[arg-type]
+            part.training &= own and (_hooked(part) or not _reads_mode(type(part)))  # type: ignore[arg-type]
         with _WithoutDropout():
             yield
     finally:
