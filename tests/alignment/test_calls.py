@@ -432,6 +432,21 @@ def test_groups_by_hand_warn_of_parameters_that_no_batch_uses():
         tw.align(net, tw.Weights.of(net), tw.Weights.of(branched(by_name)), TASK, [(X, "a", Y)], groups=groups)
 
 
+def test_align_follows_a_kind_of_batch_after_many_sizes():
+    """Which differ in nothing else, and are more than are followed."""
+
+    def forward(net, x, flag):
+        hidden = net.one(x).relu().mean(1)
+        return net.two(hidden * RAMP.to(hidden) if flag else hidden)
+
+    nets = [tw.Weights.of(Of(forward, **linear(one=(6, 8), two=(8, 4)))) for _ in range(2)]
+    sizes = [(torch.randn(4, size, 6), False, Y[:4]) for size in range(2, 4 + network_copy.KINDS)]
+    net = Of(forward, **linear(one=(6, 8), two=(8, 4)))
+    assert len(tw.align(net, *nets, TASK, sizes).symmetries.groups) == 1
+    last = torch.randn(4, 5, 6), True, Y[:4]
+    assert not tw.align(net, *nets, TASK, [*sizes, last]).symmetries.groups
+
+
 def test_align_warns_of_parameters_that_no_batch_uses():
     net = branched(by_name)
     with pytest.warns(UserWarning, match=r"took no part .* \('heads.b.weight' and 1 more\): .* give batches that"):
