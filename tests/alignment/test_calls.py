@@ -144,6 +144,34 @@ def test_symmetries_follow_outputs_that_no_gradient_reaches(use):
     assert {name for name, _ in group.axes} == {"one.weight", "one.bias", "out.weight", "gate.weight"}
 
 
+class Keeping(nn.Module):
+    """Keeps what a task uses next to the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.more = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        self.kept = self.one(x).relu()
+        self.second = self.more(self.kept)
+        return self.two(self.kept)
+
+
+@pytest.mark.parametrize(
+    ("used", "axes"),
+    [
+        (lambda net: net.second, [4]),
+        (lambda net: net.second.mean(), [4, 2]),
+        (lambda net: (net.kept * RAMP.to(net.kept)).sum(1) > 1e3, []),  # never here
+    ],
+)
+def test_symmetries_follow_what_a_network_keeps_beside_its_output(used, axes):
+    task = tw.Task(TASK.loss, lambda net, batch: ((net(batch[0]), used(net)), batch[1]), probabilities=str)
+    symmetries = tw.symmetries(Keeping(), task, BATCH)
+    assert [len(group.axes) for group in symmetries.groups.values()] == axes
+    assert not symmetries.dropped
+
+
 @pytest.mark.parametrize(
     "join",
     [lambda g, h, training: g + h if training else g, lambda g, h, training: (h if training else g) * 1.0],

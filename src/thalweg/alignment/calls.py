@@ -9,6 +9,7 @@ from inspect import getclosurevars
 from io import StringIO
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +101,9 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if it
     calls the network several times, or parts of it.
     """
+    whole = Called(net, lambda given: predicted(net, task, given), batch)
     if isinstance(net, torch.jit.ScriptModule):  # which takes no hooks
-        return Called(net, lambda given: predicted(net, task, given), batch)
+        return whole
     given: list[Any] = []
     answers: list[Any] = []
 
@@ -111,19 +113,24 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         around.inside = True
 
     def note(_: nn.Module, args: Any, output: Any) -> Any:
-        torch.set_grad_enabled(True)
-        answer = mapped(output, _leaf)
-        answers.append(answer)
         around.inside = False
+        torch.set_grad_enabled(True)
+        with torch._C.DisableTorchFunction():  # the only use of what it computed that is none
+            answer = mapped(output, _leaf)
+        answers.append(answer)
         return answer
 
     hooks = net.register_forward_pre_hook(start, with_kwargs=True), net.register_forward_hook(note)
     with hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
         made = predicted(net, task, mapped(batch, copied))
+    if made is None:  # it asks for gradients by its inputs, say, to which what `note` returns has no path
+        with computing(), torch.no_grad():
+            predicted(net, task, mapped(batch, copied))  # or it fails by itself
+        return whole
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-    around.used |= any(id(tensor) in around.parameters for tensor in made)
+    around.used |= any(map(around.owns, made))
     if len(answers) != 1 or not tensors_in(answers[0]) or around.used:
-        return Called(net, lambda given: predicted(net, task, given), batch)
+        return whole
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, leaf)]
     spare = [k for k in range(len(leaves)) if k not in used]
@@ -145,18 +152,26 @@ def predicted(net: nn.Module, task: Task, batch: Any) -> list[Tensor]:
 
 
 class _Around(TorchFunctionMode):
-    """Sees whether anything but one call of a network uses its parameters."""
+    """Sees whether anything but one call of a network uses its parameters, its buffers or what it computes, which it
+    may have kept, as auxiliary losses are.
+    """
 
     inside = used = False
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.parameters = {id(tensor) for tensor in net.parameters()}
+        self.own = {id(tensor): ref(tensor) for tensor in (*net.parameters(), *net.buffers())}
+
+    def owns(self, item: Any) -> bool:
+        return id(item) in self.own and self.own[id(item)]() is item
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
-        if not self.inside and any(isinstance(item, Tensor) for item in tree_leaves(found)):
-            self.used |= any(id(item) in self.parameters for item in tree_leaves((args, kwargs)))
+        made = [item for item in tree_leaves(found) if isinstance(item, Tensor)]
+        if self.inside:
+            self.own |= {id(item): ref(item) for item in made}
+        elif made:
+            self.used |= any(map(self.owns, tree_leaves((args, kwargs))))
         return found
 
 
