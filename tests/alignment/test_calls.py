@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import thalweg as tw
 from thalweg.alignment import network_copy
+from thalweg.alignment.modes import training
 from thalweg.alignment.network_copy import NetworkCopy
 
 TASK = tw.classification()
@@ -259,6 +260,58 @@ def test_symmetries_follow_what_a_network_does_in_train():
     symmetries = tw.symmetries(Switched(), TASK, BATCH)
     assert not symmetries.groups
     assert not symmetries.dropped
+
+
+def in_place(net):
+    with torch.no_grad():
+        net.average.lerp_(net.one.weight, 0.1)
+
+
+def replaced(net):
+    net.average = torch.lerp(net.average, net.one.weight.detach(), 0.1)
+
+
+class Averaging(nn.Module):
+    def __init__(self, update):
+        super().__init__()
+        self.one, self.two, self.update = nn.Linear(6, 8), nn.Linear(8, 4), update
+        self.register_buffer("average", torch.zeros(8, 6))
+
+    def forward(self, x):
+        if self.training:
+            self.update(self)
+        return self.two(self.one(x).relu())
+
+
+@pytest.mark.parametrize("update", [in_place, replaced])
+def test_symmetries_pin_units_of_an_average_that_training_keeps(update):
+    symmetries = tw.symmetries(nn.Sequential(Averaging(update), nn.Linear(4, 3)), TASK, BATCH)
+    assert symmetries.pinned["0.one.bias[0]"] == "'0.average' is not trained and keeps its order"
+    assert not symmetries.dropped
+
+
+class OwnNorm(nn.Module):
+    """Replaces its statistics in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - x.mean(0)
+
+
+def test_training_mode_leaves_no_buffer_replaced():
+    net = nn.Sequential(OwnNorm()).eval()
+    before = net[0].mean
+    with training(net):
+        net(torch.ones(4, 8))
+        assert net[0].mean is not before
+    assert net[0].mean is before
+    assert not before.any()
 
 
 def joined_in_training(noise):

@@ -61,9 +61,14 @@ class Called(nn.Module):
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         waiting = iter(tensors)
         given = mapped(self.given, lambda item: copied(next(waiting) if isinstance(item, Tensor) else item))
+        before = dict(self.net.named_buffers())
         with InDouble():
             found = outputs_in(self.call(given))
-        return found if self.used is None else [found[k] for k in self.used]
+            for name, buffer in self.net.named_buffers():
+                if name in before and buffer is not before[name] and buffer.shape == before[name].shape:
+                    before[name].copy_(buffer)  # export sees what is written to a buffer, but not that it is replaced
+        kept = found if self.used is None else [found[k] for k in self.used]
+        return [tensor.clone() for tensor in kept]  # export fails at outputs that a gradient inside the call needs
 
     def exported(self) -> Any:
         """The graph, as an exported program; torch prints it if it fails. Export looks into what the user has compiled

@@ -67,9 +67,14 @@ def each_its_own(node: fx.Node, axes: Axes) -> None:
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node does something although nobody uses it."""
+    """Whether a node, or a block that it runs, does something although nobody uses it."""
     kept = node.op in ("placeholder", "output") or named(node).startswith("_vmap")
-    return kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    if kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+        return True
+    held = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    blocks = [getattr(each.graph.owning_module, str(each.target), None) for each in held]
+    inner = [each for block in blocks if isinstance(block, fx.GraphModule) for each in block.graph.nodes]
+    return any(writes(each) for each in inner if each.op == "call_function")
 
 
 def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
