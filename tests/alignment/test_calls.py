@@ -173,6 +173,35 @@ def test_symmetries_follow_what_a_network_keeps_beside_its_output(used, axes):
     assert not symmetries.dropped
 
 
+def force(net, x):
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        energy = net(x)
+        return energy, torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+
+def potential(last=1):
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 9), nn.Softplus(), nn.Linear(9, last)
+    )
+
+
+@pytest.mark.parametrize(
+    ("net", "predict"),
+    [
+        (potential(), lambda net, batch: (force(net, batch[0]), batch[1])),
+        (Of(lambda net, x: force(net.body, x), body=potential()), TASK.predict),
+        (potential(), lambda net, batch: (torch.func.vmap(torch.func.grad(lambda x: net(x)[0]))(batch[0]), batch[1])),
+        (Of(lambda net, x: torch.func.vmap(torch.func.jacrev(net.body))(x), body=potential(6)), TASK.predict),
+    ],
+)
+def test_symmetries_follow_gradients_by_the_inputs(net, predict):
+    """As of forces, gradient penalties and equations."""
+    symmetries = tw.symmetries(net, tw.Task(TASK.loss, predict, probabilities=str), BATCH)
+    assert {group.size for group in symmetries.groups.values()} == {8, 9}, str(symmetries)
+    assert not symmetries.dropped
+
+
 @pytest.mark.parametrize(
     "join",
     [lambda g, h, training: g + h if training else g, lambda g, h, training: (h if training else g) * 1.0],

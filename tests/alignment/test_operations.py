@@ -55,6 +55,7 @@ COMPOSED = {
     "linalg_matmul": lambda h: torch.linalg.matmul(h, h.T) @ h,
     "matrix_H": lambda h: h.H.H,
     "meshgrid": lambda h: h + torch.meshgrid(h[0], h[1], indexing="ij")[1].sum(0),
+    "native_layer_norm": lambda h: torch.native_layer_norm(h, [UNITS], None, None, 1e-5)[0],
     "renorm": lambda h: torch.renorm(h, 2, 0, 1.0),
     "rot90": lambda h: torch.rot90(wide(wide(h)), 1, [2, 3])[..., 0, 0],
     "searchsorted": lambda h: h * torch.searchsorted(torch.tensor([0.0, 1.0]), h),

@@ -75,10 +75,19 @@ class Called(nn.Module):
         itself, and must compile the branches of `torch.cond` to see their parameters.
         """
         with seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
-            program = torch.export.export(self, self.inputs(), strict=False)
+            program = self._program()
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
         return program
+
+    def _program(self) -> Any:
+        try:
+            return torch.export.export(self, self.inputs(), strict=False)
+        except Exception:
+            with suppress(Exception):  # below autograd, gradients that a call computes are seen; torch promises it not
+                private: Any = torch.export
+                return private._trace._export(self, self.inputs(), strict=False, pre_dispatch=False)
+            raise
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
         """The inputs for another batch; None for one of another shape, or with another string or number."""
@@ -126,7 +135,8 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         return answer
 
     hooks = net.register_forward_pre_hook(start, with_kwargs=True), net.register_forward_hook(note)
-    with hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
+    made = None
+    with suppress(Exception), hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
         made = predicted(net, task, mapped(batch, copied))
     if made is None:  # it asks for gradients by its inputs, say, to which what `note` returns has no path
         with computing(), torch.no_grad():

@@ -118,12 +118,13 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
     def compute(*tensors: Tensor) -> Any:
         filled = {**dict(enumerate(given)), **dict(zip(places, tensors, strict=True))}
         own, keywords = tree_unflatten([filled[k] for k in range(len(given))], spec)
-        return how(*own, **keywords)
+        found = how(*own, **keywords)
+        return [*found] if isinstance(found, tuple) else found  # a named one would be a node of its own
 
     with suppress(Exception):  # whatever torch cannot decompose without values
         metas = [torch.empty_like(given[k].meta["val"], device="meta") for k in places]
         found = trace(make_fx(compute)(*metas), [axes[k] for k in places], seen)
-        shapes = [tuple(axis.size for axis in each) for each in found]
+        shapes = [None if each is None else tuple(axis.size for axis in each) for each in found]
         if shapes == (shape if isinstance(shape, list) else [shape]):
             node.meta[DECOMPOSED] = True
             return found if isinstance(shape, list) else found[0]
