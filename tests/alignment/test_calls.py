@@ -291,6 +291,28 @@ def test_symmetries_follow_what_a_network_does_in_train():
     assert not symmetries.dropped
 
 
+@pytest.mark.parametrize(
+    "noise", [lambda h: torch.randn(h.shape), lambda h: torch.rand(1, h.shape[1]) < 0.5, lambda h: torch.randn_like(h)]
+)
+def test_symmetries_keep_units_apart_under_random_numbers_of_any_origin(noise):
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden * noise(hidden) if net.training else hidden)
+
+    assert len(tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH).groups) == 1
+
+
+def test_symmetries_pin_units_that_meet_numbers_of_a_generator_in_training():
+    """Which may be the same in every call."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        fixed = torch.randn(8, generator=torch.Generator().manual_seed(0))
+        return net.two(hidden * fixed if net.training else hidden)
+
+    assert not tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH).groups
+
+
 def in_place(net):
     with torch.no_grad():
         net.average.lerp_(net.one.weight, 0.1)

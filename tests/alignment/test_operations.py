@@ -43,6 +43,7 @@ COMPOSED = {
     "diagonal": lambda h: torch.diagonal(h[:, :, None] * h[:, None], dim1=1, dim2=2),
     "dsplit": lambda h: torch.dsplit(wide(h), 2)[0].sum(-1),
     "dstack": lambda h: torch.dstack([h, h]).sum(-1),
+    "eye": lambda h: h @ (h.T @ h + torch.eye(UNITS)),
     "fftshift": lambda h: torch.fft.fftshift(h, dim=0),
     "flipud": torch.flipud,
     "gradient": lambda h: torch.gradient(h, dim=0)[0],

@@ -211,7 +211,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.first, "type_as"), (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
         (tensors.cat, "cat concat concatenate hstack vstack"),
         (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
-         "zeros_like ones_like full_like empty_like scalar_tensor"),
+         "zeros_like ones_like full_like empty_like scalar_tensor rand randn"), (tensors.identity, "eye"),
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),

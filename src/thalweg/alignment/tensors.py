@@ -181,8 +181,14 @@ def repeat(call: Operation) -> Axes:
     return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
 
 
-def filled(call: Operation) -> Axes:
-    return fresh(call.shape)
+def filled(call: Operation) -> Axes | None:
+    """The same everywhere, or random numbers, unless they are those of a generator of the network."""
+    return None if call["generator"] is not None else fresh(call.shape)
+
+
+def identity(call: Operation) -> Axes | None:
+    """Whose rows are numbered as its columns."""
+    return Axes([Atom(call.shape[0])] * 2) if len({*call.shape}) == 1 else None
 
 
 def cat(call: Operation) -> Axes | None:
