@@ -259,7 +259,7 @@ def diagonal(call: Operation) -> Axes | None:
     """Entries of two axes that are numbered alike."""
     x = call.tensors[0]
     one, two = (call[name] % len(x) for name in ("dim1", "dim2"))
-    if call["offset"]:
+    if call["offset"] or x[one].size != x[two].size:
         return None
     unify(x[one], x[two])
     return Axes([*(axis for k, axis in enumerate(x) if k not in (one, two)), x[one]])
