@@ -173,6 +173,17 @@ def test_symmetries_follow_what_a_network_keeps_beside_its_output(used, axes):
     assert not symmetries.dropped
 
 
+def test_symmetries_do_not_trace_what_a_task_only_reads():
+    """As for a log, of numbers that no graph can have."""
+
+    def predict(net, batch):
+        out = net(batch[0])
+        net.log = net.kept.mean().item(), net.one.weight.norm().item()
+        return out, batch[1]
+
+    assert len(tw.symmetries(Keeping(), tw.Task(TASK.loss, predict), BATCH).groups) == 1
+
+
 def force(net, x):
     with torch.enable_grad():
         x = x.clone().requires_grad_()

@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_leaves
 from ..batches import mapped, tensors_in
 from ..runtime.rng import seeded
 from ..tasks import Task
+from ..weightspace.layout import named_statistics
 from ..weightspace.state import Contents
 from ..weightspace.watch import copied
 from .alike import alike
-from .modes import InDouble, computing
+from .modes import IN_PLACE, InDouble, computing
 from .operations import writes
 
 TRIES = 12  # values of an output, to see whether a task uses it
@@ -143,8 +144,7 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
             predicted(net, task, mapped(batch, copied))  # or it fails by itself
         return whole
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-    around.used |= any(map(around.owns, made))
-    if len(answers) != 1 or not tensors_in(answers[0]) or around.used:
+    if len(answers) != 1 or not tensors_in(answers[0]) or around.writes or any(map(around.owns, made)):
         return whole
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, leaf)]
@@ -167,26 +167,25 @@ def predicted(net: nn.Module, task: Task, batch: Any) -> list[Tensor]:
 
 
 class _Around(TorchFunctionMode):
-    """Sees whether anything but one call of a network uses its parameters, its buffers or what it computes, which it
-    may have kept, as auxiliary losses are.
+    """Sees what is made of a network's own tensors, and of what it computes but does not return: it may keep auxiliary
+    losses, say. And whether its own tensors are written to outside of a call, as averages are.
     """
 
-    inside = used = False
+    inside = writes = False
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.own = {id(tensor): ref(tensor) for tensor in (*net.parameters(), *net.buffers())}
+        self.own = {id(tensor): ref(tensor) for tensor in (*net.parameters(), *named_statistics(net).values())}
 
     def owns(self, item: Any) -> bool:
         return id(item) in self.own and self.own[id(item)]() is item
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
-        made = [item for item in tree_leaves(found) if isinstance(item, Tensor)]
-        if self.inside:
-            self.own |= {id(item): ref(item) for item in made}
-        elif made:
-            self.used |= any(map(self.owns, tree_leaves((args, kwargs))))
+        owned = any(map(self.owns, tree_leaves((args, kwargs))))
+        if self.inside or owned:
+            self.own |= {id(item): ref(item) for item in tree_leaves(found) if isinstance(item, Tensor)}
+        self.writes |= owned and not self.inside and bool(IN_PLACE.match(getattr(function, "__name__", "")))
         return found
 
 

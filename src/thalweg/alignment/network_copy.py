@@ -327,6 +327,9 @@ class NetworkCopy:
                 if kind in kinds or len(kinds) >= LOOKED:
                     continue
                 kinds.add(kind)
+                enough = len(calls) >= KINDS and not idle
+                if enough and path_of(self._operations(self.converted(first(other, 2))), held) in paths:
+                    continue
                 few = self._examples(other)
                 noted = self._operations(few)
                 path = path_of(noted, held)
