@@ -303,7 +303,14 @@ def test_symmetries_follow_what_a_network_does_in_train():
 
 
 @pytest.mark.parametrize(
-    "noise", [lambda h: torch.randn(h.shape), lambda h: torch.rand(1, h.shape[1]) < 0.5, lambda h: torch.randn_like(h)]
+    "noise",
+    [
+        lambda h: torch.randn(h.shape),
+        lambda h: torch.randint(2, h.shape),
+        lambda h: torch.normal(1.0, 0.1, h.shape),
+        lambda h: torch.rand(1, h.shape[1]) < 0.5,
+        lambda h: torch.distributions.Normal(h, torch.ones(8)).rsample(),
+    ],
 )
 def test_symmetries_keep_units_apart_under_random_numbers_of_any_origin(noise):
     def forward(net, x):
@@ -314,14 +321,31 @@ def test_symmetries_keep_units_apart_under_random_numbers_of_any_origin(noise):
 
 
 def test_symmetries_pin_units_that_meet_numbers_of_a_generator_in_training():
-    """Which may be the same in every call."""
+    """Which may be the same in every call, next to others that cannot be compared."""
 
     def forward(net, x):
         hidden = net.one(x).relu()
         fixed = torch.randn(8, generator=torch.Generator().manual_seed(0))
-        return net.two(hidden * fixed if net.training else hidden)
+        return net.two(hidden * fixed + torch.randn_like(hidden) if net.training else hidden)
 
-    assert not tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH).groups
+    symmetries = tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
+
+
+def test_symmetries_follow_distributions():
+    """Which look whether their arguments are allowed."""
+
+    def forward(net, x):
+        chosen = torch.distributions.Normal(net.one(x), net.two(x).exp())
+        usual = torch.distributions.Normal(torch.zeros(8), torch.ones(8))
+        return net.three(chosen.mean), torch.distributions.kl_divergence(chosen, usual).sum(1)
+
+    net = Of(forward, **linear(one=(6, 8), two=(6, 8), three=(8, 4)))
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch[0]), batch[1]), probabilities=str)
+    assert [len(group.axes) for group in tw.symmetries(net, task, BATCH).groups.values()] == [5]
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
 
 
 def in_place(net):

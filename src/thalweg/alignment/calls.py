@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -75,7 +76,7 @@ class Called(nn.Module):
         """The graph, as an exported program; torch prints it if it fails. Export looks into what the user has compiled
         itself, and must compile the branches of `torch.cond` to see their parameters.
         """
-        with seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
+        with seeded(0), torch.enable_grad(), _quiet(), _blind():
             program = self._program()
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
@@ -278,11 +279,15 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _masks_as_they_are() -> Iterator[None]:
-    """Transformers look whether a mask is causal, to compute the same faster; a graph must not depend on its values."""
-    look = transformer._detect_is_causal_mask
+def _blind() -> Iterator[None]:
+    """Transformers look whether a mask is causal, to compute the same faster, and distributions whether they can have
+    their arguments; a graph must not depend on values.
+    """
+    look, check = transformer._detect_is_causal_mask, Distribution._validate_args
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
         transformer._detect_is_causal_mask = look
+        Distribution.set_default_validate_args(check)

@@ -85,7 +85,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
         return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
-    rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if _is_torchs(node) else unknown
+    known = _is_torchs(node) and node.kwargs.get("generator") is None  # whose numbers may be the same in every call
+    rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if known else unknown
     if rule is unknown and (found := _decomposed(node, args, kwargs, shape, seen)) is not None:
         return found
     schema = getattr(node.target, "_schema", None)
@@ -211,7 +212,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.first, "type_as"), (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
         (tensors.cat, "cat concat concatenate hstack vstack"),
         (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
-         "zeros_like ones_like full_like empty_like scalar_tensor rand randn"), (tensors.identity, "eye"),
+         "zeros_like ones_like full_like empty_like scalar_tensor rand randn randint"), (tensors.identity, "eye"),
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),

@@ -92,6 +92,8 @@ def broadcast(*tensors: Axes) -> Axes:
 
 def elementwise(call: Operation) -> Any:
     """Each entry alone, or, as a softmax and a norm, along some axes that stay."""
+    if not call.tensors:  # random numbers of a shape
+        return filled(call)
     found = broadcast(*call.tensors)
     if isinstance(call["dim"], int):
         call.mix_dims(found, [call["dim"] % max(len(found), 1)])
@@ -181,9 +183,9 @@ def repeat(call: Operation) -> Axes:
     return Axes(product([Atom(size // axis.size), axis]) for axis, size in zip(x, call.shape, strict=True))
 
 
-def filled(call: Operation) -> Axes | None:
-    """The same everywhere, or random numbers, unless they are those of a generator of the network."""
-    return None if call["generator"] is not None else fresh(call.shape)
+def filled(call: Operation) -> Axes:
+    """The same everywhere, or random numbers."""
+    return fresh(call.shape)
 
 
 def identity(call: Operation) -> Axes | None:
