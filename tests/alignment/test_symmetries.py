@@ -485,6 +485,7 @@ def test_symmetries_failed_trace_prints_no_graph(capfd):
     ("groups", "message"),
     [
         ({}, "groups= must name at least one group; got none: leave it out to have them found"),
+        ({"": {"one.weight": 0}}, "groups= must name at least one group; got one without a name: leave it out"),
         ({"hidden": {}}, "'hidden' is {}: correct groups="),
         ({"hidden": None}, "'hidden' is None: correct groups="),
         ({"hidden": "one.weight"}, "'hidden' is 'one.weight': correct groups="),
@@ -572,3 +573,11 @@ def test_bitwise_operators_keep_units_apart(combine):
     net, (x, y) = Gated(), ALIGNABLE["MLP"].batch()
     [group] = tw.symmetries(net, TASK, (x, y)).groups.values()
     assert group.size == 8
+
+
+def test_symmetries_refuse_a_group_by_hand_without_units():
+    one, two = (nn.Parameter(torch.zeros(shape)) for shape in ((6, 0), (0, 4)))
+    net = Of(lambda net, x: net.out(x @ net.one @ net.two), one=one, two=two, out=nn.Linear(4, 4))
+    groups = {"none": {"one": 1, "two": 0}}
+    with pytest.raises(tw.ThalwegError, match=r"axis 1 of 'one' in 'none' is not: correct groups="):
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups=groups)
