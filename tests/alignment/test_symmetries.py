@@ -183,6 +183,36 @@ def test_symmetries_unused_units_keep_their_order():
     assert symmetries.axes["one.bias"] == (("sum", 8, ("group", 5, "one.weight[0]"), ("fixed", 3)),)
 
 
+def halves(net, x):
+    return net.three(net.one(x).chunk(2, 1)[0].relu())
+
+
+def joined(net, x):
+    return net.three(torch.cat([net.two(x), net.one(x)], 1)[:, :4])
+
+
+def one_way(net, x):
+    return net.three(net.both(x[:, None])[1][-2])
+
+
+@pytest.mark.parametrize(
+    ("forward", "groups"),
+    [
+        (halves, ["one.weight[0]"]),
+        (joined, ["two.weight[0]"]),
+        (one_way, ["both.weight_hh_l0[1]", "both.weight_hh_l0_reverse[1]", "both.weight_hh_l1[1]"]),
+    ],
+)
+def test_symmetries_units_that_are_computed_but_not_used_keep_their_order(forward, groups):
+    """As of the spread of a latent unit where its mean alone is used; another call may use them together."""
+    both = nn.GRU(6, 4, num_layers=2, batch_first=True, bidirectional=True)
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(6, 4), three=nn.Linear(4, 4), both=both)
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
+    assert [group.size for group in symmetries.groups.values()] == [4] * len(groups)
+    moved = {place for group in symmetries.groups.values() for place in group.axes}
+    assert {(name[:-3], int(name[-2])) for name in groups} <= moved
+
+
 def test_symmetries_factor_inside_a_product_of_weights_can_be_renumbered():
     """It occurs in no tensor but the two."""
     parts = {"down": nn.Parameter(torch.randn(3, 6)), "up": nn.Parameter(torch.randn(8, 3))}
