@@ -376,6 +376,15 @@ def test_symmetries_pin_units_of_an_average_that_training_keeps(update):
     assert not symmetries.dropped
 
 
+def test_symmetries_compare_what_training_writes_to_buffers():
+    """Also unseen by a graph."""
+
+    def unseen(net):
+        net.average.data = torch.lerp(net.average.data, net.one.weight.data, 0.1)
+
+    assert not tw.symmetries(Averaging(unseen), TASK, BATCH).groups
+
+
 class OwnNorm(nn.Module):
     """Replaces its statistics in training."""
 

@@ -179,6 +179,8 @@ class NetworkCopy:
             for called in self.trained:
                 with training(self.net, called.every):
                     found += called(*called.inputs())
+                    moving = {id(tensor) for tensor in self.tensors.values()}
+                    found += [buffer.clone() for buffer in self.net.buffers() if id(buffer) not in moving]
         if not self.made:
             raise ThalwegError(
                 f"renumbering is proven by the outputs of the task, and its predict returned {describe(predictions)}, "
