@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import thalweg as tw
 from thalweg.alignment import network_copy
+from thalweg.alignment.modes import training
 from thalweg.alignment.network_copy import NetworkCopy
 
 TASK = tw.classification()
@@ -144,6 +145,74 @@ def test_symmetries_follow_outputs_that_no_gradient_reaches(use):
     assert {name for name, _ in group.axes} == {"one.weight", "one.bias", "out.weight", "gate.weight"}
 
 
+class Keeping(nn.Module):
+    """Keeps what a task uses next to the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.more = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        self.kept = self.one(x).relu()
+        self.second = self.more(self.kept)
+        return self.two(self.kept)
+
+
+@pytest.mark.parametrize(
+    ("used", "axes"),
+    [
+        (lambda net: net.second, [4]),
+        (lambda net: net.second.mean(), [4, 2]),
+        (lambda net: (net.kept * RAMP.to(net.kept)).sum(1) > 1e3, []),  # never here
+    ],
+)
+def test_symmetries_follow_what_a_network_keeps_beside_its_output(used, axes):
+    task = tw.Task(TASK.loss, lambda net, batch: ((net(batch[0]), used(net)), batch[1]), probabilities=str)
+    symmetries = tw.symmetries(Keeping(), task, BATCH)
+    assert [len(group.axes) for group in symmetries.groups.values()] == axes
+    assert not symmetries.dropped
+
+
+def test_symmetries_do_not_trace_what_a_task_only_reads():
+    """As for a log, of numbers that no graph can have."""
+
+    def predict(net, batch):
+        out = net(batch[0])
+        net.log = net.kept.mean().item(), net.one.weight.norm().item()
+        return out, batch[1]
+
+    assert len(tw.symmetries(Keeping(), tw.Task(TASK.loss, predict), BATCH).groups) == 1
+
+
+def force(net, x):
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        energy = net(x)
+        return energy, torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+
+def potential(last=1):
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 9), nn.Softplus(), nn.Linear(9, last)
+    )
+
+
+@pytest.mark.parametrize(
+    ("net", "predict"),
+    [
+        (potential(), lambda net, batch: (force(net, batch[0]), batch[1])),
+        (Of(lambda net, x: force(net.body, x), body=potential()), TASK.predict),
+        (potential(), lambda net, batch: (torch.func.vmap(torch.func.grad(lambda x: net(x)[0]))(batch[0]), batch[1])),
+        (Of(lambda net, x: torch.func.vmap(torch.func.jacrev(net.body))(x), body=potential(6)), TASK.predict),
+    ],
+)
+def test_symmetries_follow_gradients_by_the_inputs(net, predict):
+    """As of forces, gradient penalties and equations."""
+    symmetries = tw.symmetries(net, tw.Task(TASK.loss, predict, probabilities=str), BATCH)
+    assert {group.size for group in symmetries.groups.values()} == {8, 9}, str(symmetries)
+    assert not symmetries.dropped
+
+
 @pytest.mark.parametrize(
     "join",
     [lambda g, h, training: g + h if training else g, lambda g, h, training: (h if training else g) * 1.0],
@@ -206,6 +275,138 @@ def test_symmetries_follow_the_mode_of_torchs_own_layers(net, predict):
     symmetries = tw.symmetries(net, tw.Task(TASK.loss, predict), BATCH)
     assert not symmetries.groups
     assert not symmetries.dropped
+
+
+class Switched(nn.Module):
+    """With a flag of its own that `train` sets, next to a part that always predicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        self.scaled = mode
+        return self
+
+    def forward(self, x):
+        assert not self.norm.training
+        hidden = self.norm(self.one(x))
+        return self.two(hidden * RAMP.to(hidden) if self.scaled else hidden)
+
+
+def test_symmetries_follow_what_a_network_does_in_train():
+    symmetries = tw.symmetries(Switched(), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda h: torch.randn(h.shape),
+        lambda h: torch.randint(2, h.shape),
+        lambda h: torch.normal(1.0, 0.1, h.shape),
+        lambda h: torch.rand(1, h.shape[1]) < 0.5,
+        lambda h: torch.distributions.Normal(h, torch.ones(8)).rsample(),
+    ],
+)
+def test_symmetries_keep_units_apart_under_random_numbers_of_any_origin(noise):
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden * noise(hidden) if net.training else hidden)
+
+    assert len(tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH).groups) == 1
+
+
+def test_symmetries_pin_units_that_meet_numbers_of_a_generator_in_training():
+    """Which may be the same in every call, next to others that cannot be compared."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        fixed = torch.randn(8, generator=torch.Generator().manual_seed(0))
+        return net.two(hidden * fixed + torch.randn_like(hidden) if net.training else hidden)
+
+    symmetries = tw.symmetries(Of(forward, **linear(one=(6, 8), two=(8, 4))), TASK, BATCH)
+    assert not symmetries.groups
+    assert not symmetries.dropped
+
+
+def test_symmetries_follow_distributions():
+    """Which look whether their arguments are allowed."""
+
+    def forward(net, x):
+        chosen = torch.distributions.Normal(net.one(x), net.two(x).exp())
+        usual = torch.distributions.Normal(torch.zeros(8), torch.ones(8))
+        return net.three(chosen.mean), torch.distributions.kl_divergence(chosen, usual).sum(1)
+
+    net = Of(forward, **linear(one=(6, 8), two=(6, 8), three=(8, 4)))
+    task = tw.Task(TASK.loss, lambda net, batch: (net(batch[0]), batch[1]), probabilities=str)
+    assert [len(group.axes) for group in tw.symmetries(net, task, BATCH).groups.values()] == [5]
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+
+
+def in_place(net):
+    with torch.no_grad():
+        net.average.lerp_(net.one.weight, 0.1)
+
+
+def replaced(net):
+    net.average = torch.lerp(net.average, net.one.weight.detach(), 0.1)
+
+
+class Averaging(nn.Module):
+    def __init__(self, update):
+        super().__init__()
+        self.one, self.two, self.update = nn.Linear(6, 8), nn.Linear(8, 4), update
+        self.register_buffer("average", torch.zeros(8, 6))
+
+    def forward(self, x):
+        if self.training:
+            self.update(self)
+        return self.two(self.one(x).relu())
+
+
+@pytest.mark.parametrize("update", [in_place, replaced])
+def test_symmetries_pin_units_of_an_average_that_training_keeps(update):
+    symmetries = tw.symmetries(nn.Sequential(Averaging(update), nn.Linear(4, 3)), TASK, BATCH)
+    assert symmetries.pinned["0.one.bias[0]"] == "'0.average' is not trained and keeps its order"
+    assert not symmetries.dropped
+
+
+def test_symmetries_compare_what_training_writes_to_buffers():
+    """Also unseen by a graph."""
+
+    def unseen(net):
+        net.average.data = torch.lerp(net.average.data, net.one.weight.data, 0.1)
+
+    assert not tw.symmetries(Averaging(unseen), TASK, BATCH).groups
+
+
+class OwnNorm(nn.Module):
+    """Replaces its statistics in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - x.mean(0)
+
+
+def test_training_mode_leaves_no_buffer_replaced():
+    net = nn.Sequential(OwnNorm()).eval()
+    before = net[0].mean
+    with training(net):
+        net(torch.ones(4, 8))
+        assert net[0].mean is not before
+    assert net[0].mean is before
+    assert not before.any()
 
 
 def joined_in_training(noise):
@@ -405,6 +606,21 @@ def test_groups_by_hand_warn_of_parameters_that_no_batch_uses():
     groups = {"hidden": {"one.weight": 0, "one.bias": 0, "heads.a.weight": 1}}
     with pytest.warns(UserWarning, match=r"took no part .* \('heads.b.weight' and 1 more\)"):
         tw.align(net, tw.Weights.of(net), tw.Weights.of(branched(by_name)), TASK, [(X, "a", Y)], groups=groups)
+
+
+def test_align_follows_a_kind_of_batch_after_many_sizes():
+    """Which differ in nothing else, and are more than are followed."""
+
+    def forward(net, x, flag):
+        hidden = net.one(x).relu().mean(1)
+        return net.two(hidden * RAMP.to(hidden) if flag else hidden)
+
+    nets = [tw.Weights.of(Of(forward, **linear(one=(6, 8), two=(8, 4)))) for _ in range(2)]
+    sizes = [(torch.randn(4, size, 6), False, Y[:4]) for size in range(2, 4 + network_copy.KINDS)]
+    net = Of(forward, **linear(one=(6, 8), two=(8, 4)))
+    assert len(tw.align(net, *nets, TASK, sizes).symmetries.groups) == 1
+    last = torch.randn(4, 5, 6), True, Y[:4]
+    assert not tw.align(net, *nets, TASK, [*sizes, last]).symmetries.groups
 
 
 def test_align_warns_of_parameters_that_no_batch_uses():

@@ -62,6 +62,20 @@ def test_units_whose_gradients_have_an_order_are_dropped(make, groups):
     assert "changed the outputs or gradients" in str(symmetries)
 
 
+def test_units_with_small_gradients_are_dropped_as_well():
+    """As behind a LayerScale."""
+
+    def forward(net, x):
+        hidden = net.one(x)
+        return net.last(hidden + net.scale * net.three(Scaled.apply(net.two(hidden).tanh(), RAMP)))
+
+    parts = {"one": nn.Linear(6, 8), "two": nn.Linear(8, 16), "three": nn.Linear(16, 8), "last": nn.Linear(8, 4)}
+    net = Of(forward, **parts, scale=nn.Parameter(torch.full((8,), 1e-6)))
+    symmetries = tw.symmetries(net, TASK, (X, Y))
+    assert [group.size for group in symmetries.groups.values()] == [8]
+    assert [*symmetries.dropped] == ["two.weight[0]"]
+
+
 def test_units_that_are_not_trained_have_an_order_though_given_by_hand():
     net = of(lambda x: torch.cat([x[:, :8].detach(), x[:, 8:]], 1))
     groups = {"hidden": {"0.weight": 0, "0.bias": 0, "2.weight": 1}}

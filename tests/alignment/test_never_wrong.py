@@ -289,6 +289,14 @@ ACROSS = {
     "a shift by padding": lambda net, h: F.pad(h, (0, 0, 1, -1)),
     "an embedding": lambda net, h: torch.stack([F.embedding(BACKWARDS, each) for each in h]),
     "an embedding bag": lambda net, h: torch.stack([F.embedding_bag(BACKWARDS[:, None], each) for each in h]),
+    "an embedding bag with weights": lambda net, h: torch.stack(
+        [
+            F.embedding_bag(BACKWARDS.expand(7, 7), net.conv.weight[..., 0], per_sample_weights=each, mode="sum")
+            for each in h
+        ]
+    ),
+    "a diagonal of what is not square": lambda net, h: h + h[:, :1].diagonal(dim1=1, dim2=2)[..., None],
+    "a group norm of what is transposed": lambda net, h: F.group_norm(h.permute(2, 1, 0), 1).permute(2, 1, 0),
     "a repetition": lambda net, h: h.repeat(1, 2, 1).reshape(-1, 7, 2, 7).mean(2),
     "a matrix norm": lambda net, h: h / torch.linalg.matrix_norm(h, 2)[:, None, None],
     "a nuclear norm": lambda net, h: h / torch.linalg.norm(h, "nuc", dim=(1, 2))[:, None, None],

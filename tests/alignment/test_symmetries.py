@@ -183,6 +183,36 @@ def test_symmetries_unused_units_keep_their_order():
     assert symmetries.axes["one.bias"] == (("sum", 8, ("group", 5, "one.weight[0]"), ("fixed", 3)),)
 
 
+def halves(net, x):
+    return net.three(net.one(x).chunk(2, 1)[0].relu())
+
+
+def joined(net, x):
+    return net.three(torch.cat([net.two(x), net.one(x)], 1)[:, :4])
+
+
+def one_way(net, x):
+    return net.three(net.both(x[:, None])[1][-2])
+
+
+@pytest.mark.parametrize(
+    ("forward", "groups"),
+    [
+        (halves, ["one.weight[0]"]),
+        (joined, ["two.weight[0]"]),
+        (one_way, ["both.weight_hh_l0[1]", "both.weight_hh_l0_reverse[1]", "both.weight_hh_l1[1]"]),
+    ],
+)
+def test_symmetries_units_that_are_computed_but_not_used_keep_their_order(forward, groups):
+    """As of the spread of a latent unit where its mean alone is used; another call may use them together."""
+    both = nn.GRU(6, 4, num_layers=2, batch_first=True, bidirectional=True)
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(6, 4), three=nn.Linear(4, 4), both=both)
+    symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch())
+    assert [group.size for group in symmetries.groups.values()] == [4] * len(groups)
+    moved = {place for group in symmetries.groups.values() for place in group.axes}
+    assert {(name[:-3], int(name[-2])) for name in groups} <= moved
+
+
 def test_symmetries_factor_inside_a_product_of_weights_can_be_renumbered():
     """It occurs in no tensor but the two."""
     parts = {"down": nn.Parameter(torch.randn(3, 6)), "up": nn.Parameter(torch.randn(8, 3))}
@@ -485,6 +515,7 @@ def test_symmetries_failed_trace_prints_no_graph(capfd):
     ("groups", "message"),
     [
         ({}, "groups= must name at least one group; got none: leave it out to have them found"),
+        ({"": {"one.weight": 0}}, "groups= must name at least one group; got one without a name: leave it out"),
         ({"hidden": {}}, "'hidden' is {}: correct groups="),
         ({"hidden": None}, "'hidden' is None: correct groups="),
         ({"hidden": "one.weight"}, "'hidden' is 'one.weight': correct groups="),
@@ -572,3 +603,11 @@ def test_bitwise_operators_keep_units_apart(combine):
     net, (x, y) = Gated(), ALIGNABLE["MLP"].batch()
     [group] = tw.symmetries(net, TASK, (x, y)).groups.values()
     assert group.size == 8
+
+
+def test_symmetries_refuse_a_group_by_hand_without_units():
+    one, two = (nn.Parameter(torch.zeros(shape)) for shape in ((6, 0), (0, 4)))
+    net = Of(lambda net, x: net.out(x @ net.one @ net.two), one=one, two=two, out=nn.Linear(4, 4))
+    groups = {"none": {"one": 1, "two": 0}}
+    with pytest.raises(tw.ThalwegError, match=r"axis 1 of 'one' in 'none' is not: correct groups="):
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups=groups)

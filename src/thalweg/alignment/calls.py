@@ -9,9 +9,11 @@ from inspect import getclosurevars
 from io import StringIO
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -19,10 +21,11 @@ from torch.utils._pytree import tree_leaves
 from ..batches import mapped, tensors_in
 from ..runtime.rng import seeded
 from ..tasks import Task
+from ..weightspace.layout import named_statistics
 from ..weightspace.state import Contents
 from ..weightspace.watch import copied
 from .alike import alike
-from .modes import InDouble, computing
+from .modes import IN_PLACE, InDouble, computing
 from .operations import writes
 
 TRIES = 12  # values of an output, to see whether a task uses it
@@ -60,19 +63,33 @@ class Called(nn.Module):
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         waiting = iter(tensors)
         given = mapped(self.given, lambda item: copied(next(waiting) if isinstance(item, Tensor) else item))
+        before = dict(self.net.named_buffers())
         with InDouble():
             found = outputs_in(self.call(given))
-        return found if self.used is None else [found[k] for k in self.used]
+            for name, buffer in self.net.named_buffers():
+                if name in before and buffer is not before[name] and buffer.shape == before[name].shape:
+                    before[name].copy_(buffer)  # export sees what is written to a buffer, but not that it is replaced
+        kept = found if self.used is None else [found[k] for k in self.used]
+        return [tensor.clone() for tensor in kept]  # export fails at outputs that a gradient inside the call needs
 
     def exported(self) -> Any:
         """The graph, as an exported program; torch prints it if it fails. Export looks into what the user has compiled
         itself, and must compile the branches of `torch.cond` to see their parameters.
         """
-        with seeded(0), torch.enable_grad(), _quiet(), _masks_as_they_are():
-            program = torch.export.export(self, self.inputs(), strict=False)
+        with seeded(0), torch.enable_grad(), _quiet(), _blind():
+            program = self._program()
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
         return program
+
+    def _program(self) -> Any:
+        try:
+            return torch.export.export(self, self.inputs(), strict=False)
+        except Exception:
+            with suppress(Exception):  # below autograd, gradients that a call computes are seen; torch promises it not
+                private: Any = torch.export
+                return private._trace._export(self, self.inputs(), strict=False, pre_dispatch=False)
+            raise
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
         """The inputs for another batch; None for one of another shape, or with another string or number."""
@@ -100,8 +117,9 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
     """What to trace: the call of the network, with those of its outputs that the task uses; or the whole task, if it
     calls the network several times, or parts of it.
     """
+    whole = Called(net, lambda given: predicted(net, task, given), batch)
     if isinstance(net, torch.jit.ScriptModule):  # which takes no hooks
-        return Called(net, lambda given: predicted(net, task, given), batch)
+        return whole
     given: list[Any] = []
     answers: list[Any] = []
 
@@ -111,19 +129,24 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         around.inside = True
 
     def note(_: nn.Module, args: Any, output: Any) -> Any:
-        torch.set_grad_enabled(True)
-        answer = mapped(output, _leaf)
-        answers.append(answer)
         around.inside = False
+        torch.set_grad_enabled(True)
+        with torch._C.DisableTorchFunction():  # the only use of what it computed that is none
+            answer = mapped(output, _leaf)
+        answers.append(answer)
         return answer
 
     hooks = net.register_forward_pre_hook(start, with_kwargs=True), net.register_forward_hook(note)
-    with hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
+    made = None
+    with suppress(Exception), hooks[0], hooks[1], computing(), torch.enable_grad(), _Around(net) as around:
         made = predicted(net, task, mapped(batch, copied))
+    if made is None:  # it asks for gradients by its inputs, say, to which what `note` returns has no path
+        with computing(), torch.no_grad():
+            predicted(net, task, mapped(batch, copied))  # or it fails by itself
+        return whole
     total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
-    around.used |= any(id(tensor) in around.parameters for tensor in made)
-    if len(answers) != 1 or not tensors_in(answers[0]) or around.used:
-        return Called(net, lambda given: predicted(net, task, given), batch)
+    if len(answers) != 1 or not tensors_in(answers[0]) or around.writes or any(map(around.owns, made)):
+        return whole
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
     used = [k for k, leaf in enumerate(leaves) if blind or not leaf.requires_grad or _reaches(total, leaf)]
     spare = [k for k in range(len(leaves)) if k not in used]
@@ -145,18 +168,25 @@ def predicted(net: nn.Module, task: Task, batch: Any) -> list[Tensor]:
 
 
 class _Around(TorchFunctionMode):
-    """Sees whether anything but one call of a network uses its parameters."""
+    """Sees what is made of a network's own tensors, and of what it computes but does not return: it may keep auxiliary
+    losses, say. And whether its own tensors are written to outside of a call, as averages are.
+    """
 
-    inside = used = False
+    inside = writes = False
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.parameters = {id(tensor) for tensor in net.parameters()}
+        self.own = {id(tensor): ref(tensor) for tensor in (*net.parameters(), *named_statistics(net).values())}
+
+    def owns(self, item: Any) -> bool:
+        return id(item) in self.own and self.own[id(item)]() is item
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
-        if not self.inside and any(isinstance(item, Tensor) for item in tree_leaves(found)):
-            self.used |= any(id(item) in self.parameters for item in tree_leaves((args, kwargs)))
+        owned = any(map(self.owns, tree_leaves((args, kwargs))))
+        if self.inside or owned:
+            self.own |= {id(item): ref(item) for item in tree_leaves(found) if isinstance(item, Tensor)}
+        self.writes |= owned and not self.inside and bool(IN_PLACE.match(getattr(function, "__name__", "")))
         return found
 
 
@@ -249,11 +279,15 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _masks_as_they_are() -> Iterator[None]:
-    """Transformers look whether a mask is causal, to compute the same faster; a graph must not depend on its values."""
-    look = transformer._detect_is_causal_mask
+def _blind() -> Iterator[None]:
+    """Transformers look whether a mask is causal, to compute the same faster, and distributions whether they can have
+    their arguments; a graph must not depend on values.
+    """
+    look, check = transformer._detect_is_causal_mask, Distribution._validate_args
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
         transformer._detect_is_causal_mask = look
+        Distribution.set_default_validate_args(check)

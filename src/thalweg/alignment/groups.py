@@ -110,14 +110,15 @@ class Proposed:
 
 def by_hand(groups: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Proposed:
     """Groups as a user gives them: name -> tensor -> its axis, or several."""
-    if not groups:
-        raise ThalwegError("groups= must name at least one group; got none: leave it out to have them found")
+    if not groups or "" in groups:
+        found = "one without a name" if groups else "none"
+        raise ThalwegError(f"groups= must name at least one group; got {found}: leave it out to have them found")
     axes: dict[str, list[Term]] = {name: [("fixed", n) for n in t.shape] for name, t in tensors.items()}
     for group, members in groups.items():
         places = _places(group, members, tensors)
         size = min(axes[name][axis][1] for name, axis in places)
         for name, axis in places:
-            rest, odd = divmod(axes[name][axis][1], size)
+            rest, odd = divmod(axes[name][axis][1], size) if size else (0, 1)
             if odd or axes[name][axis][0] != "fixed":
                 rule = "every axis is in one group and is a multiple of its shortest"
                 raise ThalwegError(f"{rule}; axis {axis} of '{name}' in '{group}' is not: correct groups=")

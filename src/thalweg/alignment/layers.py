@@ -112,6 +112,7 @@ def channelwise(call: Operation) -> Axes:
         unify(axes[0], x[1])
     parted(x[1], call["num_groups"] or 1)
     call.mix_dims(x, [k for k in range(len(x)) if k != 1])
+    call.mix_dims(x, [1] if call["num_groups"] else [])
     return x
 
 
@@ -128,7 +129,8 @@ def renormed(call: Operation) -> Axes:
 
 
 def embedding_bag(call: Operation) -> list[Axes]:
-    pin(call["weight"][0], INDEXED)
+    for axis in (call["weight"][0], *(call["per_sample_weights"] or ())):
+        pin(axis, INDEXED)
     call.mix_dims(call["weight"], [0])
     first, *rest = [fresh(shape, INDEXED) for shape in call.shape]
     return [Axes([*first[:-1], call["weight"][1]]), *rest]

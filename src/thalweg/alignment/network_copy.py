@@ -21,17 +21,17 @@ from ..weightspace.weights import Weights
 from .calls import Called, outputs_in, predicted, recorded, scripted_parts
 from .examples import first, half_moved, kind_of
 from .modes import computing, training
-from .noted import draws, only_skips, operations, parameters_in, steps
+from .noted import draws, only_skips, operations, parameters_in, path_of, steps
 from .outputs import CLOSE, STEEP, apart, finite, same_finite, slopes_apart, weighted_sum
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
 MANY = 32  # at most
-KINDS = 8  # of batches that are followed although nothing new takes part in them
+KINDS = 8  # of batches that are followed although they compute nothing new but for the sizes of tensors
 CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
 RUNS = 4  # in training, to see whether it only skips parts at random
 CHANCES = 16  # runs where it draws random numbers, to see whether its path depends on them
-LOOKED = 64  # kinds of batches that are looked at where parameters were not used so far
+LOOKED = 64  # kinds of batches that are looked at
 RANDOM_PATH = "its path depends on random numbers there"
 
 
@@ -179,6 +179,8 @@ class NetworkCopy:
             for called in self.trained:
                 with training(self.net, called.every):
                     found += called(*called.inputs())
+                    moving = {id(tensor) for tensor in self.tensors.values()}
+                    found += [buffer.clone() for buffer in self.net.buffers() if id(buffer) not in moving]
         if not self.made:
             raise ThalwegError(
                 f"renumbering is proven by the outputs of the task, and its predict returned {describe(predictions)}, "
@@ -319,18 +321,25 @@ class NetworkCopy:
         if not (idle or listed):
             return
         kinds, calls = {self.kind}, [self._operations(self.few)]
+        held = len([*self.net.parameters(), *self.net.buffers()])
+        paths = [path_of(calls[0], held)]
         with seeded(0, batches):
             for other in batches:
                 kind = kind_of(first(other, 2))
-                if kind in kinds or len(kinds) >= (LOOKED if idle else KINDS):
+                if kind in kinds or len(kinds) >= LOOKED:
                     continue
                 kinds.add(kind)
+                enough = len(calls) >= KINDS and not idle
+                if enough and path_of(self._operations(self.converted(first(other, 2))), held) in paths:
+                    continue
                 few = self._examples(other)
                 noted = self._operations(few)
-                new = idle & parameters_in(noted) if noted else idle
+                path = path_of(noted, held)
+                new = (idle & parameters_in(noted) if noted else idle) or path not in paths
                 if (noted and noted in calls) or not (new or len(calls) < KINDS):
                     continue
                 calls.append(noted)
+                paths.append(path)
                 self.further.append(few)
                 follow(few)
                 idle = unused()

@@ -107,6 +107,20 @@ def parameters_in(noted: Sequence[Any]) -> set[int]:
     return {each[0] for tensors in found if len(tensors) > 1 for each in tensors}
 
 
+def path_of(noted: Sequence[Any], held: int) -> set[Any]:
+    """What a call computes whatever the sizes of its tensors: operations with their flags and names, each with the
+    first tensors by number, which the network holds, and with the constants that it is given.
+    """
+    return {
+        (
+            name,
+            *(each[0] if each[0] < held else each[1] for each in tensors_of(given)),
+            *(each for each in given if isinstance(each, str) and each[0] in "TF'\""),
+        )
+        for name, given, _ in noted
+    }
+
+
 def only_skips(noted: Sequence[Any], usual: Sequence[Any], parameters: int) -> bool:
     """Whether a call computes nothing from parameters that the usual one does not compute as well, as where layers are
     skipped at random.

@@ -67,9 +67,14 @@ def each_its_own(node: fx.Node, axes: Axes) -> None:
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node does something although nobody uses it."""
+    """Whether a node, or a block that it runs, does something although nobody uses it."""
     kept = node.op in ("placeholder", "output") or named(node).startswith("_vmap")
-    return kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    if kept or getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+        return True
+    held = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    blocks = [getattr(each.graph.owning_module, str(each.target), None) for each in held]
+    inner = [each for block in blocks if isinstance(block, fx.GraphModule) for each in block.graph.nodes]
+    return any(writes(each) for each in inner if each.op == "call_function")
 
 
 def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
@@ -80,7 +85,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
         return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
-    rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if _is_torchs(node) else unknown
+    known = _is_torchs(node) and node.kwargs.get("generator") is None  # whose numbers may be the same in every call
+    rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if known else unknown
     if rule is unknown and (found := _decomposed(node, args, kwargs, shape, seen)) is not None:
         return found
     schema = getattr(node.target, "_schema", None)
@@ -113,12 +119,13 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
     def compute(*tensors: Tensor) -> Any:
         filled = {**dict(enumerate(given)), **dict(zip(places, tensors, strict=True))}
         own, keywords = tree_unflatten([filled[k] for k in range(len(given))], spec)
-        return how(*own, **keywords)
+        found = how(*own, **keywords)
+        return [*found] if isinstance(found, tuple) else found  # a named one would be a node of its own
 
     with suppress(Exception):  # whatever torch cannot decompose without values
         metas = [torch.empty_like(given[k].meta["val"], device="meta") for k in places]
         found = trace(make_fx(compute)(*metas), [axes[k] for k in places], seen)
-        shapes = [tuple(axis.size for axis in each) for each in found]
+        shapes = [None if each is None else tuple(axis.size for axis in each) for each in found]
         if shapes == (shape if isinstance(shape, list) else [shape]):
             node.meta[DECOMPOSED] = True
             return found if isinstance(shape, list) else found[0]
@@ -205,7 +212,7 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
         (tensors.first, "type_as"), (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
         (tensors.cat, "cat concat concatenate hstack vstack"),
         (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
-         "zeros_like ones_like full_like empty_like scalar_tensor"),
+         "zeros_like ones_like full_like empty_like scalar_tensor rand randn randint"), (tensors.identity, "eye"),
         (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
         (tensors.sliced, "slice narrow"), (tensors.select, "select"),
         (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),

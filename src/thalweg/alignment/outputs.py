@@ -8,7 +8,8 @@ from torch import Tensor
 
 CLOSE = 1e-9  # relative to how far outputs vary, in float64
 ROUNDING = 1e-12  # relative to an output itself
-STEEP = 1e-6  # relative to the largest gradient; gradients round worse than outputs
+STEEP = 1e-6  # relative to the size of a gradient; gradients round worse than outputs
+FLAT = 1e-4  # of the largest gradient: smaller ones may be rounding
 MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to -1e9, are no measure for the others
 
 
@@ -33,11 +34,17 @@ def _distance(one: Tensor, two: Tensor) -> float:
 
 
 def slopes_apart(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    """The largest difference of gradients, relative to the largest of them; infinite where they are not alike."""
+    """The largest difference of gradients, each relative to its own size, or to a share of the largest where it is
+    smaller; infinite where they are not alike.
+    """
     if one.keys() != two.keys() or not same_finite([*one.values()], [*two.values()]):
         return inf
-    size = max((float(slope.nan_to_num().abs().max()) for slope in one.values() if slope.numel()), default=0.0) or 1.0
-    return max((float((one[name] - two[name]).nan_to_num().abs().max()) / size for name in one), default=0.0)
+    sizes = {name: float(slope.nan_to_num().abs().max()) for name, slope in one.items() if slope.numel()}
+    least = FLAT * max(sizes.values(), default=0.0) or 1.0
+    return max(
+        (float((one[name] - two[name]).nan_to_num().abs().max()) / max(sizes[name], least) for name in sizes),
+        default=0.0,
+    )
 
 
 def weighted_sum(outputs: Sequence[Tensor]) -> Tensor:

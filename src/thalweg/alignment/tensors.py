@@ -92,6 +92,8 @@ def broadcast(*tensors: Axes) -> Axes:
 
 def elementwise(call: Operation) -> Any:
     """Each entry alone, or, as a softmax and a norm, along some axes that stay."""
+    if not call.tensors:  # random numbers of a shape
+        return filled(call)
     found = broadcast(*call.tensors)
     if isinstance(call["dim"], int):
         call.mix_dims(found, [call["dim"] % max(len(found), 1)])
@@ -182,7 +184,13 @@ def repeat(call: Operation) -> Axes:
 
 
 def filled(call: Operation) -> Axes:
+    """The same everywhere, or random numbers."""
     return fresh(call.shape)
+
+
+def identity(call: Operation) -> Axes | None:
+    """Whose rows are numbered as its columns."""
+    return Axes([Atom(call.shape[0])] * 2) if len({*call.shape}) == 1 else None
 
 
 def cat(call: Operation) -> Axes | None:
@@ -253,7 +261,7 @@ def diagonal(call: Operation) -> Axes | None:
     """Entries of two axes that are numbered alike."""
     x = call.tensors[0]
     one, two = (call[name] % len(x) for name in ("dim1", "dim2"))
-    if call["offset"]:
+    if call["offset"] or x[one].size != x[two].size:
         return None
     unify(x[one], x[two])
     return Axes([*(axis for k, axis in enumerate(x) if k not in (one, two)), x[one]])

@@ -14,9 +14,10 @@ from ..weightspace.weights import Weights
 from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, recorded, scripted_parts
 from .groups import Proposed, grouped
+from .layers import GATES
 from .modes import training
 from .network_copy import RANDOM_PATH, NetworkCopy, warn_of_training
-from .operations import HAND, Seen, each_its_own, takes_part, trace
+from .operations import HAND, Seen, each_its_own, named, takes_part, trace
 from .permutation import Term, spread
 from .tensors import CONSTANT
 from .terms import in_groups, undecided
@@ -117,16 +118,20 @@ class Tracing:
                 self.taken.add(id(attrgetter(spec.target)(called)))
 
     def _idle(self) -> list[Atom]:
-        """Units that no operation gets, as those of `weight[k:]` where only `weight[:k]` is used."""
-        given = {each for node in self.seen.values if not takes_part(node) for each in node.all_input_nodes}
-        values = tree_leaves([self.seen.values[node] for node in given], is_leaf=lambda value: isinstance(value, Axes))
-        used = {id(leaf) for axes in values if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
+        """Units that every operation only hands on, as those of `weight[k:]` where only `weight[:k]` is used, or of a
+        chunk that is not.
+        """
+        values, used = self.seen.values, set[int]()
+        for node in values:
+            if not takes_part(node):
+                handed_on = values[node][0] if named(node) in GATES else values[node]  # lower layers are used inside
+                used |= _leaves_in([values[each] for each in node.all_input_nodes]) - _leaves_in(handed_on)
         every = [leaf for axes in self.atoms.values() for axis in axes for leaf in leaves(axis)]
-        return [leaf for leaf in every if id(leaf) not in used]
+        return [leaf for leaf in every if id(leaf) not in used and not leaf.pinned]
 
     def _unused(self) -> set[int]:
         """The parameters that no call has used as a whole, by number."""
-        idle = {id(leaf) for leaf in self._idle() if not leaf.pinned}
+        idle = {id(leaf) for leaf in self._idle()}
         partly = {
             id(self.network.tensors[name])
             for name, axes in self.atoms.items()
@@ -208,6 +213,12 @@ class Tracing:
             pinned |= {name: min(outer - moving)} if outer - moving else {}
         found = {name: outer for name, outer in found.items() if outer not in found}
         return {name: outer for name, outer in pinned.items() if name not in {*found.values()}} | found
+
+
+def _leaves_in(values: Any) -> set[int]:
+    """The atoms in axes, by id."""
+    held = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
+    return {id(leaf) for axes in held if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
 
 
 def _kept(spec: Any) -> str:
