@@ -334,6 +334,30 @@ def test_align_command_takes_groups_of_the_task(here):
     )
 
 
+def test_connect_and_barriers_commands_align_by_what_is_asked(here):
+    ok("align", "a", "b", "--by", "activations", "--task", "mine:circle", "--out", "matched")
+    by = ("--align", "--by", "activations")
+    connect = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "1", "--out", "active")
+    ok(*connect, "--by", "activations")
+    aligned = tw.Weights.load("matched")
+    assert torch.equal(tw.Curve.load("active").end.vector, aligned.vector)
+    assert not torch.equal(tw.align(*loaded("a", "b")).vector, aligned.vector)
+    changed = invoke(*connect, "--resume")
+    assert changed.exit_code == 2
+    assert "by was 'activations' and is 'weights'" in changed.output
+    ok("barriers", "a", "b", *by, "--task", "mine:circle", "--points", "3", "--out", "by-activations")
+    ok("barriers", "a", "matched", "--task", "mine:circle", "--points", "3", "--out", "to-matched")
+    found, expected = tw.Barriers.load("by-activations"), tw.Barriers.load("to-matched")
+    assert found.between(aligned=True)[0, 1] == pytest.approx(expected.matrix[0, 1], rel=1e-4)
+    assert expected.matrix[0, 1] > 1e-3
+
+
+def loaded(*names):
+    """The arguments of `align` for two networks."""
+    made = tw.loading.load_inputs("mine:circle", 0, None)
+    return made.model, *map(tw.Weights.load, names), made.task, made.train
+
+
 def test_connect_command_with_points_scans_and_resumes(here, monkeypatch):
     made, make = [], tw.loading.load_inputs
     monkeypatch.setattr(tw.loading, "load_inputs", lambda *given: made.append(given) or make(*given))
@@ -572,6 +596,17 @@ BAD = {
         ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
         "leave the factory's `groups` out, or use --by weights",
     ),
+    "barriers by activations with groups by hand": (
+        ("barriers", "a", "b", "--align", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
+        "leave the factory's `groups` out, or use --align --by weights; or leave out --align",
+    ),
+    **{
+        f"{command} --by without --align": (
+            (command, "a", "b", "--by", "weights", "--task", "mine:circle", "--out", "new"),
+            "--by says what --align matches; got --by weights alone: add --align, or leave --by out",
+        )
+        for command in ("connect", "barriers")
+    },
     "an odd interval": (
         (*FIT, "mine:circle", "--checkpoint-every", "x"),
         "--checkpoint-every is a number of epochs",

@@ -13,6 +13,7 @@ from thalweg.cli.wording import typed
     [
         ("use same_t=True, or accumulate=1", "use --same-t, or --accumulate 1"),
         ("choose another folder (run=)", "choose another folder (--out)"),
+        ("use align='weights' or align=True", "use --align --by weights or --align"),
         ("got weight_decay=1e-05, and every= is long", "got --weight-decay 1e-05, and --checkpoint-every is long"),
         ("set bn_batches= to batches", "set the factory's `bn_batches` to batches"),
         *((same, same) for same in (

@@ -28,6 +28,7 @@ def barriers(
             "--align", help="Measure all pairs again with the hidden units of one renumbered to match the other."
         ),
     ] = False,
+    by: options.By = None,
     points: Annotated[int, typer.Option(help="Number of points on each line, including its ends.")] = 11,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
@@ -43,6 +44,7 @@ def barriers(
     Prints a matrix for each data set and quantity (a barrier is the largest excess over the line that joins the values
     of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
     """
+    by = options.matched_by(align, by)
     own = options.Arguments("barriers", locals())
     from ..store.files import write_text
 
@@ -52,7 +54,7 @@ def barriers(
         _networks(own, "barriers lie between networks"),
         inputs.task,
         inputs.data,
-        align=align,
+        align=by or False,
         groups=inputs.groups,
         points=points,
         weight_decay=weight_decay,

@@ -27,8 +27,9 @@ def connect(
     task: options.Task,
     out: options.Out,
     align: Annotated[
-        bool, typer.Option("--align", help="First renumber the hidden units of END to match START, by their weights.")
+        bool, typer.Option("--align", help="First renumber the hidden units of END to match START: `thalweg align`.")
     ] = False,
+    by: options.By = None,
     curve: Annotated[
         Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)
     ] = "bezier",
@@ -79,6 +80,7 @@ def connect(
 
     Writes `curve.safetensors`, and `permutation.safetensors` if units of END could be renumbered.
     """
+    by = options.matched_by(align, by)
     own = options.Arguments("connect", {name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
@@ -87,8 +89,8 @@ def connect(
             f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: set "
             "bn_batches= to the training batches, or leave --points out"
         )
-    if align:
-        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
+    if by:
+        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, by=by, seed=seed, groups=inputs.groups)
         typer.echo(f"aligned: {aligned}")
     a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
@@ -97,7 +99,7 @@ def connect(
     found = tw.connect(
         inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training, **own.rates
     )
-    if align and aligned.symmetries.groups:
+    if by and aligned.symmetries.groups:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     measured = {**own.given, "weight_decay": own.penalty}

@@ -133,6 +133,16 @@ Key = Annotated[
         show_default=False,
     ),
 ]
+Matched = Literal["weights", "activations"]
+By = Annotated[
+    Matched | None,
+    typer.Option(
+        help="What --align matches: the weights of units, or their activations on the task's train data; `barriers` "
+        "takes the first of `data`. [default: weights]",
+        case_sensitive=False,
+        show_default=False,
+    ),
+]
 StopIfStalled = Annotated[
     bool,
     typer.Option(
@@ -289,6 +299,13 @@ class Arguments:
 
             return user_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
+
+
+def matched_by(align: bool, by: Matched | None) -> Matched | None:
+    """What --align matches; None without it."""
+    if by and not align:
+        raise tw.ThalwegError(f"--by says what --align matches; got --by {by} alone: add --align, or leave --by out")
+    return by or "weights" if align else None
 
 
 def once(check: Callable[[], None]) -> None:
