@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 import torch
 from run_folders import tree
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
 from typer.testing import CliRunner
@@ -487,6 +488,38 @@ def test_key_option_chooses_weights_inside_checkpoints(command, here):
     assert result.exit_code == 0, (result.output, result.exception)
     if command == "connect":
         assert torch.equal(tw.Curve.load("out/curve.safetensors").start.state_dict()["weight"], nets[3].weight)
+
+
+@pytest.mark.parametrize("plain", ["plain.pt", "plain.safetensors", "wrapped.pt"])
+@pytest.mark.parametrize("command", ["align", "connect", "scan", "plane", "barriers", "ensemble", "walk"])
+def test_key_option_leaves_plain_state_dicts_as_they_are(command, plain, here):
+    torch.manual_seed(0)
+    nets = [nn.Linear(3, 2) for _ in range(4)]
+    for name in ("plain.pt", "wrapped.pt"):
+        prefix = "module." if name == "wrapped.pt" else ""
+        torch.save({f"{prefix}{key}": value for key, value in nets[0].state_dict().items()}, here / name)
+    save_file(nets[0].state_dict(), here / "plain.safetensors")
+    for number, name in enumerate(("b.ckpt", "c.ckpt"), start=1):
+        torch.save({"model": nets[3].state_dict(), "ema": nets[number].state_dict()}, here / name)
+    given = [plain, "b.ckpt"] if command != "plane" else [plain, "b.ckpt", "c.ckpt"]
+    if command == "walk":
+        given = ["--start", plain, "--start", "b.ckpt", "--epochs", 2, "--method", "swa"]
+    rest = {"connect": ["--epochs", 1], "scan": ["--points", 2], "plane": ["--grid", 2], "barriers": ["--points", 3]}
+    common = [command, *given, *rest.get(command, []), "--task", "theirs:plain"]
+    result = invoke(*common, "--out", "out", "--key", "ema")
+    assert result.exit_code == 0, (result.output, result.exception)
+    if command == "connect":
+        curve = tw.Curve.load("out/curve.safetensors")
+        for end, net in ((curve.start, nets[0]), (curve.end, nets[1])):
+            assert torch.equal(end.state_dict()["weight"], net.weight)
+    refused = invoke(*common, "--out", "none", "--key", "emma")
+    assert refused.exit_code == 2
+    assert "b.ckpt holds none of the network's tensors under 'emma'; it holds them under 'model', 'ema': choose" in (
+        refused.output
+    )
+    if command in ("align", "scan"):
+        refused = invoke(*[plain if word == "b.ckpt" else word for word in common], "--key", "ema", "--out", "none")
+        assert "; it holds them " in refused.output
 
 
 def test_warnings_point_to_the_line_of_the_caller(tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,21 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         count(batches, f"the batches of '{name}' in {spec}")
     _move(made["model"], device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Inputs(**made)
+
+
+def keys_of(paths: Collection[Path], key: str | None) -> dict[Path, str | None]:
+    """Where to look in each file: in a plain state dict nowhere but at its top, if the key is for another file."""
+    plain = {path for path in paths if key is not None and path.is_file() and _is_plain(path, key)}
+    nested = [path for path in paths if path not in plain and path.is_file() and _kind(path) is None]
+    return {path: None if path in plain and nested else key for path in paths}
+
+
+def _is_plain(path: Path, key: str) -> bool:
+    """Whether a file of others holds tensors alone, none of them under the key."""
+    if _kind(path) is not None:
+        return False
+    found = list(checkpoints.read_tensors(path, key))
+    return not any(label or f".{key}." in f".{name}" for label, tensors in found for name in tensors)
 
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:

@@ -143,7 +143,7 @@ def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":
     check_different(what)
     short = [path.stem if path.is_file() else path.resolve().name for path in what]
     names = short if len(set(short)) == len(short) else map(str, what)
-    found = {name: load_members(path, model, own.given["key"]) for name, path in zip(names, what, strict=True)}
+    found = {name: load_members(path, model, own.keys[path]) for name, path in zip(names, what, strict=True)}
     if sum(map(len, found.values())) < 2:
         raise tw.ThalwegError(f"{rule}, and {what[0]} holds a single one: give another RUN with it")
     device = next(model.parameters()).device

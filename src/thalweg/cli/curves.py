@@ -121,7 +121,7 @@ def _permutation(path: Path) -> Path | None:
 
 def two_networks(own: options.Arguments, rule: str) -> "list[tw.Weights]":
     ends = own.given["ends"]
-    loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
+    loaded = [tw.Weights.load(path, own.inputs.model, own.keys[path]) for path in ends]
     if len(loaded) != 2:
         raise tw.ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
     return loaded
@@ -262,8 +262,10 @@ def _curves_and_members(own: options.Arguments) -> "dict[Path, tw.Curve | list[t
     """By path; of three networks the last epochs alone, since these make a plane."""
     from ..loading import is_curve, load_curve, load_members, load_training
 
-    what, model, key = own.given["what"], own.inputs.model, own.given["key"]
-    found = {path: load_curve(path, model) if is_curve(path) else load_members(path, model, key) for path in what}
+    what, model = own.given["what"], own.inputs.model
+    found = {
+        path: load_curve(path, model) if is_curve(path) else load_members(path, model, own.keys[path]) for path in what
+    }
     if len(found) != 3 or any(isinstance(item, tw.Curve) or len(item) > 1 for item in found.values()):
         found = {path: load_training(path, model) or item for path, item in found.items()}
     device = next(model.parameters()).device
@@ -295,7 +297,7 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
         raise tw.ThalwegError(
             f"give one curve or two networks to scan, or two curves to compare; got {' '.join(map(str, what))}"
         )
-    return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))}
+    return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.keys[path]) for path in what))}
 
 
 def _measured(own: options.Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":

@@ -221,6 +221,14 @@ class Arguments:
 
         return load_inputs(self.given["task"], self.given.get("seed", 0), self.given["device"])
 
+    @cached_property
+    def keys(self) -> "dict[Path, str | None]":
+        """--key, for each of the files that it applies to."""
+        from ..loading import keys_of
+
+        paths = (self.given.get(name) or [] for name in ("what", "ends", "start"))
+        return keys_of([*chain(*paths)], self.given["key"])
+
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments that determine the results, as JSON."""
