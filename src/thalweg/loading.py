@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
 from .weightspace.weights import Weights
 
+KEYS = "model, task, train and perhaps bn_batches, data, optimizer, schedule and groups"
 CURVE_LAYER = "coeff_layer."  # a prefix that only curves of the paper's public code have
 
 
@@ -46,12 +48,16 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         factory = _find(spec)
     with seeded(seed):
         made = _call(factory, spec, seed)
-    if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= {f.name for f in fields(Inputs)}:
-        got = f"a dict with {', '.join(map(str, made))}" if isinstance(made, dict) else type(made).__name__
-        raise ThalwegError(
-            f"{spec} must return a dict with model, task, train and perhaps bn_batches, data, optimizer, schedule and "
-            f"groups; it returned {got}"
-        )
+    if not isinstance(made, dict):
+        raise ThalwegError(f"{spec} must return a dict with {KEYS}; it returned {type(made).__name__}")
+    known = [field.name for field in fields(Inputs)]
+    for odd in (key for key in made if key not in known):
+        near = [repr(key) for key in get_close_matches(str(odd), known, 1)]
+        advice = f"did you mean {near[0]}?" if near else f"a task's dict holds {KEYS}"
+        raise ThalwegError(f"{odd!r}, in the dict that {spec} returned, is not known: {advice}")
+    for key in ("model", "task", "train"):
+        if key not in made:
+            raise ThalwegError(f"'{key}' is missing in the dict that {spec} returned: add it")
     made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):

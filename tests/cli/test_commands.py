@@ -75,6 +75,12 @@ def untrained(seed):
 def extra(seed):
     return {**circle(seed), "surprise": 3}
 
+def misspelt(seed):
+    return {**no_refresh(seed), "bn_batch": circle(seed)["bn_batches"]}
+
+def trian(seed):
+    return {**untrained(seed), "trian": circle(seed)["train"]}
+
 def seedless():
     return circle(0)
 
@@ -558,10 +564,24 @@ BAD = {
     "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
     "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
     "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
-    "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
+    "a factory with an unknown key": (
+        (*FIT, "mine:extra"),
+        "'surprise', in the dict that mine:extra returned, is not known: a task's dict holds model, task, train",
+    ),
+    "a factory with a misspelt key": (
+        (*FIT, "mine:misspelt"),
+        "'bn_batch', in the dict that mine:misspelt returned, is not known: did you mean 'bn_batches'?",
+    ),
+    "a factory with a misspelt key that is needed": (
+        (*FIT, "mine:trian"),
+        "'trian', in the dict that mine:trian returned, is not known: did you mean 'train'?",
+    ),
     "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
     "a factory with a class": ((*FIT, "mine:model_class"), "as 'model'; it returned type 'Linear': call it"),
-    "a factory without data": ((*FIT, "mine:untrained"), "it returned a dict with model, task"),
+    "a factory without data": (
+        (*FIT, "mine:untrained"),
+        "'train' is missing in the dict that mine:untrained returned: add it",
+    ),
     "no runs to compare": (
         ("compare", "--seeds", "0", "--task", "mine:circle", "--out", "new"),
         "Invalid value for '--seeds'",
