@@ -584,7 +584,7 @@ BAD = {
     ),
     "no runs to compare": (
         ("compare", "--seeds", "0", "--task", "mine:circle", "--out", "new"),
-        "Invalid value for '--seeds'",
+        "--seeds is at least 1; got '0'",
     ),
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
@@ -643,7 +643,19 @@ BAD = {
         (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
         "epochs must be a whole number, at least 1; got 0",
     ),
-    "an unknown curve": ((*CONNECT, "--curve", "spline"), "'spline' is not one of"),
+    "an unknown curve": ((*CONNECT, "--curve", "spline"), "thalweg: --curve is 'bezier' or 'polychain'; got 'spline'"),
+    "a word in place of a number": (
+        (*FIT, "mine:circle", "--epochs", "one"),
+        "thalweg: --epochs is a whole number; got 'one'",
+    ),
+    "a word in place of a rate": ((*FIT, "mine:circle", "--lr", "high"), "thalweg: --lr is a number; got 'high'"),
+    "a scale that is not there": (
+        ("paper", "run", "all", "--scale", "it's"),
+        "thalweg: --scale is 'full' or 'smoke'; got \"it's\"",
+    ),
+    "a misspelt command": (("bariers", "a"), "thalweg: there is no command 'bariers': did you mean barriers?"),
+    "an unknown command": (("frobnicate",), "there is no command 'frobnicate': commands are demo, fit, align, connect"),
+    "an unknown command below another": (("paper", "rnu"), "there is no command 'rnu': did you mean run?"),
     "no task": (("fit", "--out", "new"), "Missing option '--task'"),
 }
 
