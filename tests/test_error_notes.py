@@ -451,7 +451,7 @@ def test_read_only_disk_is_a_sentence_with_the_path(known, here, monkeypatch):
         monkeypatch.setattr(place, name, refuse)
     monkeypatch.setattr("builtins.open", read_only)
     name = {"nothing": "out", "the folder": r"out/\.lock", "a stopped run": r"out/\.lock"}[known]
-    said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: .*"
+    said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: choose .*"
     other = "out was made by a different call" if known == "a stopped run" else said  # which is known before writing
     with pytest.raises(tw.ThalwegError, match=other):
         tw.fit(network(0), tw.classification(), [(torch.ones(2, 3), torch.tensor([0, 1]))], epochs=1, lr=0.1, run="out")
@@ -508,6 +508,8 @@ def test_key_option_leaves_plain_state_dicts_as_they_are(command, plain, here):
     common = [command, *given, *rest.get(command, []), "--task", "theirs:plain"]
     result = invoke(*common, "--out", "out", "--key", "ema")
     assert result.exit_code == 0, (result.output, result.exception)
+    if command == "align":
+        assert f"next: thalweg connect {plain} out --task theirs:plain --out curve" in result.output
     if command == "connect":
         curve = tw.Curve.load("out/curve.safetensors")
         for end, net in ((curve.start, nets[0]), (curve.end, nets[1])):
@@ -544,4 +546,4 @@ def test_folder_of_networks_lists_what_is_inside(here):
         tw.Weights.of(nn.Linear(3, 2)).save(here / "ends" / f"seed-{seed}" / "weights.safetensors")
     result = invoke("connect", "ends", "ends", "--task", "theirs:plain", "--out", "out")
     assert result.exit_code == 2
-    assert "ends holds no weights.safetensors, but seed-0, seed-1: give ends/seed-0 or another" in result.output
+    assert "ends holds no weights.safetensors: give ends/seed-0 ends/seed-1, or one of them" in result.output

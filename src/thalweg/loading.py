@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .batches import Batches, count
 from .error_notes import in_a_sentence
-from .errors import ThalwegError
+from .errors import ThalwegError, first_line
 from .evaluation.ensemble import Ensemble
 from .evaluation.ensemble_folder import MANIFEST
 from .runtime.compute import shards_of
@@ -154,7 +154,10 @@ def _move(model: nn.Module, device: str) -> None:
             raise RuntimeError("tensors on it have no values")
         model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ThalwegError(f"the network cannot be moved to device '{device}': {str(error).splitlines()[0]}") from None
+        why = "" if "device string" in str(error) else f" ({first_line(error)})"
+        raise ThalwegError(
+            f"the network cannot be moved to device '{device}'{why}: give another, such as cpu or cuda:0"
+        ) from None
 
 
 def _find(spec: str) -> Any:

@@ -263,7 +263,7 @@ def test_align_command_writes_the_same_function_and_its_order(here):
     output = ok("align", "a", "b", "--task", "mine:circle", "--out", "aligned")
     assert "0.weight[0]     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
     assert re.search(r"distance [\d.]+ before, [\d.]+ after; groups: 1, passes: \d+, ", output)
-    assert "next: thalweg connect a aligned --task mine:circle" in output
+    assert "next: thalweg connect a aligned --task mine:circle --lr 0.1 --out curve" in output
     a, b, aligned = (tw.Weights.load(name) for name in ("a", "b", "aligned"))
     assert a.distance(aligned) < a.distance(b)
     assert tw.Permutation.load("aligned").inverse().apply(aligned).digest() == b.digest()
@@ -446,9 +446,9 @@ def test_scan_command_names_curves_of_one_kind_by_folder(here):
 
 
 def test_scan_command_of_two_networks_is_the_segment(here):
-    assert "Segment, length ratio 1.00" in ok(
-        "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
-    )
+    output = ok("scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3")
+    assert "Segment, length ratio 1.00" in output
+    assert "next: thalweg connect a b --task mine:circle --lr 0.1 --out curve" in output
 
 
 def test_scan_command_with_adaptive_points(here):
@@ -634,6 +634,10 @@ BAD = {
     "an argument in an error of the user": (
         (*FIT, "mine:argument"),
         "ValueError: leave out lr=0.1 (",
+    ),
+    "a folder below a file": (
+        (*FIT[:1], *FIT[3:], "mine:circle", "--out", "one.pt/new"),
+        "one.pt/new could not be written (Not a directory), and what was there before is unchanged: choose another",
     ),
     "a folder named like an argument": (
         ("scan", "lr=0.1", "--task", "mine:circle", "--out", "new"),
@@ -899,7 +903,9 @@ def test_barriers_and_soup_commands(here):
     soup = tw.Weights.load("mixed", module)
     assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
     assert soup.has_statistics
-    assert "next: thalweg barriers near b --task mine:circle" in output
+    assert "next: thalweg barriers near b --task mine:circle --align --out " in output
+    output = ok("soup", "near", "--task", "mine:circle", "--out", "near-soup")
+    assert "next: thalweg barriers near --task mine:circle --out " in output
     ok("page", "between", "mixed", "-o", "mixed.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "mixed.html").read_text(), re.DOTALL)[1])
     assert (shown["summary"], [run["label"] for run in shown["runs"]]) == ([], ["between", "mixed"])

@@ -132,7 +132,8 @@ def soup(
     typer.echo(f"on '{name}'\n{found}")
     scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
     typer.echo(replace(scan, name="the average").table())
-    options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
+    asked = {**own.given, "align": bool(found.barrier)}
+    options.done(out, options.following(barriers, asked, *what, out="barriers"))
 
 
 def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":

@@ -1,6 +1,7 @@
 """thalweg connect, scan and plane: curves between networks, and the loss along and around them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -119,6 +120,18 @@ def _permutation(path: Path) -> Path | None:
     return folder / PERMUTATION if (folder / PERMUTATION).is_file() else None
 
 
+def joining(given: Mapping[str, Any], start: Path, end: Path) -> str:
+    """The command that trains a curve, with the learning rate and whatever else `thalweg fit` recorded for START."""
+    from ..store.files import load_json
+    from ..store.runs import RECORD
+
+    known: dict[str, Any] = {}
+    with suppress(tw.ThalwegError):
+        known = load_json(start / RECORD, "run")["settings"]
+    kept = {name: value for name, value in {**known, **given}.items() if name != "epochs"}  # which are a network's
+    return options.following(connect, kept, start, end, out="curve")
+
+
 def two_networks(own: options.Arguments, rule: str) -> "list[tw.Weights]":
     ends = own.given["ends"]
     loaded = [tw.Weights.load(path, own.inputs.model, own.keys[path]) for path in ends]
@@ -194,7 +207,7 @@ def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
     if len(target.bends) == 1:
         options.done(out, options.following(plane, own.given, *what, out="plane"))
     elif len(what) == 2:
-        options.done(out, options.following(connect, own.given, *what, out="curve"))
+        options.done(out, joining(own.given, *what))
     else:
         options.done(out, options.following(page, own.given, out, out="page.html"))
 

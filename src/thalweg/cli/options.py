@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RATE, SMALL_RATE = 0.05, 0.001  # default learning rates, of SGD and of Adam
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
-    "task", "key", "epochs", "lr", "optimizer", "schedule", "warmup", "momentum", "weight_decay", "clip",
+    "task", "key", "align", "epochs", "lr", "optimizer", "schedule", "warmup", "momentum", "weight_decay", "clip",
     "accumulate", "keep", "seed", "device", "precision",
     "compile", "graph", "stop_if_stalled",
 )  # fmt: skip
