@@ -547,3 +547,13 @@ def test_folder_of_networks_lists_what_is_inside(here):
     result = invoke("connect", "ends", "ends", "--task", "theirs:plain", "--out", "out")
     assert result.exit_code == 2
     assert "ends holds no weights.safetensors: give ends/seed-0 ends/seed-1, or one of them" in result.output
+
+
+def test_arrays_in_place_of_tensors_are_named():
+    module, task = nn.Conv2d(1, 1, 1), tw.Task(lambda outputs, targets: outputs.flatten(1).mean(1), metrics={})
+    batches = [(torch.ones(2, 1, 3, 3).numpy(), torch.ones(2).numpy())]
+    with pytest.raises(TypeError) as error:
+        tw.fit(module, task, batches, epochs=1, lr=0.1)
+    said = "a batch of (ndarray, ndarray); a batch holds tensors: convert numpy's arrays with torch.as_tensor"
+    assert said in error.value.__notes__[0]
+    assert "expected one of" not in in_a_sentence(error.value)
