@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 import torch
 from run_folders import tree
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, get_worker_info
 from typer.testing import CliRunner
@@ -450,7 +451,7 @@ def test_read_only_disk_is_a_sentence_with_the_path(known, here, monkeypatch):
         monkeypatch.setattr(place, name, refuse)
     monkeypatch.setattr("builtins.open", read_only)
     name = {"nothing": "out", "the folder": r"out/\.lock", "a stopped run": r"out/\.lock"}[known]
-    said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: .*"
+    said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: choose .*"
     other = "out was made by a different call" if known == "a stopped run" else said  # which is known before writing
     with pytest.raises(tw.ThalwegError, match=other):
         tw.fit(network(0), tw.classification(), [(torch.ones(2, 3), torch.tensor([0, 1]))], epochs=1, lr=0.1, run="out")
@@ -489,6 +490,40 @@ def test_key_option_chooses_weights_inside_checkpoints(command, here):
         assert torch.equal(tw.Curve.load("out/curve.safetensors").start.state_dict()["weight"], nets[3].weight)
 
 
+@pytest.mark.parametrize("plain", ["plain.pt", "plain.safetensors", "wrapped.pt"])
+@pytest.mark.parametrize("command", ["align", "connect", "scan", "plane", "barriers", "ensemble", "walk"])
+def test_key_option_leaves_plain_state_dicts_as_they_are(command, plain, here):
+    torch.manual_seed(0)
+    nets = [nn.Linear(3, 2) for _ in range(4)]
+    for name in ("plain.pt", "wrapped.pt"):
+        prefix = "module." if name == "wrapped.pt" else ""
+        torch.save({f"{prefix}{key}": value for key, value in nets[0].state_dict().items()}, here / name)
+    save_file(nets[0].state_dict(), here / "plain.safetensors")
+    for number, name in enumerate(("b.ckpt", "c.ckpt"), start=1):
+        torch.save({"model": nets[3].state_dict(), "ema": nets[number].state_dict()}, here / name)
+    given = [plain, "b.ckpt"] if command != "plane" else [plain, "b.ckpt", "c.ckpt"]
+    if command == "walk":
+        given = ["--start", plain, "--start", "b.ckpt", "--epochs", 2, "--method", "swa"]
+    rest = {"connect": ["--epochs", 1], "scan": ["--points", 2], "plane": ["--grid", 2], "barriers": ["--points", 3]}
+    common = [command, *given, *rest.get(command, []), "--task", "theirs:plain"]
+    result = invoke(*common, "--out", "out", "--key", "ema")
+    assert result.exit_code == 0, (result.output, result.exception)
+    if command == "align":
+        assert f"next: thalweg connect {plain} out --task theirs:plain --out curve" in result.output
+    if command == "connect":
+        curve = tw.Curve.load("out/curve.safetensors")
+        for end, net in ((curve.start, nets[0]), (curve.end, nets[1])):
+            assert torch.equal(end.state_dict()["weight"], net.weight)
+    refused = invoke(*common, "--out", "none", "--key", "emma")
+    assert refused.exit_code == 2
+    assert "b.ckpt holds none of the network's tensors under 'emma'; it holds them under 'model', 'ema': choose" in (
+        refused.output
+    )
+    if command in ("align", "scan"):
+        refused = invoke(*[plain if word == "b.ckpt" else word for word in common], "--key", "ema", "--out", "none")
+        assert "; it holds them " in refused.output
+
+
 def test_warnings_point_to_the_line_of_the_caller(tmp_path):
     module, task, x = nn.Linear(1, 1, bias=False), tw.regression(), torch.ones(2, 1)
     points = [tw.Weights.of(nn.Linear(1, 1, bias=False)) for _ in range(2)]
@@ -511,4 +546,14 @@ def test_folder_of_networks_lists_what_is_inside(here):
         tw.Weights.of(nn.Linear(3, 2)).save(here / "ends" / f"seed-{seed}" / "weights.safetensors")
     result = invoke("connect", "ends", "ends", "--task", "theirs:plain", "--out", "out")
     assert result.exit_code == 2
-    assert "ends holds no weights.safetensors, but seed-0, seed-1: give ends/seed-0 or another" in result.output
+    assert "ends holds no weights.safetensors: give ends/seed-0 ends/seed-1, or one of them" in result.output
+
+
+def test_arrays_in_place_of_tensors_are_named():
+    module, task = nn.Conv2d(1, 1, 1), tw.Task(lambda outputs, targets: outputs.flatten(1).mean(1), metrics={})
+    batches = [(torch.ones(2, 1, 3, 3).numpy(), torch.ones(2).numpy())]
+    with pytest.raises(TypeError) as error:
+        tw.fit(module, task, batches, epochs=1, lr=0.1)
+    said = "a batch of (ndarray, ndarray); a batch holds tensors: convert numpy's arrays with torch.as_tensor"
+    assert said in error.value.__notes__[0]
+    assert "expected one of" not in in_a_sentence(error.value)

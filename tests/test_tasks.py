@@ -275,3 +275,12 @@ def test_boolean_one_hot_targets_are_taken_like_others():
         {name: float(values[0]) for name, values in two.items()}
     )
     assert "error" in one
+
+
+def test_labels_of_logits_with_the_classes_last_are_told_from_others():
+    logits, labels = torch.zeros(4, 7, 11), torch.zeros(4, 7, dtype=torch.long)
+    with pytest.raises(tw.ThalwegError, match="use language_modelling\\(\\) where classes come last"):
+        tw.classification().loss(logits, labels)
+    assert tw.language_modelling().predict(nn.Identity(), (logits, labels))[0].shape == (28, 11)
+    with pytest.raises(tw.ThalwegError, match="reshape or convert them in the data"):
+        tw.classification().loss(logits, labels[:, :3])

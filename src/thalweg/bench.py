@@ -41,7 +41,7 @@ WARM = 4  # steps before anything is timed: eager, watched, captured, replayed
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one thing, timed repeatedly; each time processes `images` images, and `memory` bytes were needed."""
+    """Seconds of one thing, timed repeatedly; each time processes `images` examples, and `memory` bytes were needed."""
 
     seconds: list[float]
     images: int | None = None
@@ -198,7 +198,7 @@ class Bench:
             works: What to time, by name.
             most: The most rounds.
             per: The number of steps or batches in each, of which one is reported.
-            images: Images in one of them.
+            images: Examples in one of them.
         """
         found: dict[str, list[float]] = {name: [] for name in works}
         begun = time.perf_counter()
@@ -259,9 +259,9 @@ def _forwards(at: Measurer, task: tw.Task, compute: tw.Compute) -> Callable[[], 
 def table(timings: dict[str, Timing]) -> str:
     """
     >>> print(table({"plain step": Timing([0.1, 0.1, 0.1, 0.1], 128, 5_000_000)}))
-                median ms      quartiles ms  images / s  memory MB
-    --------------------------------------------------------------
-    plain step     100.00  100.00 to 100.00       1,280          5
+                median ms      quartiles ms  examples / s  memory MB
+    ----------------------------------------------------------------
+    plain step     100.00  100.00 to 100.00         1,280          5
     """
     rows = [
         [
@@ -273,7 +273,7 @@ def table(timings: dict[str, Timing]) -> str:
         ]
         for name, timing in timings.items()
     ]
-    return grid(["", "median ms", "quartiles ms", "images / s", "memory MB"], rows)
+    return grid(["", "median ms", "quartiles ms", "examples / s", "memory MB"], rows)
 
 
 def ratios(timings: dict[str, Timing]) -> dict[str, float]:

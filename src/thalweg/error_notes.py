@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .errors import DURING_NOTE, INPUT_NOTE, first_line, note, notes_of
 
 KEYS = "; the keys of a dict, but for its labels, are the names of the network's arguments"
+ARRAYS = "; a batch holds tensors: convert numpy's arrays with torch.as_tensor"
 OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(sysconfig.get_path("stdlib"), "importlib"))
 INSTALLED = tuple(Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "purelib", "platlib"))
 # raised by a DataLoader's worker
@@ -36,8 +37,9 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, torch.OutOfMemoryError):
-            keys = KEYS if isinstance(batch, Mapping) else ""
-            note(error, f"{INPUT_NOTE}{_weights(module)} a batch of {_described(batch)}{keys}", INPUT_NOTE)
+            said = _described(batch)
+            hint = ARRAYS if "ndarray" in said else KEYS if isinstance(batch, Mapping) else ""
+            note(error, f"{INPUT_NOTE}{_weights(module)} a batch of {said}{hint}", INPUT_NOTE)
         raise
 
 

@@ -105,7 +105,7 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("no\\nmore")), first_line(AssertionError())
     ('no', 'AssertionError')
     """
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(", but expected one of:")
 
 
 @contextmanager

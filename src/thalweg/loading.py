@@ -2,7 +2,9 @@
 
 import importlib.util
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from .batches import Batches, count
 from .error_notes import in_a_sentence
-from .errors import ThalwegError
+from .errors import ThalwegError, first_line
 from .evaluation.ensemble import Ensemble
 from .evaluation.ensemble_folder import MANIFEST
 from .runtime.compute import shards_of
@@ -22,6 +24,7 @@ from .weightspace.checkpoint import Checkpoint
 from .weightspace.curves import Curve
 from .weightspace.weights import Weights
 
+KEYS = "model, task, train and perhaps bn_batches, data, optimizer, schedule and groups"
 CURVE_LAYER = "coeff_layer."  # a prefix that only curves of the paper's public code have
 
 
@@ -45,12 +48,16 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         factory = _find(spec)
     with seeded(seed):
         made = _call(factory, spec, seed)
-    if not isinstance(made, dict) or not {"model", "task", "train"} <= set(made) <= {f.name for f in fields(Inputs)}:
-        got = f"a dict with {', '.join(map(str, made))}" if isinstance(made, dict) else type(made).__name__
-        raise ThalwegError(
-            f"{spec} must return a dict with model, task, train and perhaps bn_batches, data, optimizer, schedule and "
-            f"groups; it returned {got}"
-        )
+    if not isinstance(made, dict):
+        raise ThalwegError(f"{spec} must return a dict with {KEYS}; it returned {type(made).__name__}")
+    known = [field.name for field in fields(Inputs)]
+    for odd in (key for key in made if key not in known):
+        near = [repr(key) for key in get_close_matches(str(odd), known, 1)]
+        advice = f"did you mean {near[0]}?" if near else f"a task's dict holds {KEYS}"
+        raise ThalwegError(f"{odd!r}, in the dict that {spec} returned, is not known: {advice}")
+    for key in ("model", "task", "train"):
+        if key not in made:
+            raise ThalwegError(f"'{key}' is missing in the dict that {spec} returned: add it")
     made = {"bn_batches": None, "data": {"train": made["train"]}, **made}
     for key, kind in (("model", nn.Module), ("task", Task), ("data", dict)):
         if not isinstance(made[key], kind):
@@ -65,6 +72,21 @@ def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
         count(batches, f"the batches of '{name}' in {spec}")
     _move(made["model"], device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Inputs(**made)
+
+
+def keys_of(paths: Collection[Path], key: str | None) -> dict[Path, str | None]:
+    """Where to look in each file: in a plain state dict nowhere but at its top, if the key is for another file."""
+    plain = {path for path in paths if key is not None and path.is_file() and _is_plain(path, key)}
+    nested = [path for path in paths if path not in plain and path.is_file() and _kind(path) is None]
+    return {path: None if path in plain and nested else key for path in paths}
+
+
+def _is_plain(path: Path, key: str) -> bool:
+    """Whether a file of others holds tensors alone, none of them under the key."""
+    if _kind(path) is not None:
+        return False
+    found = list(checkpoints.read_tensors(path, key))
+    return not any(label or f".{key}." in f".{name}" for label, tensors in found for name in tensors)
 
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
@@ -132,7 +154,10 @@ def _move(model: nn.Module, device: str) -> None:
             raise RuntimeError("tensors on it have no values")
         model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ThalwegError(f"the network cannot be moved to device '{device}': {str(error).splitlines()[0]}") from None
+        why = "" if "device string" in str(error) else f" ({first_line(error)})"
+        raise ThalwegError(
+            f"the network cannot be moved to device '{device}'{why}: give another, such as cpu or cuda:0"
+        ) from None
 
 
 def _find(spec: str) -> Any:

@@ -319,11 +319,19 @@ class _CrossEntropy:
         shapes = check_logits(logits).shape, logits.shape[:1] + logits.shape[2:]
         known = isinstance(targets, Tensor) and targets.shape in shapes
         if not known or (targets.is_floating_point() and targets.shape != logits.shape):
-            came = f"got {describe(targets)}: reshape or convert them in the data"
+            advice = (
+                "use language_modelling() where classes come last"
+                if not known and isinstance(targets, Tensor) and targets.shape == logits.shape[:-1]
+                else "reshape or convert them in the data"
+            )
             raise ThalwegError(
                 f"labels are a tensor of whole numbers, one for each example of logits {tuple(logits.shape)}, or "
                 f"probabilities of their shape; "
-                + ("those of this batch are None: give data with labels" if targets is None else came)
+                + (
+                    "those of this batch are None: give data with labels"
+                    if targets is None
+                    else f"got {describe(targets)}: {advice}"
+                )
             )
         if logits.shape != targets.shape:
             return self.labels(self.of, logits, targets)

@@ -75,6 +75,12 @@ def untrained(seed):
 def extra(seed):
     return {**circle(seed), "surprise": 3}
 
+def misspelt(seed):
+    return {**no_refresh(seed), "bn_batch": circle(seed)["bn_batches"]}
+
+def trian(seed):
+    return {**untrained(seed), "trian": circle(seed)["train"]}
+
 def seedless():
     return circle(0)
 
@@ -257,7 +263,7 @@ def test_align_command_writes_the_same_function_and_its_order(here):
     output = ok("align", "a", "b", "--task", "mine:circle", "--out", "aligned")
     assert "0.weight[0]     16  0.weight[0], 0.bias[0], 1.weight[0] and 4 more" in output
     assert re.search(r"distance [\d.]+ before, [\d.]+ after; groups: 1, passes: \d+, ", output)
-    assert "next: thalweg connect a aligned --task mine:circle" in output
+    assert "next: thalweg connect a aligned --task mine:circle --lr 0.1 --out curve" in output
     a, b, aligned = (tw.Weights.load(name) for name in ("a", "b", "aligned"))
     assert a.distance(aligned) < a.distance(b)
     assert tw.Permutation.load("aligned").inverse().apply(aligned).digest() == b.digest()
@@ -332,6 +338,30 @@ def test_align_command_takes_groups_of_the_task(here):
     assert "aligned" in ok(
         "barriers", "a", "b", "--align", "--task", "mine:by_hand", "--points", "3", "--out", "hand-both"
     )
+
+
+def test_connect_and_barriers_commands_align_by_what_is_asked(here):
+    ok("align", "a", "b", "--by", "activations", "--task", "mine:circle", "--out", "matched")
+    by = ("--align", "--by", "activations")
+    connect = ("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "1", "--out", "active")
+    ok(*connect, "--by", "activations")
+    aligned = tw.Weights.load("matched")
+    assert torch.equal(tw.Curve.load("active").end.vector, aligned.vector)
+    assert not torch.equal(tw.align(*loaded("a", "b")).vector, aligned.vector)
+    changed = invoke(*connect, "--resume")
+    assert changed.exit_code == 2
+    assert "by was 'activations' and is 'weights'" in changed.output
+    ok("barriers", "a", "b", *by, "--task", "mine:circle", "--points", "3", "--out", "by-activations")
+    ok("barriers", "a", "matched", "--task", "mine:circle", "--points", "3", "--out", "to-matched")
+    found, expected = tw.Barriers.load("by-activations"), tw.Barriers.load("to-matched")
+    assert found.between(aligned=True)[0, 1] == pytest.approx(expected.matrix[0, 1], rel=1e-4)
+    assert expected.matrix[0, 1] > 1e-3
+
+
+def loaded(*names):
+    """The arguments of `align` for two networks."""
+    made = tw.loading.load_inputs("mine:circle", 0, None)
+    return made.model, *map(tw.Weights.load, names), made.task, made.train
 
 
 def test_connect_command_with_points_scans_and_resumes(here, monkeypatch):
@@ -416,9 +446,9 @@ def test_scan_command_names_curves_of_one_kind_by_folder(here):
 
 
 def test_scan_command_of_two_networks_is_the_segment(here):
-    assert "Segment, length ratio 1.00" in ok(
-        "scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3"
-    )
+    output = ok("scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3")
+    assert "Segment, length ratio 1.00" in output
+    assert "next: thalweg connect a b --task mine:circle --lr 0.1 --out curve" in output
 
 
 def test_scan_command_with_adaptive_points(here):
@@ -534,13 +564,27 @@ BAD = {
     "a module that is broken": ((*FIT, "broken:task"), "the task broken:task cannot be imported: SyntaxError"),
     "a factory that raises": ((*FIT, "mine:raises"), "the task factory mine:raises failed with KeyError: 'missing'"),
     "a factory that returns no dict": ((*FIT, "mine:not_a_dict"), "must return a dict with model, task, train"),
-    "a factory with an unknown key": ((*FIT, "mine:extra"), "must return a dict with model, task, train"),
+    "a factory with an unknown key": (
+        (*FIT, "mine:extra"),
+        "'surprise', in the dict that mine:extra returned, is not known: a task's dict holds model, task, train",
+    ),
+    "a factory with a misspelt key": (
+        (*FIT, "mine:misspelt"),
+        "'bn_batch', in the dict that mine:misspelt returned, is not known: did you mean 'bn_batches'?",
+    ),
+    "a factory with a misspelt key that is needed": (
+        (*FIT, "mine:trian"),
+        "'trian', in the dict that mine:trian returned, is not known: did you mean 'train'?",
+    ),
     "a factory with a wrong model": ((*FIT, "mine:no_model"), "must return a Module as 'model'; it returned int"),
     "a factory with a class": ((*FIT, "mine:model_class"), "as 'model'; it returned type 'Linear': call it"),
-    "a factory without data": ((*FIT, "mine:untrained"), "it returned a dict with model, task"),
+    "a factory without data": (
+        (*FIT, "mine:untrained"),
+        "'train' is missing in the dict that mine:untrained returned: add it",
+    ),
     "no runs to compare": (
         ("compare", "--seeds", "0", "--task", "mine:circle", "--out", "new"),
-        "Invalid value for '--seeds'",
+        "--seeds is at least 1; got '0'",
     ),
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
@@ -572,6 +616,17 @@ BAD = {
         ("align", "a", "b", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
         "leave the factory's `groups` out, or use --by weights",
     ),
+    "barriers by activations with groups by hand": (
+        ("barriers", "a", "b", "--align", "--by", "activations", "--task", "mine:by_hand", "--out", "new"),
+        "leave the factory's `groups` out, or use --align --by weights; or leave out --align",
+    ),
+    **{
+        f"{command} --by without --align": (
+            (command, "a", "b", "--by", "weights", "--task", "mine:circle", "--out", "new"),
+            "--by says what --align matches; got --by weights alone: add --align, or leave --by out",
+        )
+        for command in ("connect", "barriers")
+    },
     "an odd interval": (
         (*FIT, "mine:circle", "--checkpoint-every", "x"),
         "--checkpoint-every is a number of epochs",
@@ -579,6 +634,10 @@ BAD = {
     "an argument in an error of the user": (
         (*FIT, "mine:argument"),
         "ValueError: leave out lr=0.1 (",
+    ),
+    "a folder below a file": (
+        (*FIT[:1], *FIT[3:], "mine:circle", "--out", "one.pt/new"),
+        "one.pt/new could not be written (Not a directory), and what was there before is unchanged: choose another",
     ),
     "a folder named like an argument": (
         ("scan", "lr=0.1", "--task", "mine:circle", "--out", "new"),
@@ -588,7 +647,19 @@ BAD = {
         (*FIT[:3], "--epochs", "0", "--task", "mine:circle"),
         "epochs must be a whole number, at least 1; got 0",
     ),
-    "an unknown curve": ((*CONNECT, "--curve", "spline"), "'spline' is not one of"),
+    "an unknown curve": ((*CONNECT, "--curve", "spline"), "thalweg: --curve is 'bezier' or 'polychain'; got 'spline'"),
+    "a word in place of a number": (
+        (*FIT, "mine:circle", "--epochs", "one"),
+        "thalweg: --epochs is a whole number; got 'one'",
+    ),
+    "a word in place of a rate": ((*FIT, "mine:circle", "--lr", "high"), "thalweg: --lr is a number; got 'high'"),
+    "a scale that is not there": (
+        ("paper", "run", "all", "--scale", "it's"),
+        "thalweg: --scale is 'full' or 'smoke'; got \"it's\"",
+    ),
+    "a misspelt command": (("bariers", "a"), "thalweg: there is no command 'bariers': did you mean barriers?"),
+    "an unknown command": (("frobnicate",), "there is no command 'frobnicate': commands are demo, fit, align, connect"),
+    "an unknown command below another": (("paper", "rnu"), "there is no command 'rnu': did you mean run?"),
     "no task": (("fit", "--out", "new"), "Missing option '--task'"),
 }
 
@@ -832,7 +903,9 @@ def test_barriers_and_soup_commands(here):
     soup = tw.Weights.load("mixed", module)
     assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
     assert soup.has_statistics
-    assert "next: thalweg barriers near b --task mine:circle" in output
+    assert "next: thalweg barriers near b --task mine:circle --align --out " in output
+    output = ok("soup", "near", "--task", "mine:circle", "--out", "near-soup")
+    assert "next: thalweg barriers near --task mine:circle --out " in output
     ok("page", "between", "mixed", "-o", "mixed.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "mixed.html").read_text(), re.DOTALL)[1])
     assert (shown["summary"], [run["label"] for run in shown["runs"]]) == ([], ["between", "mixed"])

@@ -1,10 +1,13 @@
 """What the library says, in the words of the command line."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+import typer
 
-from thalweg.cli import _options_of_commands
+from thalweg.cli import _options_of_commands, app
+from thalweg.cli.usage import value_error
 from thalweg.cli.wording import typed
 
 
@@ -13,6 +16,7 @@ from thalweg.cli.wording import typed
     [
         ("use same_t=True, or accumulate=1", "use --same-t, or --accumulate 1"),
         ("choose another folder (run=)", "choose another folder (--out)"),
+        ("use align='weights' or align=True", "use --align --by weights or --align"),
         ("got weight_decay=1e-05, and every= is long", "got --weight-decay 1e-05, and --checkpoint-every is long"),
         ("set bn_batches= to batches", "set the factory's `bn_batches` to batches"),
         *((same, same) for same in (
@@ -27,3 +31,21 @@ from thalweg.cli.wording import typed
 def test_arguments_are_shown_as_options(message, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["thalweg", "scan", "lr=0.2"])
     assert typed(message, _options_of_commands()) == said
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("'spline' is not one of 'bezier', 'polychain'.", "--out is 'bezier' or 'polychain'; got 'spline'"),
+        ("'one' is not a valid integer.", "--out: 'one' is not a valid integer."),
+    ],
+)
+def test_values_are_refused_by_typer_without_pydantic_too(message, said):
+    assert value_error(typer.BadParameter(message, param=SimpleNamespace(opts=["-o", "--out"]))) == said
+
+
+def test_completion_by_a_shell_passes_over_unknown_commands(capsys):
+    group = typer.main.get_command(app)
+    context = group.make_context("thalweg", ["frobnicate"], resilient_parsing=True)
+    assert group.resolve_command(context, ["frobnicate"])[1] is None
+    assert capsys.readouterr().err == ""

@@ -134,6 +134,31 @@ def test_barriers_with_align_vanish_for_a_renumbered_network():
     assert "train loss, aligned" in found.table()
 
 
+@pytest.mark.parametrize("by", ["weights", "activations"])
+def test_barriers_with_align_are_those_to_a_network_aligned_in_that_way(by):
+    case, (a, b) = ZOO["mlp"], networks(2)
+    aligned = tw.align(case.module(9), a, b, case.task, case.batches(), by=by)
+    other = tw.align(case.module(9), a, b, case.task, case.batches(), by={"weights": "activations"}.get(by, "weights"))
+    assert aligned.distance(other) > 0
+    found = tw.barriers(case.module(9), [a, b], case.task, case.batches(), align=by, points=5)
+    expected = tw.barriers(case.module(9), [a, aligned], case.task, case.batches(), points=5)
+    assert np.array_equal(found.between(aligned=True), expected.matrix)
+    assert found.alignment.endswith("matched by activations") == (by == "activations")
+
+
+def test_resume_barriers_compares_what_is_matched(tmp_path):
+    case, points = ZOO["mlp"], networks(2)
+
+    def measure(align):
+        run = tmp_path / "run"
+        return tw.barriers(case.module(9), points, case.task, case.batches(), align=align, points=3, run=run)
+
+    found = measure(True)
+    assert measure("weights").to_dict() == found.to_dict()
+    with pytest.raises(tw.ThalwegError, match="align was True and is 'activations'"):
+        measure("activations")
+
+
 def test_barriers_with_align_say_where_no_unit_can_be_renumbered():
     module = nn.Linear(1, 1, bias=False).double()
     found = tw.barriers(module, [line(0.0), line(1.0)], concave(), [(X, X)], align=True, points=3)
@@ -159,7 +184,7 @@ def test_barriers_refuse_a_network_that_cannot_be_aligned_before_measuring():
     points = [tw.Weights.of(Branching().double()) for _ in range(2)]
     with pytest.raises(
         tw.ThalwegError,
-        match=r"cannot be traced .* give groups= by hand, .*; or leave out align=True$",
+        match=r"cannot be traced .* give groups= by hand, .*; or leave out align=$",
     ):
         tw.barriers(module, points, task, ZOO["mlp"].batches(), align=True)
     asked = len(counted.calls)
@@ -232,6 +257,14 @@ BAD = {
         "those of this batch are None: give data with labels",
     ),
     "no data": ({"data": {}}, "got an empty dict"),
+    **{
+        f"align {align}": ({"align": align}, f"align must be True, False, 'weights' or 'activations'; got {align!r}")
+        for align in ("activation", "no", None, 2)
+    },
+    "groups by hand and activations": (
+        {"align": "activations", "groups": {"hidden": {"0.weight": 0, "0.bias": 0, "2.weight": 1}}},
+        "leave groups= out, or use align='weights'; or leave out align=",
+    ),
     "not a task": ({"task": cross_entropy}, "the task must be a Task"),
 }
 

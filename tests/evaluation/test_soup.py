@@ -141,6 +141,17 @@ def test_soup_warns_of_a_barrier_with_its_height(how):
     assert float(re.search(r"there is one of ([\d.]+)", said)[1]) == pytest.approx(middle - sum(own) / 2, rel=1e-2)
     assert f"the loss of the average is {middle:.3g}, of its parts {min(own):.3g} to {max(own):.3g}" in said
     assert len(found.members) == (1 if how == "greedy" else 2)
+    assert ("with '-0.8' the loss" in said) == (how == "greedy")
+
+
+def test_soup_calls_networks_without_names_by_their_places():
+    x = X[X.abs() > 0.1][:, None]
+    task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
+    with pytest.warns(UserWarning, match="with part 1 the loss of the average is"):
+        found = tw.soup(one_weight(), list(slopes(-0.8, 0.9).values()), task, [(x, x)])
+    assert found.members == ("2",)
+    with pytest.warns(UserWarning, match="the score of part 1 on the held-out data is NaN or infinite: left out"):
+        soup(list(slopes(1e200, 1.0, 2.0).values()))
 
 
 def test_soup_barrier_is_that_of_the_average_so_far():

@@ -101,9 +101,13 @@ def test_weights_load_key_chooses_among_several(tmp_path):
     for key, seed in (("state_dict", 1), ("state_dict_ema", 2), ("ema", 3), ("ema.net", 3)):
         assert same(tw.Weights.load(path, network(), key), network(seed))
     with pytest.raises(
-        tw.ThalwegError, match=r"none of the network's tensors under 'nothing'; it holds 'state_dict\.0\.weight'"
+        tw.ThalwegError,
+        match=r"under 'nothing'; it holds them under 'state_dict', 'state_dict_ema', 'ema\.net': choose with key=",
     ):
         tw.Weights.load(path, network(), "nothing")
+    path = written(tmp_path / "plain.pt", network(1).state_dict())
+    with pytest.raises(tw.ThalwegError, match="tensors under 'ema'; it holds them at its top: leave key= out"):
+        tw.Weights.load(path, network(), "ema")
 
 
 def test_weights_load_prefers_the_top_level(tmp_path):

@@ -86,7 +86,7 @@ def test_resume_option_accepts_the_same_files_under_other_names(here, tmp_path):
 def test_connect_command_with_one_network_says_what_a_folder_holds(here):
     ok(here, "fit", "--epochs", "1", "--runs", "2", "--out", "ends")
     for given, message in (
-        ("ends", "but seed-0, seed-1: give ends/seed-0"),
+        ("ends", "give ends/seed-0 ends/seed-1, or one of them"),
         ("ends/seed-0", "a curve joins two networks; got ends/seed-0"),
     ):
         refused = invoke(here, "connect", given, "--out", "curve")
@@ -98,7 +98,12 @@ def test_connect_command_with_one_network_says_what_a_folder_holds(here):
     ("wrong", "message"),
     [
         (["--seed", "9" * 30], "a seed must fit into 64 bits"),
-        (["--device", "meta"], "the network cannot be moved to device 'meta'"),
+        (
+            ["--device", "meta"],
+            "the network cannot be moved to device 'meta' (tensors on it have no values): give",
+        ),
+        (["--device", "gpu"], "the network cannot be moved to device 'gpu': give another, such as cpu or cuda:0"),
+        (["--device", "cpu:x"], "the network cannot be moved to device 'cpu:x': give another, such as cpu or cuda:0"),
         (["--out", "n" * 300], "cannot be a path (File name too long): give the name of a file or a folder"),
     ],
 )

@@ -293,8 +293,8 @@ PLACES = {  # every public call that takes Weights
 }
 GIVEN = {
     "module": (lambda m, path: m, "Sequential: use Weights.of(module)"),
-    "path": (lambda m, path: path, "PosixPath: use Weights.load(path)"),
-    "string": (lambda m, path: str(path), "str: use Weights.load(path)"),
+    "path": (lambda m, path: path, "PosixPath: use Weights.load('{}', module)"),
+    "string": (lambda m, path: str(path), "str: use Weights.load('{}', module)"),
     "state": (lambda m, path: m.state_dict(), "OrderedDict: use Weights.from_state(state, module)"),
 }
 
@@ -304,8 +304,16 @@ GIVEN = {
 def test_what_holds_weights_is_refused_with_the_call_that_reads_them(place, given, tmp_path):
     module = nn.Sequential(nn.Linear(4, 3)).double()
     make, said = GIVEN[given]
-    with pytest.raises(tw.ThalwegError, match=re.escape(f"; got {said}")):
+    with pytest.raises(tw.ThalwegError, match=re.escape(f"; got {said.format(tmp_path / 'net.pt')}")):
         PLACES[place](module, make(module, tmp_path / "net.pt"), tw.Weights.of(module))
+
+
+@pytest.mark.parametrize("place", sorted({*PLACES} - {"barriers", "soup"}))  # which take networks by name
+def test_networks_by_name_are_refused_where_a_list_is_taken(place):
+    module = nn.Sequential(nn.Linear(4, 3)).double()
+    weights = tw.Weights.of(module)
+    with pytest.raises(tw.ThalwegError, match="got dict: use a list of its values, or one of them"):
+        PLACES[place](module, {"b": weights}, weights)
 
 
 def test_align_takes_a_generator_of_networks():

@@ -236,3 +236,19 @@ def test_saving_weights_says_that_kept_epochs_are_left_out(tmp_path):
     assert not tw.Weights.load(tmp_path / "weights.safetensors").kept
     tw.Ensemble(case.module(1), [trained]).save(tmp_path / "ensemble")
     replace(trained, kept={}).save(tmp_path / "weights.safetensors")
+
+
+def test_weights_from_state_says_which_prefix_to_remove():
+    module = nn.Sequential(nn.Linear(2, 2))
+    state = nn.DataParallel(module).state_dict()
+    with pytest.raises(tw.ThalwegError, match=r"where it is 'module\.0\.weight': remove 'module\.' from the names"):
+        tw.Weights.from_state(state, module)
+    with pytest.raises(tw.ThalwegError, match=r"'0\.weight' is in the network but not in the state dict$"):
+        tw.Weights.from_state({"0.bias": state["module.0.bias"]}, module)
+
+
+def test_weights_of_two_dtypes_say_what_to_do():
+    one, two = (tw.Weights.of(nn.Linear(2, 2, dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    message = r"'weight' is torch\.float32 in start and torch\.float64 in end: convert one with module\.to\(\.\.\.\)"
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.Segment(one, two)

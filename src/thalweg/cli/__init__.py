@@ -26,10 +26,12 @@ from .demo import demo
 from .ensembles import compare, ensemble, walk
 from .networks import align, fit
 from .page import page
+from .usage import Commands
 from .wording import typed
 
 app = typer.Typer(
     name="thalweg",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -171,7 +173,9 @@ def _options_of_commands() -> set[str]:
 for _command in (demo, fit, align, connect, scan, plane, barriers, soup, walk, ensemble, compare, page, bench):
     app.command()(_plainly(_command))
 
-_paper = typer.Typer(no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each.")
+_paper = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each."
+)
 _paper.command("list")(_plainly(paper.list_entries))
 for _function in (paper.run, paper.show, paper.draw):
     _paper.command()(_plainly(_function))

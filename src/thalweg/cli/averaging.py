@@ -28,6 +28,7 @@ def barriers(
             "--align", help="Measure all pairs again with the hidden units of one renumbered to match the other."
         ),
     ] = False,
+    by: options.By = None,
     points: Annotated[int, typer.Option(help="Number of points on each line, including its ends.")] = 11,
     weight_decay: options.Decay = 0.0,
     key: options.Key = None,
@@ -43,6 +44,7 @@ def barriers(
     Prints a matrix for each data set and quantity (a barrier is the largest excess over the line that joins the values
     of both networks), and writes `barriers.json`, `barriers.csv` and the matrices as PNG and PDF.
     """
+    by = options.matched_by(align, by)
     own = options.Arguments("barriers", locals())
     from ..store.files import write_text
 
@@ -52,7 +54,7 @@ def barriers(
         _networks(own, "barriers lie between networks"),
         inputs.task,
         inputs.data,
-        align=align,
+        align=by or False,
         groups=inputs.groups,
         points=points,
         weight_decay=weight_decay,
@@ -130,7 +132,8 @@ def soup(
     typer.echo(f"on '{name}'\n{found}")
     scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
     typer.echo(replace(scan, name="the average").table())
-    options.done(out, options.following(barriers, own.given, *what, out="barriers") if len(networks) > 1 else None)
+    asked = {**own.given, "align": bool(found.barrier)}
+    options.done(out, options.following(barriers, asked, *what, out="barriers"))
 
 
 def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":
@@ -141,7 +144,7 @@ def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":
     check_different(what)
     short = [path.stem if path.is_file() else path.resolve().name for path in what]
     names = short if len(set(short)) == len(short) else map(str, what)
-    found = {name: load_members(path, model, own.given["key"]) for name, path in zip(names, what, strict=True)}
+    found = {name: load_members(path, model, own.keys[path]) for name, path in zip(names, what, strict=True)}
     if sum(map(len, found.values())) < 2:
         raise tw.ThalwegError(f"{rule}, and {what[0]} holds a single one: give another RUN with it")
     device = next(model.parameters()).device

@@ -1,6 +1,7 @@
 """thalweg connect, scan and plane: curves between networks, and the loss along and around them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -27,8 +28,9 @@ def connect(
     task: options.Task,
     out: options.Out,
     align: Annotated[
-        bool, typer.Option("--align", help="First renumber the hidden units of END to match START, by their weights.")
+        bool, typer.Option("--align", help="First renumber the hidden units of END to match START: `thalweg align`.")
     ] = False,
+    by: options.By = None,
     curve: Annotated[
         Literal["bezier", "polychain"], typer.Option(help="The kind of curve.", case_sensitive=False)
     ] = "bezier",
@@ -79,6 +81,7 @@ def connect(
 
     Writes `curve.safetensors`, and `permutation.safetensors` if units of END could be renumbered.
     """
+    by = options.matched_by(align, by)
     own = options.Arguments("connect", {name: value for name, value in locals().items() if name != "points"})
     inputs = own.inputs
     a, b = two_networks(own, "a curve joins two networks")
@@ -87,8 +90,8 @@ def connect(
             f"batch norm ('{a.layout.statistics[0]}') needs statistics at each point that --points measures: set "
             "bn_batches= to the training batches, or leave --points out"
         )
-    if align:
-        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, seed=seed, groups=inputs.groups)
+    if by:
+        b = aligned = tw.align(inputs.model, a, b, inputs.task, inputs.train, by=by, seed=seed, groups=inputs.groups)
         typer.echo(f"aligned: {aligned}")
     a, b = (weights.to("cpu") if stream else weights for weights in (a, b))
     fresh = tw.Bezier(a, b, bends) if curve == "bezier" else tw.PolyChain(a, b, bends)
@@ -97,7 +100,7 @@ def connect(
     found = tw.connect(
         inputs.model, fresh, inputs.task, inputs.train, loss=loss, same_t=same_t, **own.training, **own.rates
     )
-    if align and aligned.symmetries.groups:
+    if by and aligned.symmetries.groups:
         aligned.permutation.save(out / PERMUTATION)
     typer.echo(f"{type(found).__name__}, length ratio {found.length_ratio():.2f}")
     measured = {**own.given, "weight_decay": own.penalty}
@@ -117,9 +120,21 @@ def _permutation(path: Path) -> Path | None:
     return folder / PERMUTATION if (folder / PERMUTATION).is_file() else None
 
 
+def joining(given: Mapping[str, Any], start: Path, end: Path) -> str:
+    """The command that trains a curve, with the learning rate and whatever else `thalweg fit` recorded for START."""
+    from ..store.files import load_json
+    from ..store.runs import RECORD
+
+    known: dict[str, Any] = {}
+    with suppress(tw.ThalwegError):
+        known = load_json(start / RECORD, "run")["settings"]
+    kept = {name: value for name, value in {**known, **given}.items() if name != "epochs"}  # which are a network's
+    return options.following(connect, kept, start, end, out="curve")
+
+
 def two_networks(own: options.Arguments, rule: str) -> "list[tw.Weights]":
     ends = own.given["ends"]
-    loaded = [tw.Weights.load(path, own.inputs.model, own.given["key"]) for path in ends]
+    loaded = [tw.Weights.load(path, own.inputs.model, own.keys[path]) for path in ends]
     if len(loaded) != 2:
         raise tw.ThalwegError(f"{rule}; got {' '.join(map(str, ends))}: give START and END")
     return loaded
@@ -192,7 +207,7 @@ def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
     if len(target.bends) == 1:
         options.done(out, options.following(plane, own.given, *what, out="plane"))
     elif len(what) == 2:
-        options.done(out, options.following(connect, own.given, *what, out="curve"))
+        options.done(out, joining(own.given, *what))
     else:
         options.done(out, options.following(page, own.given, out, out="page.html"))
 
@@ -260,8 +275,10 @@ def _curves_and_members(own: options.Arguments) -> "dict[Path, tw.Curve | list[t
     """By path; of three networks the last epochs alone, since these make a plane."""
     from ..loading import is_curve, load_curve, load_members, load_training
 
-    what, model, key = own.given["what"], own.inputs.model, own.given["key"]
-    found = {path: load_curve(path, model) if is_curve(path) else load_members(path, model, key) for path in what}
+    what, model = own.given["what"], own.inputs.model
+    found = {
+        path: load_curve(path, model) if is_curve(path) else load_members(path, model, own.keys[path]) for path in what
+    }
     if len(found) != 3 or any(isinstance(item, tw.Curve) or len(item) > 1 for item in found.values()):
         found = {path: load_training(path, model) or item for path, item in found.items()}
     device = next(model.parameters()).device
@@ -293,7 +310,7 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
         raise tw.ThalwegError(
             f"give one curve or two networks to scan, or two curves to compare; got {' '.join(map(str, what))}"
         )
-    return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.given["key"]) for path in what))}
+    return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.keys[path]) for path in what))}
 
 
 def _measured(own: options.Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":

@@ -66,7 +66,7 @@ def walk(
         inputs.task,
         inputs.train,
         _method(method, cycle, cycles, lr_max, lr_min),
-        start=[load_start(path, inputs.model, key) for path in start or []] or None,
+        start=[load_start(path, inputs.model, own.keys[path]) for path in start or []] or None,
         watch=inputs.data,
         **own.training,
     )
@@ -106,7 +106,8 @@ def ensemble(
     inputs = own.inputs
     check_different(what)
     name, other = chosen_data(inputs.data, data, held_out), inputs.data[held_out] if held_out else None
-    pooled = tw.Ensemble(inputs.model, [member for path in what for member in load_members(path, inputs.model, key)])
+    members = (load_members(path, inputs.model, own.keys[path]) for path in what)
+    pooled = tw.Ensemble(inputs.model, [member for each in members for member in each])
     asked = {"data": name, "members": [each.digest() for each in pooled.members]}
     with own.run.opened("ensemble", asked | ({"held out": held_out} if held_out else {})) as run:
         if other:

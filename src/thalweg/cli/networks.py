@@ -11,7 +11,7 @@ import typer
 import thalweg as tw
 
 from . import options
-from .curves import PERMUTATION, Ends, connect, two_networks
+from .curves import PERMUTATION, Ends, joining, two_networks
 
 
 def fit(
@@ -84,8 +84,7 @@ def _after_fit(given: dict[str, Any], networks: list[Path]) -> str:
     ends = networks[:2] if len(networks) > 1 else [*_other_network(networks[0], given["task"], seed), *networks]
     if len(ends) == 1:
         return options.following(fit, {**given, "seed": seed + 1}, out=str(networks[0]))
-    kept = {key: value for key, value in given.items() if key != "epochs"}  # those of a network do not apply to a curve
-    return options.following(connect, kept, *ends, out="curve")
+    return joining(given, *ends)
 
 
 def _other_network(out: Path, task: str, seed: int) -> list[Path]:
@@ -133,4 +132,4 @@ def align(
     aligned.permutation.save(out / PERMUTATION)
     Run(out).finish(lambda folder: aligned.save(folder / "weights.safetensors"))
     typer.echo(f"{aligned.symmetries}\n{aligned}")
-    options.done(out, options.following(connect, own.given, ends[0], out, out="curve"))
+    options.done(out, joining({**own.given, "key": own.keys[ends[0]]}, ends[0], out))  # OUT holds one network

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RATE, SMALL_RATE = 0.05, 0.001  # default learning rates, of SGD and of Adam
 MANY = 30  # with more files, only those at the top level are listed
 CARRIED = (  # options to pass on to the next command, which would otherwise compute something else
-    "task", "key", "epochs", "lr", "optimizer", "schedule", "warmup", "momentum", "weight_decay", "clip",
+    "task", "key", "align", "epochs", "lr", "optimizer", "schedule", "warmup", "momentum", "weight_decay", "clip",
     "accumulate", "keep", "seed", "device", "precision",
     "compile", "graph", "stop_if_stalled",
 )  # fmt: skip
@@ -133,6 +133,16 @@ Key = Annotated[
         show_default=False,
     ),
 ]
+Matched = Literal["weights", "activations"]
+By = Annotated[
+    Matched | None,
+    typer.Option(
+        help="What --align matches: the weights of units, or their activations on the task's train data; `barriers` "
+        "takes the first of `data`. [default: weights]",
+        case_sensitive=False,
+        show_default=False,
+    ),
+]
 StopIfStalled = Annotated[
     bool,
     typer.Option(
@@ -210,6 +220,14 @@ class Arguments:
         from ..loading import load_inputs
 
         return load_inputs(self.given["task"], self.given.get("seed", 0), self.given["device"])
+
+    @cached_property
+    def keys(self) -> "dict[Path, str | None]":
+        """--key, for each of the files that it applies to."""
+        from ..loading import keys_of
+
+        paths = (self.given.get(name) or [] for name in ("what", "ends", "start"))
+        return keys_of([*chain(*paths)], self.given["key"])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -289,6 +307,13 @@ class Arguments:
 
             return user_rate(self.inputs.model, self.inputs.optimizer)
         return SMALL_RATE if self.given["optimizer"] in ("adam", "adamw") else RATE
+
+
+def matched_by(align: bool, by: Matched | None) -> Matched | None:
+    """What --align matches; None without it."""
+    if by and not align:
+        raise tw.ThalwegError(f"--by says what --align matches; got --by {by} alone: add --align, or leave --by out")
+    return by or "weights" if align else None
 
 
 def once(check: Callable[[], None]) -> None:

@@ -27,6 +27,8 @@ def typed(message: str, options: Collection[str]) -> str:
             return f"the factory's `{name}`"
         if name not in {*options, *RENAMED} or (value and any(found[0] in word for word in sys.argv)):
             return found[0]
+        if name == "align" and value not in ("", "True"):
+            return f"--align --by {value}"
         flag = "--" + RENAMED.get(name, name).replace("_", "-")
         return f"{flag} {value}" if value not in ("", "True") else flag
 

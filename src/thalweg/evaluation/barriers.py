@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ def barriers(
     task: Task,
     data: Mapping[str, Batches] | Batches,
     *,
-    align: bool = False,
+    align: bool | Literal["weights", "activations"] = False,
     groups: Mapping[str, Mapping[str, Any]] | None = None,
     points: int = 11,
     weight_decay: float = 0.0,
@@ -57,7 +57,7 @@ def barriers(
         task: The loss and metrics to measure.
         data: Batches by name, or batches alone, as in `scan`; use data without augmentation.
         align: Measure all pairs again, with the hidden units of the second network of each renumbered to match the
-            first, by their weights; see `align`. For another way to match, give networks that are already aligned.
+            first: by "weights", which True stands for, or by "activations" on the first data set; see `align`.
         groups: For `align`, as in `symmetries`: groups of units by hand, if the network cannot be traced.
         points: The number of equally spaced points on each line, including its ends.
         weight_decay: The one used in training; it is part of `loss`.
@@ -71,6 +71,9 @@ def barriers(
         ThalwegError: If these are not at least two networks of one architecture, or as in `scan` and `align`.
     """
     check_task(task)
+    if align not in (True, False, "weights", "activations"):
+        raise ThalwegError(f"align must be True, False, 'weights' or 'activations'; got {align!r}")
+    by: Literal["weights", "activations"] = "activations" if align == "activations" else "weights"
     networks = named(weights, "a matrix of barriers")
     points, ends = whole_number(points, "points", least=3), list(networks.values())
     data = data if isinstance(data, Mapping) else {"data": data}
@@ -79,7 +82,8 @@ def barriers(
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, weight_decay, bn_batches, call.compute)
-        asked = {"align": f"{groups}" if align and groups else align, "points": points, "networks": list(networks)}
+        how = by if by == "activations" else f"{groups}" if align and groups else bool(align)
+        asked = {"align": how, "points": points, "networks": list(networks)}
         return {**asked, **points_fingerprint(ends, "list"), **measured}
 
     def along(target: Segment | list[Weights], name: str, points: Sequence[float] | None = None) -> Scan:
@@ -100,12 +104,12 @@ def barriers(
         lines, matched, said = Lines(), Lines(), ""
         for i, a in enumerate(ends[:-1]):
             others = ends[i + 1 :]
-            aligned = _aligned(module, a, others, task, next(iter(data.values())), groups) if align else []
+            aligned = _aligned(module, a, others, task, next(iter(data.values())), by, groups) if align else []
             for j, b in enumerate(others, start=i + 1):
                 lines[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}", between)
             for j, b in enumerate(aligned, start=i + 1):
                 matched[i, j] = along(Segment(a, b), f"{i + 1}-{j + 1}-aligned", between)
-                said = _share(b)
+                said = _share(b, by)
         alone = along(ends, "ends")
         return Barriers(
             list(networks),
@@ -121,19 +125,26 @@ def barriers(
 
 
 def _aligned(
-    module: nn.Module, a: Weights, others: Sequence[Weights], task: Task, batches: Batches, groups: Any
+    module: nn.Module,
+    a: Weights,
+    others: Sequence[Weights],
+    task: Task,
+    batches: Batches,
+    by: Literal["weights", "activations"],
+    groups: Any,
 ) -> list[alignment.Aligned]:
     try:
-        return alignment.align(module, a, others, task, batches, groups=groups)
+        return alignment.align(module, a, others, task, batches, by=by, groups=groups)
     except ThalwegError as error:
-        raise ThalwegError(f"{error}; or leave out align=True") from error
+        raise ThalwegError(f"{str(error).replace('by=', 'align=')}; or leave out align=") from error
 
 
-def _share(aligned: alignment.Aligned) -> str:
+def _share(aligned: alignment.Aligned, by: str) -> str:
     found = aligned.symmetries
     if not found.groups:
         return "no units of this network can be renumbered, so nothing has changed"
-    return f"{100 * found.share:.1f} % of the parameters lie in tensors whose units can be renumbered"
+    how = "" if by == "weights" else f"; matched by {by}"
+    return f"{100 * found.share:.1f} % of the parameters lie in tensors whose units can be renumbered{how}"
 
 
 def _joined(alone: Scan, lines: Lines) -> Values:

@@ -144,6 +144,7 @@ def soup(
         )
     data, ends = {HELD_OUT: held_out}, list(networks.values())
     call = Call.of(compute, progress)
+    called = {name: repr(name) if isinstance(weights, Mapping) else f"part {name}" for name in networks}
 
     def fingerprint() -> Facts:
         measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)
@@ -158,8 +159,9 @@ def soup(
     def averaged(_: Run | None) -> Weights:
         alone = dict(zip(networks, measure(ends, "alone"), strict=True))
         chosen, sign = _chosen(metric, alone), -1 if maximise else 1
-        order = sorted(_scored(alone, chosen, held_out, bn_batches, how), key=lambda name: sign * alone[name][chosen])
-        selection = Selection(networks, alone, chosen, maximise, measure)
+        scored = _scored(alone, chosen, held_out, bn_batches, how, called)
+        order = sorted(scored, key=lambda name: sign * alone[name][chosen])
+        selection = Selection(networks, alone, chosen, maximise, measure, called)
         (selection.greedy if how == "greedy" else selection.uniform)(order)
         mean = average([networks[name] for name in selection.members])
         mean = mean if bn_batches is None else update_bn(module, mean, bn_batches, task)
@@ -194,6 +196,7 @@ class Selection:
         metric: What to choose by.
         maximise: Whether higher values of `metric` are better.
         measure: Measures a list of points, under a name.
+        called: What to call each network in messages.
         members: The names of those that are in.
         best: What was measured at their average.
         tried: The score of the average with each network that was tried.
@@ -205,6 +208,7 @@ class Selection:
     metric: str
     maximise: bool
     measure: Callable[[list[Weights], str], list[Means]]
+    called: Mapping[str, str]
     members: list[str] = field(default_factory=list)
     best: Means = field(default_factory=dict)
     tried: dict[str, float] = field(default_factory=dict)
@@ -237,7 +241,7 @@ class Selection:
             if self.tried[name] >= before if self.maximise else self.tried[name] <= before:
                 self.members, self.best = [*self.members, name], found
             else:
-                self._note_barrier(f"'{name}'", [self.best, self.alone[name]], [1 - share, share], found)
+                self._note_barrier(self.called[name], [self.best, self.alone[name]], [1 - share, share], found)
 
     def _average(self, names: Sequence[str]) -> Means:
         return self.measure([average([self.networks[name] for name in names])], f"average-{len(self.tried) + 1}")[0]
@@ -272,13 +276,18 @@ def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:
 
 
 def _scored(
-    alone: Mapping[str, Means], metric: str, held_out: Batches, bn_batches: Batches | None, how: str
+    alone: Mapping[str, Means],
+    metric: str,
+    held_out: Batches,
+    bn_batches: Batches | None,
+    how: str,
+    called: Mapping[str, str],
 ) -> list[str]:
     """The networks whose score is finite."""
     bad = [name for name, means in alone.items() if not isfinite(means[metric]) or isnan(means["loss"])]
     if bad:
         why = bad_values(held_out, bn_batches, len(bad) == len(alone))
-        said = f"the score of {', '.join(map(repr, bad))} on the held-out data is NaN or infinite"
+        said = f"the score of {', '.join(called[name] for name in bad)} on the held-out data is NaN or infinite"
         if why or how == "uniform" or len(bad) == len(alone):
             advice = f"{why}, so clean the data" if why else "leave out what has diverged"
             raise ThalwegError(f"a soup needs networks that can be scored, but {said}: {advice}")

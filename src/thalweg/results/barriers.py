@@ -20,7 +20,7 @@ class Barriers(Saved):
         t: The values of t on each line, from 0 to 1.
         values: Data set -> quantity -> an array of (networks, networks, points): at `[i, j]` the values from network i
             to network j. Quantities are those of `Scan`.
-        aligned: The same after the second network of each pair was aligned to the first; empty without `align=True`.
+        aligned: The same after the second network of each pair was aligned to the first; empty without `align=`.
         alignment: How much of the network could be aligned, in words.
         weight_decay: The one in `loss`.
         units: As in `Scan`.

@@ -53,12 +53,17 @@ def find_state(
     """
     held = list(read_tensors(path, key))
     places = [place for entry in held for place in _places(*entry, wanted)]
-    if key is not None:
-        under = [place for place in places if f".{key}." in f".{place.label}."]
-        places = [place for place in under if place.label == key] or under
-    if not places:
+    under = [place for place in places if key is None or f".{key}." in f".{place.label}."]
+    if not under:
         where = f" under '{key}'" if key else ""
-        there = _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
+        known = [place.label for place in places if place.fits(wanted, ties)] or [place.label for place in places]
+        there = (
+            _listed(f"{label}.{name}".lstrip(".") for label, tensors in held for name in tensors)
+            if not known
+            else f"them under {_listed(known)}: choose with key="
+            if all(known)
+            else "them at its top: leave key= out"
+        )
         raise ThalwegError(
             f"{path} holds none of the network's tensors{where}; it holds {there}"
             + (
@@ -68,6 +73,7 @@ def find_state(
                 else ""
             )
         )
+    places = [place for place in under if place.label == key] or under
     fitting = [place for place in places if place.fits(wanted, ties)]
     sure = fitting if key is not None else [place for place in fitting if place.alone]
     top = [place for place in sure if not place.label]

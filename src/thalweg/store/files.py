@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,10 +63,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or first_line(error)
         raise ThalwegError(
-            f"{path} could not be written ({why}), and what was there before is unchanged: make room or choose another "
-            "folder, then try again"
+            f"{path} could not be written ({error.strerror or first_line(error)}), and what was there before is "
+            f"unchanged: {'make room or ' * (error.errno in (None, ENOSPC, EDQUOT))}choose another folder, then try "
+            "again"
         ) from error
 
 
@@ -312,7 +313,10 @@ def _instead(folder: Path, name: str) -> str:
     suffixes = CHECKPOINTS if name == WEIGHTS else (Path(name).suffix,)
     held = [path.name for path in sorted(folder.iterdir()) if (path / name).is_file() or path.suffix in suffixes]
     if held:
-        return f", but {', '.join(held[:8])}{', ...' if len(held) > 8 else ''}: give {folder / held[0]} or another"
+        return (
+            f": give {' '.join(str(folder / name) for name in held[:8])}{' ...' * (len(held) > 8)}"
+            f"{', or one of them' * (len(held) > 1)}"
+        )
     return ": give a file, or the folder of a run that has finished"
 
 

@@ -291,7 +291,7 @@ def _differences(one: Layout, two: Layout, here: str, there: str) -> Iterator[st
         if shape != shapes[name]:
             yield f"'{name}' is {shape} in {here} and {shapes[name]} in {there}"
     if one.dtype != two.dtype:
-        yield f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}"
+        yield f"'{one.names[0]}' is {one.dtype} in {here} and {two.dtype} in {there}: convert one with module.to(...)"
     for what, first, second in (
         ("the frozen parameter", one.frozen, two.frozen),
         ("the batch-norm buffer", one.statistics, two.statistics),

@@ -369,9 +369,11 @@ def got(given: object, otherwise: str = "") -> str:
     """What came in place of Weights, and how to make Weights of it."""
     use = (
         "Weights.of(module)" if isinstance(given, nn.Module)
-        else "Weights.load(path)" if isinstance(given, str | Path)
+        else f"Weights.load({str(given)!r}, module)" if isinstance(given, str | Path)
         else "Weights.from_state(state, module)"
         if isinstance(given, Mapping) and isinstance(next(iter(given.values()), None), Tensor)
+        else "a list of its values, or one of them"
+        if isinstance(given, Mapping) and isinstance(next(iter(given.values()), None), Weights)
         else "its .weights" if hasattr(given, "weights")  # as a kept epoch has
         else otherwise
     )  # fmt: skip
@@ -401,7 +403,17 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
     start = f"{here} and {there} do not describe the same network"
     for name, tensor in expected.items():
         if name not in state:
-            raise ThalwegError(f"{start}: '{name}' is in {there} but not in {here}")
+            raise ThalwegError(
+                f"{start}: '{name}' is in {there} but not in {here}"
+                + next(
+                    (
+                        f", where it is '{key}': remove '{key.removesuffix(name)}' from the names"
+                        for key in state
+                        if key.endswith(f".{name}")
+                    ),
+                    "",
+                )
+            )
         if state[name].is_floating_point() != tensor.is_floating_point():
             raise ThalwegError(f"{start}: '{name}' is {state[name].dtype} in {here} and {tensor.dtype} in {there}")
         if state[name].shape != tensor.shape:

@@ -1,0 +1,53 @@
+"""What a command line that cannot be understood is answered, in one sentence."""
+
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+RULES = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "at least {ge}",
+}  # what pydantic, by which typer reads values, found wrong -> what is right
+
+
+class Commands(TyperGroup):
+    """A group of commands that answers in the words of this library, not in those of typer's."""
+
+    def invoke(self, context: Any) -> Any:
+        """Perform a command; a value that is not one of its option is an error of one sentence."""
+        try:
+            return super().invoke(context)
+        except typer.BadParameter as error:
+            if not error.message:  # since the option is missing
+                raise
+            raise refused(value_error(error)) from error
+
+    def resolve_command(self, context: Any, args: list[str]) -> Any:
+        """Find a command by its name, the first of the words."""
+        name, known = args[0], self.list_commands(context)
+        if context.resilient_parsing or name in known or name.startswith("-"):  # as in completion by a shell
+            return super().resolve_command(context, args)
+        near = get_close_matches(name, known, 1)
+        advice = f"did you mean {near[0]}?" if near else f"commands are {', '.join(known)}"
+        raise refused(f"there is no command '{name}': {advice}")
+
+
+def refused(message: str) -> typer.Exit:
+    """Print an error; what ends the program."""
+    typer.echo(f"thalweg: {message}", err=True)
+    return typer.Exit(2)
+
+
+def value_error(error: Any) -> str:
+    """The option, what its value may be, and what came."""
+    option = max(error.param.opts, key=len) if error.param else "the value"
+    problem = next(iter(getattr(error.__cause__, "errors", list)()), None)
+    given, one_of, choices = error.message.removeprefix("Value error, ").partition(" is not one of ")
+    if one_of:
+        return f"{option} is {choices.rstrip('.').replace(', ', ' or ')}; got {given}"
+    if problem is None or problem["type"] not in RULES:
+        return f"{option}: {error.message}"
+    return f"{option} is {RULES[problem['type']].format(**problem.get('ctx', {}))}; got {problem['input']!r}"
