@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from run_folders import CORNERS, RECORD, barriers, bezier, curve, plane, report, whole
+from run_folders import RECORD, barriers, bezier, curve, plane, report, whole
 
 import thalweg as tw
 from thalweg.reporting import page
@@ -476,20 +476,21 @@ def test_page_folders_are_chosen(browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_page_two_curves_of_one_name_are_not_placed_in_the_plane(browser, tmp_path):
-    for name, height in (("one", 1.0), ("two", 2.0)):
-        curve(height=height).save(tmp_path / name / "scan.json")
+def test_page_curve_is_placed_in_the_plane_by_what_it_is_not_by_its_name(browser, tmp_path):
+    for name, own in (("another", ["other kind", "a", "d", "b"]), ("of-an-older-version", [])):
+        replace(curve(), identity=own).save(tmp_path / name / "scan.json")
+    replace(curve(), name="aligned Bezier").save(tmp_path / "own" / "scan.json")
     plane().save(tmp_path / "plane" / "scan.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
-    assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
-    assert [row[-1] for row in table(tab, "#numbers table")[1:]] == [NONE, NONE]
+    places = {row[0]: row[-1] for row in table(tab, "#numbers table")[1:]}
+    own = ", ".join(f"{value:.2f}" for value in bezier(0.5))
+    assert places == {"Bezier, another": NONE, "Bezier, of-an-older-version": NONE, "aligned Bezier": own}
     assert tab.troubles() == []
 
 
-@pytest.mark.parametrize(("apart", "place"), [(1.0, "5.00, 0.00"), (1.2, NONE)])
-def test_page_segment_is_placed_in_a_plane_of_its_ends(apart, place, browser, tmp_path):
-    line = curve("Segment")
-    replace(line, length=apart * CORNERS[1][0] * line.t).save(tmp_path / "line.json")
+@pytest.mark.parametrize(("ends", "place"), [("ab", "5.00, 0.00"), ("cb", "7.00, 3.00"), ("ad", NONE)])
+def test_page_segment_is_placed_in_a_plane_of_its_ends(ends, place, browser, tmp_path):
+    replace(curve("Segment"), identity=["Segment", *ends]).save(tmp_path / "line.json")
     plane().save(tmp_path / "plane.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     assert table(tab, "#numbers table")[1][-1] == place

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace
 from ..results.levels import Scale
+from ..results.scan import STRAIGHT
 from ..store import files
 from ..store.records import check_run
 from .axes import factor, style_numbers
@@ -52,6 +53,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     }
     curves = [{**scan, "style": next(styles[scan["group"]])} for scan in curves]
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
+    planes = [{**plane, "holds": [_place_in(plane, curve) for curve in curves]} for plane in planes]
     data = _data_of(parts["run"])
     return {
         "units": UNITS,
@@ -109,6 +111,17 @@ def _scales(scan: Scan, maps: Mapping[str, np.ndarray]) -> dict[str, tuple[float
     """For each map of a plane, the lowest and highest value of its colours; none where no value is finite."""
     finite = {name: factor(name, scan.units) * values for name, values in maps.items() if np.isfinite(values).any()}
     return {name: astuple(Scale.of([(scan, values)])) for name, values in finite.items()}
+
+
+def _place_in(plane: Mapping[str, Any], curve: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a curve is called in a plane that it is drawn in; of a straight line between corners, where it runs."""
+    own = curve["identity"]
+    names = [name for name, identity in plane["identities"].items() if identity == own and name in plane["paths"]]
+    if not own or names:
+        return {"name": names[0]} if own else None
+    corners = dict(zip(plane["identity"], plane["corners"], strict=False))
+    straight = own[0] == STRAIGHT and {*own[1:]} <= {*corners}
+    return {"path": [corners[end] for end in own[1:]]} if straight else None
 
 
 def _with_distinct_labels(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
