@@ -324,7 +324,7 @@ ODD = {
     "gaps": ([gappy_curve(), broken_plane()], ["3 points are not finite", "2 points are not finite"]),
     "diverged": ([curve(), diverged_plane()], ["its networks have diverged"]),
     "hostile": ([curve(HOSTILE, data=(HOSTILE,)), plane(11, data=(HOSTILE,), path=HOSTILE)], ["</script><img"]),
-    "flat": ([flat_plane()], ["No curve is drawn in this plane"]),
+    "flat": ([flat_plane()], ["No curve is drawn in this plane", "The y axis is stretched 670 x."]),
     "constant": ([curve(height=0.0)], ["at most 0.050"]),
 }
 

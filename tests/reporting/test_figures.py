@@ -432,15 +432,44 @@ def test_barriers_figure_of_many_networks_has_no_numbers():
     assert axes[0].images[0].get_array().shape == (20, 20)
 
 
-def test_surface_of_a_flat_fitted_plane_is_stretched_and_says_so():
+def test_surface_of_a_flat_plane_is_stretched_and_says_so():
     flat = tw.Scan(
         "Plane", "plane", {"x": {"loss": np.arange(9.0).reshape(3, 3)}}, x=np.array([0, 5.0, 10]),
         y=np.array([0, 0.5, 1]), corners=[(0.0, 0.0)],
     )  # fmt: skip
-    for scan, aspect in ((flat, 1.0), (replace(flat, shares=[0.9, 0.1]), 7.0)):
+    high, fitted = replace(flat, y=5 * flat.y), replace(flat, shares=[0.9, 0.1])
+    points = "contours interpolated between 3 x 3 points"
+    words = {"the y axis is stretched 4 x": flat, "the axes have different scales": fitted, points: high}
+    for (last, scan), aspect in zip(words.items(), (4.0, 7.0, 1.0), strict=True):
         ax = tw.figures.surface(scan, ax=Figure().subplots())
         assert ax.get_aspect() == pytest.approx(aspect)
-        assert ("the axes have different scales" in ax.get_xlabel()) == (aspect > 1)
+        assert ax.get_xlabel().splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("height", [0.06, 0.16, 0.25, 0.5])
+@pytest.mark.parametrize("own", [True, False], ids=["own axes", "a panel"])
+def test_surface_of_a_flat_plane_has_its_legend_outside_and_room_for_labels(height, own, scans):
+    x = np.linspace(0, 10, 6)
+    path = [(t, height * t * (10 - t) / 5) for t in x]
+    scan = replace(scans["Plane"], x=x, y=height * np.linspace(0, 10, 5), corners=[(0.0, 0.0)], paths={"one": path})
+    figure = None if own else Figure((5.5, 3), layout="compressed")
+    ax = tw.figures.surface(replace(scan, marks={"two": path}), ax=figure and figure.subplots())
+    canvas = FigureCanvasAgg(ax.figure)
+    canvas.draw()
+    whole, legend, label = (part.get_window_extent() for part in (ax, ax.get_legend(), ax.yaxis.label))
+    assert legend.y0 >= whole.y1
+    assert legend.y1 <= ax.figure.bbox.y1
+    assert label.height <= whole.height
+    assert whole.width > 0.5 * ax.figure.bbox.width
+
+
+def test_surfaces_titles_are_above_legends(scans):
+    flat = replace(scans["Plane"], y=scans["Plane"].y / 10)
+    for name, above in (("aligned", True), ("Bezier", False)):  # the second has no legend
+        [ax] = tw.figures.surfaces({name: flat}, axes=[Figure(layout="compressed").subplots()])
+        FigureCanvasAgg(ax.figure).draw()
+        assert (ax.get_legend() is not None) == above
+        assert ax.title.get_window_extent().y0 >= (ax.get_legend().get_window_extent().y1 if above else ax.bbox.y1)
 
 
 @pytest.mark.parametrize("height", [0.06, 0.1, 0.2, 0.5, 1.0])

@@ -28,7 +28,8 @@ KNOWN = {
     "FGE": 2,
     "SWA": 3,
 }
-FLATTEST = 0.7  # height of a fitted plane in its widths, at least
+FLATTEST, FLATTEST_FITTED = 0.4, 0.7  # height of a plane's map in its widths, at least
+FLAT = 0.6  # below this height, a map has no room for a legend, nor its axis for a long label
 FINE = 61  # points along each side from which on contours are drawn without interpolation
 
 
@@ -90,11 +91,12 @@ def drawn_height(scan: Scan) -> float:
     """The height of a plane's map in its widths: distances have one scale, but along both axes of a fitted plane, which
     is often much longer than high.
     """
-    return max(_height(scan), FLATTEST) if scan.shares else _height(scan)
+    return max(_height(scan), FLATTEST_FITTED if scan.shares else FLATTEST)
 
 
-def stretched(scan: Scan) -> bool:
-    return drawn_height(scan) > _height(scan)
+def stretch(scan: Scan) -> float:
+    """How many times longer a distance along y is drawn than one along x."""
+    return drawn_height(scan) / _height(scan)
 
 
 def _height(scan: Scan) -> float:

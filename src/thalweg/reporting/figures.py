@@ -12,7 +12,7 @@ from ..errors import ThalwegError
 from ..results import Barriers, Scan, Trace, shown, titled
 from ..results.levels import LEVELS, Scale
 from ..store.files import write
-from .axes import STYLES, drawn_height, ensure_axes, ensure_panels, factor, finish, smooth, stretched, styled
+from .axes import FLAT, STYLES, drawn_height, ensure_axes, ensure_panels, factor, finish, smooth, stretch, styled
 from .ensemble_figures import budget, curve_ensemble, equivalents, growth, pair_ensemble, reliability
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
     """
     [[scan]] = _runs(scan).values()
     _need(scan.x, "a surface")
-    ax = ensure_panels(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * drawn_height(scan), 2, 8) + 0.9)[0]
+    height = np.clip(5 * drawn_height(scan), 2, 8) + 0.9 + _room_above(scan) / 72
+    ax = ensure_panels(ax and [ax], 1, 1, layout="compressed", height=height)[0]
     values, label = _pick(scan, data, quantity)
     scale = Scale.of([(scan, values)])
     filled = _contours(scan, values, ax, scale)
@@ -111,6 +112,7 @@ def surfaces(
         ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
+        ax.set_title(name, pad=6 + (_room_above(scan) if ax.get_legend() else 0))
     # room for maps of one height
     if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
@@ -140,11 +142,16 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
     ax.set(aspect=drawn_height(scan) * np.ptp(x) / np.ptp(y))
     ax.set_xlabel("\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:
-        if scan.shares:
+        if _room_above(scan):
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
         else:
             ax.legend(loc="best")
     return filled
+
+
+def _room_above(scan: Scan) -> float:
+    """The height of a legend above the map, in points; 0 where it is in the map."""
+    return 18 * len([*scan.paths, *scan.marks]) if scan.shares or drawn_height(scan) < FLAT else 0
 
 
 def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: str) -> None:
@@ -164,13 +171,16 @@ def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
         lines = [f"interpolated between {scan.measured.sum():.0f} of {size}"]
     if scan.shares and scan.marks:
         lines.append("the darker a point, the farther off the plane")
-    if stretched(scan):
-        lines.append("the axes have different scales")
+    if (times := stretch(scan)) > 1:
+        rounded = f"{float(f'{times:.2g}'):g}"
+        lines.append("the axes have different scales" if scan.shares else f"the y axis is stretched {rounded} x")
     return lines
 
 
 def _along(scan: Scan, axis: int) -> str:
-    return f"distance ({scan.shares[axis]:.0%} of the variance)" if scan.shares else DISTANCE
+    if scan.shares:
+        return f"distance ({scan.shares[axis]:.0%} of the variance)"
+    return "distance" if axis and drawn_height(scan) < FLAT else DISTANCE
 
 
 def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:

@@ -151,7 +151,10 @@ function drawPlane() {
   offer(find("#surface .files"), file);
   find("#surface").hidden = !tellPlane(values, unit, label);
   views.surface.show(state.plane, scale, label);
-  return planeMap(find("#plane .drawing"), state.plane, scale, label);
+  const map = planeMap(find("#plane .drawing"), state.plane, scale, label);
+  const times = Number(map?.stretch.toPrecision(2));
+  if (times > 1) find("#plane-text").textContent += ` The y axis is stretched ${times} x.`;
+  return map;
 }
 
 /** What the map and the surface show, in words; false if there is nothing to show. */
