@@ -425,6 +425,47 @@ def test_barriers_figure_cells_hold_their_numbers(count):
         assert widest < ax.bbox.width / count
 
 
+LONG = [f"resnet-small-run-2026-11-18-seed-{k}-best" for k in range(12)]
+NAMES = {
+    "unequal": ["one", "two", "aligned by activations"],
+    "long": LONG[:3],
+    "many": LONG,
+    "paths": [f"/home/someone/{'experiments/' * 8}seed-{k}" for k in range(4)],
+    "upright": [f"network-{k}" for k in range(6)],
+    "one": ["a single network with a long name"],
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_barriers_figure_has_room_for_names_and_numbers(names):
+    found = barriers(NAMES[names])
+    figure = Figure((10.2, 8.8), layout="compressed")
+    for row in figure.subplots(2, 2):
+        tw.figures.barriers(found, axes=row)
+    own = tw.figures.barriers(found)
+    for axes in (figure.axes[:2], own):
+        FigureCanvasAgg(axes[0].figure).draw()
+        for ax in axes:
+            for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+                boxes = [label.get_window_extent() for label in labels]
+                assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+            cell = ax.bbox.width / len(found.networks)
+            assert max(text.get_window_extent().width for text in ax.texts) < cell
+            assert ax.bbox.width / ax.figure.dpi > 2
+    left, right = ([label.get_text() for label in ax.get_yticklabels()] for ax in own)
+    if names in ("unequal", "long"):
+        assert left == [f"{name}   {k}" for k, name in enumerate(NAMES[names], start=1)]
+        assert right == ["1", "2", "3"]
+
+
+def test_barriers_figure_cells_hold_very_high_losses():
+    found = barriers(["a", "b", "c", "d", "e", "f"])
+    found.values["test"]["loss"][:, :, 2] = 1.2345e13
+    axes = tw.figures.barriers(found)
+    FigureCanvasAgg(axes[0].figure).draw()
+    assert max(text.get_window_extent().width for text in axes[0].texts) < axes[0].bbox.width / 6
+
+
 def test_barriers_figure_of_many_networks_has_no_numbers():
     axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False), axes=Figure().subplots())
     assert len(axes) == 1

@@ -52,16 +52,24 @@ def ensure_axes(ax: "Axes | None") -> "Axes":
 
 
 def ensure_panels(
-    axes: Any, rows: int, columns: int, layout: Any = "constrained", height: float = 4.4, **settings: Any
+    axes: Any,
+    rows: int,
+    columns: int,
+    layout: Any = "constrained",
+    height: float = 4.4,
+    wider: float = 0.0,
+    **settings: Any,
 ) -> Any:
-    """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row."""
+    """The axes given, or new ones in a figure of suitable size, in reading order; `height` in inches, for one row, and
+    `wider` by so many.
+    """
     if axes is not None and len(axes) != rows * columns:
         raise ThalwegError(f"this figure needs {rows * columns} axes; got {len(axes)}: give that many, or none")
     if axes is not None:
         return axes
     import matplotlib.pyplot as plt
 
-    size = (7 if columns == 1 else 4.8 * columns, height if rows == 1 else 3 * rows)
+    size = (wider + (7 if columns == 1 else 4.8 * columns), height if rows == 1 else 3 * rows)
     return plt.subplots(rows, columns, figsize=size, layout=layout, squeeze=False, **settings)[1].ravel()
 
 
@@ -88,8 +96,8 @@ def factor(name: str, units: Mapping[str, str] = UNITS) -> int:
 
 
 def drawn_height(scan: Scan) -> float:
-    """The height of a plane's map in its widths: distances have one scale, but along both axes of a fitted plane, which
-    is often much longer than high.
+    """The height of a plane's map in its widths: distances have one scale, unless the plane is much longer than high,
+    as a fitted one often is, or one through aligned networks.
     """
     return max(_height(scan), FLATTEST_FITTED if scan.shares else FLATTEST)
 

@@ -26,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
+ACROSS, UPRIGHT, LONGEST = 50, 12, 40  # letters along a matrix and left of it, in a name below, and in one left of it
 FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # for points outside the plane, whose loss is not the one drawn there
 
 
@@ -109,7 +110,6 @@ def surfaces(
     scale = Scale.of([(scan, picked[name][0]) for name, scan in scans.items()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
         filled = _contours(scan, picked[name][0], ax, scale)
-        ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
         ax.set_title(name, pad=6 + (_room_above(scan) if ax.get_legend() else 0))
@@ -198,16 +198,17 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
         axes: Axes to draw into, one or two; new ones by default.
     """
     panels = found.panels()
-    axes = ensure_panels(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
+    given = None if axes is None else np.atleast_1d(axes)
+    beside = 0.08 * min(LONGEST, max(map(len, found.networks)))  # for names, in inches
+    axes = ensure_panels(given, 1, len(panels), layout="compressed", height=5.0, wider=max(0.0, beside - 1))
     matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     highest = max(finite.max(initial=0.0), 1e-12)
-    for ax, title, matrix in zip(axes, panels, matrices, strict=True):
+    for place, (ax, title, matrix) in enumerate(zip(axes, panels, matrices, strict=True)):
         own = np.eye(len(matrix), dtype=bool)
         drawn = ax.imshow(np.where(own, np.nan, matrix), cmap="viridis_r", vmin=0.0, vmax=highest)
         ax.set_title(title if len(panels) > 1 else "")
-        ax.set_yticks(range(len(matrix)), found.networks)
-        ax.set_xticks(range(len(matrix)), found.networks, rotation=90 if sum(map(len, found.networks)) > 40 else 0)
+        _name_rows_and_columns(ax, found.networks, place == 0)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         _write_cells(ax, np.where(own, found.own(data, quantity), matrix), drawn.norm, quantity, found.units)
@@ -219,11 +220,31 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
     return axes
 
 
+def _name_rows_and_columns(ax: "Axes", names: Sequence[str], first: bool) -> None:
+    """Below the matrix upright names, or numbers for long ones, which would leave it no room; these are explained left
+    of the first panel.
+    """
+    longest = max(map(len, names))
+    rotation = 90 if longest * (len(names) + 1) > ACROSS else 0
+    rows, columns = list(names), list(names)
+    if rotation and longest > UPRIGHT:
+        rotation, columns = 0, [str(k) for k in range(1, len(names) + 1)]
+        rows = [f"{_shortened(name)}   {k}" for name, k in zip(names, columns, strict=True)] if first else columns
+    ax.set_yticks(range(len(names)), rows)
+    ax.set_xticks(range(len(names)), columns, rotation=rotation)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[-LONGEST // 2 :]}"
+
+
 def _write_cells(ax: "Axes", cells: np.ndarray, norm: Any, quantity: str, units: Mapping[str, str]) -> None:
+    texts = [[shown(quantity, float(cell), units) for cell in row] for row in cells]
+    widest = 0.64 * max(len(text) for row in texts for text in row) - 0.32  # in heights: of digits and a point
+    size = min(10.0, 60 / len(cells), 174 / len(cells) / widest)  # so that cells hold it
     for i, j in np.ndindex(*cells.shape) if len(cells) <= LEGIBLE else ():
         colour = "grey" if i == j else "white" if norm(cells[i, j]) > 0.5 else "black"
-        text, size = shown(quantity, float(cells[i, j]), units), min(10.0, 60 / len(cells))  # so that cells hold it
-        ax.text(j, i, text, ha="center", va="center", color=colour, fontsize=size)
+        ax.text(j, i, texts[i][j], ha="center", va="center", color=colour, fontsize=size)
 
 
 def lines(
