@@ -1,9 +1,11 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,6 +18,12 @@ from thalweg.reporting.axes import STYLES, smooth, styled
 from thalweg.results.levels import LEVELS, Scale
 
 mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +60,64 @@ def test_profile_shows_every_curve_against_t(scans):
 
 
 def test_profile_of_one_scan_makes_its_own_axes(scans):
-    import matplotlib.pyplot as plt
-
     ax = tw.figures.profile(scans["Bezier"])
     assert ax.get_ylabel() == "train loss"
-    plt.close(ax.figure)
+
+
+def hill(height, sharpness=1.0):
+    t = np.linspace(0, 1, 31)
+    values = {"train": {"loss": 0.02 + height * (4 * t * (1 - t)) ** sharpness}}
+    return tw.Scan("Bezier", "curve", values, t=t, length=t)
+
+
+CROWDED = {
+    "one hill": {"Segment": hill(1.0), "Bezier": hill(0.1)},
+    "long names": {f"a curve between aligned networks, {k}": hill(k, 4.0) for k in range(1, 4)},
+    "many": {f"curve number {k}": hill(0.2 * k, 1.0 + k) for k in range(1, 9)},
+    "everywhere": {f"{k}": replace(hill(0.0), values={"train": {"loss": np.arange(31.0) % 2}}) for k in range(3)},
+    "gaps": {"one": hill(np.nan), "two": hill(1.0, 3.0)},
+}
+
+
+@pytest.mark.parametrize("named", CROWDED)
+@pytest.mark.parametrize("size", [(7, 4.4), (10, 4)])
+def test_profile_legend_covers_no_line(named, size):
+    figure, above = Figure(size, layout="constrained"), ["everywhere", "long names"] + ["many"] * (size[0] > 7)
+    axes = np.atleast_1d(figure.subplots(1, 2 if size[0] > 7 else 1))
+    for ax in axes:
+        tw.figures.profile(CROWDED[named], ax=ax)
+    figure.draw_without_rendering()
+    for ax in axes:
+        box = ax.get_legend().get_window_extent()
+        courses = [line.get_path().transformed(ax.transData) for line in ax.lines]
+        assert not any(course.intersects_bbox(box, filled=False) for course in courses)
+        assert (box.y0 >= ax.bbox.y1) == (named in above)
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert ax.bbox.height > 0.5 * figure.bbox.height
+
+
+def test_lines_without_points_and_in_figures_within_figures_have_a_legend():
+    left, right = Figure().subfigures(1, 2)
+    drawn = {left: {"none": ([], []), "one": ([1], [2])}, right: {"a": ([0, 1], [0, 1]), "b": ([], [])}}
+    for figure, series in drawn.items():
+        ax = tw.figures.lines(series, "x", "y", figure.subplots())
+        assert [text.get_text() for text in ax.get_legend().get_texts()] == list(series)
+
+
+def test_legends_of_methods_cover_no_line():
+    scores = np.tile([0.3, 0.1], 6).tolist()  # all over the axes
+    grown = {f"a method, {k}": report(scores, scores, [10.0 * n for n in range(1, 13)]) for k in range(3)}
+    spent = {"1": {"error": 0.1}, "2": {"error": 0.3}, "3": {"error": 0.1}, "4": {"error": 0.3}}
+    entry = {"settings": "", "epochs": 10, "members": 1, "runs": [{"error": 0.1}], "pooled": spent}
+    compared = tw.Comparison(10, [1, 2, 3, 4], [0], {f"a method with a long name, {k}": entry for k in range(6)})
+    series = {f"{k}": (range(12), np.roll(scores, k)) for k in range(2)}
+    own = partial(tw.figures.lines, series, "x", "y")
+    for draw in (partial(tw.figures.growth, grown, budget=20), partial(tw.figures.budget, compared), own):
+        ax = draw(ax=Figure((7, 4.4), layout="constrained").subplots())
+        ax.figure.draw_without_rendering()
+        box = ax.get_legend().get_window_extent()
+        assert box.y0 >= max([ax.bbox.y1, *(text.get_window_extent().y1 for text in ax.texts)])
+        assert ax.bbox.height > 0.5 * ax.figure.bbox.height
 
 
 def test_surface_shows_its_points_and_the_curve_in_it(scans):

@@ -3,8 +3,8 @@ where none are given.
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from itertools import cycle, product
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from ..results import UNITS, Scan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # colour, dash
 STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
@@ -76,18 +78,63 @@ def ensure_panels(
 def finish(
     ax: "Axes", x: str, y: str, limits: tuple[float, float] | None = None, legend: bool = True, above: int = 0
 ) -> "Axes":
-    """Labels, limits and legend; `above` is the number of columns of a legend above the axes, where there is no free
-    space.
+    """Labels, limits and legend; `above` is the number of columns of a legend above the axes. Without it, a legend is
+    in the axes if it covers no line there, and above them otherwise.
     """
     ax.set(xlabel=x, ylabel=y)
     if limits is not None:
         ax.set_xlim(*limits)
     ax.grid(alpha=0.3)
-    if above:
-        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=above, frameon=False)
-    elif legend:
-        ax.legend()
+    if above or legend:
+        place_legend(ax, above)
     return ax
+
+
+def place_legend(ax: "Axes", above: int = 0, **style: Any) -> None:
+    width, height = _legend_size(ax)
+    if not above and _has_room(ax, width, height):
+        ax.legend(**style)
+        return
+    above = above or max(1, min(len(ax.get_legend_handles_labels()[1]), int(1 / width)))
+    high = 1.06 if ax.texts else 1  # above what is written there
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, high), ncols=above, frameon=False)
+
+
+def _legend_size(ax: "Axes") -> tuple[float, float]:
+    """About the width and height of a legend with one column, as shares of those of the axes."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font, names = FontProperties(size=rcParams["legend.fontsize"]), ax.get_legend_handles_labels()[1]
+    widest = max((TextPath((0, 0), name, prop=font).get_extents().width for name in names if name.strip()), default=0)
+    figure = cast("Figure", ax.figure)
+    wide, high = (72 / figure.dpi * pixels for pixels in (ax.bbox.width, ax.bbox.height))
+    spread = 1.0 if figure.get_layout_engine() is None else 1.1  # layouts leave less around axes
+    return (45 + widest) / wide / spread, (12 + 1.5 * font.get_size_in_points() * len(names)) / high / spread
+
+
+def _has_room(ax: "Axes", width: float, height: float) -> bool:
+    """Whether a box of this size covers no line in one of the places where matplotlib may put a legend."""
+    ax.autoscale_view()  # else limits are those of a figure without lines
+    # not a mark at a budget, from end to end
+    drawn = [line for line in ax.lines if all(line.get_transform().contains_branch_seperately(ax.transData))]
+    points = np.concatenate([_within(ax, line) for line in drawn] or [np.empty((0, 2))])
+    size = np.array([width, height])
+    for place in product((0, 0.5, 1), repeat=2):
+        start = place * (1 - size)
+        if not ((points >= start) & (points <= start + size)).all(-1).any():
+            return bool((size < 1).all())
+    return False
+
+
+def _within(ax: "Axes", line: "Line2D") -> np.ndarray:
+    """Points all along a line, or its marks alone, in the coordinates of the axes."""
+    corners = (line.get_transform() + ax.transAxes.inverted()).transform(line.get_xydata())
+    if line.get_linestyle() == "None" or not len(corners):
+        return corners
+    places, fine = np.arange(len(corners)), np.linspace(0, len(corners) - 1, 20 * len(corners))
+    return np.column_stack([np.interp(fine, places, values) for values in corners.T])
 
 
 def factor(name: str, units: Mapping[str, str] = UNITS) -> int:

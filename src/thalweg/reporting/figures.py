@@ -12,7 +12,19 @@ from ..errors import ThalwegError
 from ..results import Barriers, Scan, Trace, shown, titled
 from ..results.levels import LEVELS, Scale
 from ..store.files import write
-from .axes import FLAT, STYLES, drawn_height, ensure_axes, ensure_panels, factor, finish, smooth, stretch, styled
+from .axes import (
+    FLAT,
+    STYLES,
+    drawn_height,
+    ensure_axes,
+    ensure_panels,
+    factor,
+    finish,
+    place_legend,
+    smooth,
+    stretch,
+    styled,
+)
 from .ensemble_figures import budget, curve_ensemble, equivalents, growth, pair_ensemble, reliability
 
 if TYPE_CHECKING:
@@ -263,7 +275,7 @@ def lines(
         ax.plot(at, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
     ax.set(xlabel=x, ylabel=y)
     if len(series) > 1:
-        ax.legend(frameon=False)
+        place_legend(ax, frameon=False)
     return ax
 
 
