@@ -431,6 +431,19 @@ def test_page_legend_hides_and_shows_curves(browser, tmp_path):
     assert tab.troubles() == []
 
 
+def test_page_many_curves_have_a_style_each_and_an_axis_for_all(browser, tmp_path):
+    for k in range(8):
+        data = ("train",) if k < 5 else ("test",)
+        curve(height=1.0 + k, data=data).save(tmp_path / f"run-{k}" / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    style = "(line) => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray')"
+    styles = tab.run(f"[...document.querySelectorAll('#profile svg[role=img] > path')].map({style})")
+    assert len({*styles}) == len(styles) == 8
+    labels = tab.run("[...document.querySelectorAll('#profile .label')].map((text) => text.textContent)")
+    assert labels == ["t", "train loss, test loss"]
+    assert tab.troubles() == []
+
+
 def test_page_paper_entries_are_shown_with_their_claims(browser, tmp_path):
     rows = [{"method": "Ind", "1B (%)": 100.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
     rows += [{"method": "none"}, {"method": "Fast", "1B (%)": 9.5}]

@@ -352,7 +352,8 @@ def test_surface_panels_do_not_overlap(tmp_path, monkeypatch):
 def test_named_curves_have_one_style_in_all_figures():
     assert styled(["SSE", "FGE"]) == styled(["Ind", "SSE", "FGE"])[1:]
     assert styled(["mine", "Bezier", "yours"]) == [STYLES[0], STYLES[1], STYLES[2]]
-    assert len(styled(map(str, range(9)))) == 9
+    assert len({*styled(map(str, range(36)))}) == 36
+    assert len({dash for _, dash in styled(map(str, range(6)))}) == 6
     assert len({*styled(["SSE", "Snapshot", "Ind"])}) == 3
 
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# colour, dash
-STYLES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", "-."), ("#cc79a7", ":"), ("#000000", (0, (5, 1))))
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#8a6d00")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (6, 2, 2, 2, 2, 2)))
+# each colour with its own dash, then with the next one
+STYLES = tuple((colour, DASHES[(k + turn) % len(DASHES)]) for turn in range(6) for k, colour in enumerate(COLOURS))
 KNOWN = {
     "Segment": 0,
     "Bezier": 1,

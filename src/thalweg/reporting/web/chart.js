@@ -1,7 +1,8 @@
 const DASHES = ["", "7 4", "10 3 2 3", "2 3", "14 4", "6 2 2 2 2 2"];
+/** Each colour with its own dash, then with the next one, as in the printed figures. */
 const styleOf = (index) => ({
   stroke: `var(--series-${index % 6})`,
-  "stroke-dasharray": DASHES[index % DASHES.length],
+  "stroke-dasharray": DASHES[(index + Math.floor(index / 6)) % DASHES.length],
 });
 
 const MARKS = {

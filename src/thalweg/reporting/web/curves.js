@@ -119,7 +119,8 @@ function drawProfile() {
     state.curves.map((curve) => [curve.label, () => curve.csv]),
   );
   const host = figure.querySelector(".drawing");
-  return chart(host, { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1], toggle: hide });
+  const y = [...new Set(found.map((each) => each.label))].join(", ");
+  return chart(host, { series, x: "t", y, textId: "profile-text", range: [0, 1], toggle: hide });
 }
 
 /** Hide a curve or show it again, so that the others can be seen on a scale of their own. */
