@@ -1,5 +1,6 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -118,6 +119,15 @@ def test_legends_of_methods_cover_no_line():
         box = ax.get_legend().get_window_extent()
         assert box.y0 >= max([ax.bbox.y1, *(text.get_window_extent().y1 for text in ax.texts)])
         assert ax.bbox.height > 0.5 * ax.figure.bbox.height
+
+
+DRAWING = [getattr(tw.figures, name) for name in tw.figures.__all__ if name != "save"]
+
+
+@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+def test_figures_say_what_they_return(draw):
+    said = inspect.getdoc(draw).partition("Returns:")[2]
+    assert "figure" in said
 
 
 def test_surface_shows_its_points_and_the_curve_in_it(scans):

@@ -1,4 +1,7 @@
-"""Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
+"""Figures from results alone. Those of one panel take `ax=None` and return the axes they drew on; those of several take
+`axes=None` and return an array of them. `save(ax.figure, "profile")` writes the figure of one, and
+`save(axes[0].figure, "barriers")` that of several.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -51,11 +54,22 @@ def profile(
     """Plot a quantity against t along one or several curves; of the same curve over several seeds, the mean and a band
     of one standard deviation to either side.
 
+    Examples:
+        >>> import tempfile, thalweg as tw
+        >>> t = np.linspace(0, 1, 5)
+        >>> scan = tw.Scan("Segment", "curve", {"train": {"loss": t * (1 - t)}}, t=t, length=t)
+        >>> ax = profile(scan)
+        >>> [path.name for path in save(ax.figure, Path(tempfile.mkdtemp()) / "profile")]
+        ['profile.png', 'profile.pdf']
+
     Args:
         scans: One scan, or several by their name in the legend. A list of scans is one curve over several seeds.
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     named = _runs(scans)
     ax, styles = ensure_axes(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
@@ -91,6 +105,9 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     [[scan]] = _runs(scan).values()
     _need(scan.x, "a surface")
@@ -116,6 +133,9 @@ def surfaces(
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         axes: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes, one for each scan: those given, or an array of new ones, whose figure is `axes[0].figure`.
     """
     axes = ensure_panels(axes, 1, len(scans), layout="compressed")
     picked = {name: _pick(scan, data, quantity) for name, scan in scans.items()}
@@ -203,11 +223,24 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
     """Plot the barriers between all pairs of networks as a matrix, as they are and, if measured, aligned; on the
     diagonal is the value of each network by itself.
 
+    Examples:
+        >>> import tempfile, thalweg as tw
+        >>> losses = np.array([[[0.1, 0.1, 0.1], [0.1, 0.9, 0.2]], [[0.2, 0.9, 0.1], [0.2, 0.2, 0.2]]])
+        >>> axes = barriers(tw.Barriers(["a", "b"], np.linspace(0, 1, 3), {"test": {"loss": losses}}))
+        >>> len(axes)
+        1
+        >>> [path.name for path in save(axes[0].figure, Path(tempfile.mkdtemp()) / "barriers")]
+        ['barriers.png', 'barriers.pdf']
+
     Args:
         found: What `barriers` returned.
         data: The data set; the first by default.
         quantity: What to plot.
         axes: Axes to draw into, one or two; new ones by default.
+
+    Returns:
+        A numpy array of the axes: of the networks as they are and, if measured, aligned. Their figure is
+        `axes[0].figure`.
     """
     panels = found.panels()
     given = None if axes is None else np.atleast_1d(axes)
@@ -269,6 +302,9 @@ def lines(
         x: Label of the x axis, with its unit.
         y: Label of the y axis, with its unit.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     ax = ensure_axes(ax)
     for (name, (at, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
@@ -292,7 +328,7 @@ def trace(
         axes: Three axes to draw into; new ones by default.
 
     Returns:
-        The three axes.
+        The three axes; their figure is `axes[0].figure`.
     """
     axes = ensure_panels(axes, 3, 1, sharex=True)
     iterations = np.arange(1, len(trace.lr) + 1)
