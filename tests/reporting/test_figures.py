@@ -308,6 +308,18 @@ def test_reliability_figure_is_accuracy_against_confidence(tmp_path):
         tw.figures.reliability(tw.Report([{"squared_error": 1.0}], [{"squared_error": 1.0}], [], []))
 
 
+def test_reliability_marks_are_whole_and_do_not_hide_each_other():
+    bins = [[0.02, 0.0, 0.01], [0.9, 1.0, 0.995], [0.08, 0.98, 0.98]]
+    ax = tw.figures.reliability({"before": bins, "after": bins}, Figure((6, 6), layout="constrained").subplots())
+    ax.figure.draw_without_rendering()
+    for marks in ax.collections:
+        places, sizes = ax.transData.transform(marks.get_offsets()), np.sqrt(marks.get_sizes()) * ax.figure.dpi / 72
+        low, high = places - sizes[:, None] / 2, places + sizes[:, None] / 2
+        assert (low >= ax.bbox.min).all()
+        assert (high <= ax.bbox.max).all()
+        assert marks.get_alpha() < 1
+
+
 def report(errors, grown, epochs):
     members, growth = ([{"error": value} for value in values] for values in (errors, grown))
     return tw.Report(growth, members, [], [], epochs=epochs)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 100, 200, 500, 1000)  # of networks, along an axis
 # for single networks and ensembles, distinguishable in grey
 MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
+WITH_MARKS = (-4, 104)  # percent, so that marks at both ends are whole
 # a curve ensemble's scalings, and their names in figures
 SCALED = {"none": "before rescaling", "per point": "after rescaling"}
 
@@ -86,9 +87,11 @@ def reliability(
         ax.plot(
             confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name
         )
-        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
+        # where marks lie on each other, the smaller ones are seen through the larger
+        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, alpha=0.5)
     ax.set_aspect("equal")
-    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
+    ax.set(xticks=range(0, 101, 20), yticks=range(0, 101, 20), ylim=WITH_MARKS)
+    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=WITH_MARKS)
 
 
 def growth(
