@@ -146,6 +146,13 @@ def test_page_shows_a_scan_in_two_folders_once(tmp_path):
     assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier"]
 
 
+def test_page_run_of_a_plane_is_called_so(tmp_path):
+    plane().save(tmp_path / "plane" / "scan.json")
+    record = {**RECORD, "settings": {**RECORD["settings"], "of": "Plane"}}
+    files.save_json(tmp_path / "plane" / "run.json", "run", record)
+    assert made(tmp_path)["runs"][0]["title"].startswith("plane, ")
+
+
 def test_page_names_a_folder_with_nothing_to_show(tmp_path):
     whole(tmp_path / "one")
     (tmp_path / "ensemble").mkdir()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace
+from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace, shown, titled
 from ..results.levels import Scale
 from ..results.scan import STRAIGHT
 from ..store import files
@@ -69,6 +69,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         "comparisons": read["comparison"],
         "walks": read["trace"],
         "papers": read["paper"],
+        "soups": [said for item in parts["run"] if item.content["command"] == "soup" and (said := _soup(item))],
         "runs": read["run"],
         "notes": notes,
         "missing": MISSING,
@@ -261,16 +262,34 @@ def _top_level(runs: Sequence[ResultFile]) -> list[ResultFile]:
 
 def _run(item: ResultFile) -> dict[str, Any]:
     record = item.content
+    command = "plane" if record["settings"].get("of") == "Plane" else record["command"]
     facts = {
-        "command": record["command"],
+        "command": command,
         "time": " to ".join(_time(record[key]) for key in ("started", "finished") if key in record),
         "arguments": " ".join(record["argv"]),
         **_flat(record["versions"]),
         **_flat(record["code"] or {}, "code "),
         **_flat(record["settings"]),
     }
-    title = f"{record['command']}, {_time(record['started'])}"
+    title = f"{command}, {_time(record['started'])}"
     return {"label": item.full_label, "title": title, "facts": list(facts.items())}
+
+
+def _soup(item: ResultFile) -> str:
+    """What was averaged and how good it is, which its file of weights holds; nothing where that is not finished."""
+    path = item.path.parent / files.WEIGHTS
+    if not path.is_file():
+        return ""
+    said = files.load_tensors(path, "weights", whole=False)[1]["made"]
+    with files.reading(path):
+        found = said["soup"]
+        metric, units = found["metric"], found["units"]
+        alone = ", ".join(f"{name} {shown(metric, score, units)}" for name, score in found["alone"].items())
+        members, score = ", ".join(found["members"]), shown(metric, found["score"], units)
+        return (
+            f"{item.full_label} is the average of {members}, out of {len(found['alone'])} networks: its "
+            f"{titled(metric, units)} is {score} on the data it was chosen by; that of each network alone: {alone}."
+        )
 
 
 def _time(stamp: str) -> str:

@@ -133,12 +133,12 @@ function hide(index) {
 /** What a profile shows, in words. */
 function course(curve, { values, unit, label }) {
   const range = extent(values);
-  if (!range) return `${curve.label}: ${label} is nowhere finite.`;
+  if (!range) return `${capital(curve.label)}: ${label} is nowhere finite.`;
   const top = curve.t[values.indexOf(range[1])];
   const ends = [values[0], values.at(-1)].map((value) => withUnit(value, unit));
   const gaps = values.filter((value) => !isNumber(value)).length;
   return (
-    `${curve.label}: ${untitled(label)} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], unit)} ` +
+    `${capital(curve.label)}: ${untitled(label)} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], unit)} ` +
     `(t = ${top.toFixed(2)}), at least ${withUnit(range[0], unit)}${gaps ? `; ${gaps} points are not finite` : ""}.`
   );
 }

@@ -4,11 +4,13 @@ function showNumbers() {
     const place = placeOf(curve.t, t());
     return { curve, place, sign: place && !place.measured ? "≈ " : "", at: placeInPlane(curve) };
   });
+  find("#between").hidden = !rows.some((row) => row.sign);
   const columns = numberColumns();
   const heads = columns.map((column) => make("th", { scope: "col", class: column.words ? "words" : "" }, column.title));
   const body = rows.map((row) => lineOf(columns, row));
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   find("#numbers .scroll").replaceChildren(table);
+  watchScroll(find("#numbers .scroll"));
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
