@@ -24,6 +24,9 @@ RECORD = {
 }
 
 
+IDENTITY = {"Bezier": ["other kind", "a", "c", "b"], "Segment": ["Segment", "a", "b"]}
+
+
 def bezier(t):
     """Where the curve with these control points runs in the plane."""
     a, b, c = map(np.array, CORNERS)
@@ -36,7 +39,8 @@ def curve(name="Bezier", points=121, height=1.0, data=("train", "test"), quantit
         key: {q: 0.05 + height * (i + 1) * (k + 1) * t * (1 - t) / 4 for k, q in enumerate(quantities)}
         for i, key in enumerate(data)
     }
-    return tw.Scan(name, "curve", values, weight_decay=1e-3, t=t, length=3 * t, length_ratio=1.25)
+    own = {"identity": IDENTITY.get(name, [])}
+    return tw.Scan(name, "curve", values, weight_decay=1e-3, t=t, length=3 * t, length_ratio=1.25, **own)
 
 
 def plane(points=41, data=("train", "test"), quantities=("loss", "data_loss", "error"), path="Bezier"):
@@ -45,7 +49,9 @@ def plane(points=41, data=("train", "test"), quantities=("loss", "data_loss", "e
     values = {key: {q: bowl / (k + i + 1) for k, q in enumerate(quantities)} for i, key in enumerate(data)}
     paths = {path: [tuple(bezier(i / 120).tolist()) for i in range(121)]}
     marks = {"members": [(3.0, 1.0), (6.0, 2.0)]}
-    return tw.Scan("Plane", "plane", values, weight_decay=1e-3, x=x, y=y, corners=CORNERS, paths=paths, marks=marks)
+    own = {"identity": ["a", "b", "c"], "identities": {path: IDENTITY["Bezier"]}}
+    spots = {"corners": CORNERS, "paths": paths, "marks": marks}
+    return tw.Scan("Plane", "plane", values, weight_decay=1e-3, x=x, y=y, **spots, **own)
 
 
 def report(members=4):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, Tab
-from run_folders import CORNERS, RECORD, barriers, bezier, curve, plane, report, whole
+from run_folders import RECORD, barriers, bezier, curve, plane, report, whole
+from zoo import ZOO
 
 import thalweg as tw
 from thalweg.reporting import page
@@ -86,6 +87,7 @@ def test_page_slider_moves_profile_plane_and_numbers(tab, folder):
         assert rows[2][rows[0].index("test error (%)")] == f"{100 * scans[1].values['test']['error'][place]:.2f}"
         assert rows[2][-1] == ", ".join(f"{value:.2f}" for value in bezier(t))
         assert rows[1][1].startswith("≈") == (place % 2 == 1)  # between two of the 61 points of the segment
+        assert tab.run("document.getElementById('between').hidden") == (place % 2 == 0)
 
 
 def test_page_plane_spots_lie_where_the_axes_say(tab):
@@ -219,7 +221,16 @@ def image(tab):
 def test_page_reliability_is_drawn_before_and_after_scaling(tab):
     paths = tab.run("document.querySelectorAll('#reliability svg[role=img] > path').length")
     assert paths == 1 + (1 + 2) + (1 + 1)  # the diagonal, and two lines with their marks
-    text = "Expected calibration error 0.020 before temperature scaling, 0.010 after temperature scaling. "
+    style = "(path) => [path.getAttribute('stroke'), path.getAttribute('transform')?.split(' scale')[1] ?? '']"
+    drawn = tab.run(f"[...document.querySelectorAll('#reliability svg[role=img] > path')].map({style})")
+    assert drawn[0] == ["var(--quiet)", ""]
+    assert [size for _, size in drawn if size] == [
+        "(1.52)",
+        "(1.52)",
+        "(2.07)",
+    ]  # of a half, a half and all of the data
+    text = "The larger a mark, the more of the data it stands for. "
+    text += "Expected calibration error 0.020 before temperature scaling, 0.010 after temperature scaling. "
     text += "Temperature 1.250, fitted on held-out data. The average has no temperature."
     assert tab.run("document.getElementById('reliability-text').textContent") == text
     assert "6.00 % for the mean of all weights" in tab.run("document.getElementById('growth-text').textContent")
@@ -250,6 +261,15 @@ def test_page_barriers_are_tables_of_the_chosen_quantity(tab):
     assert table(tab, "#barriers figure:nth-child(1) table")[1] == ["a", "0.00", "2.00", "3.00"]
     assert "test error (%)" in tab.run("document.getElementById('barriers-text').textContent")
     assert tab.troubles() == []
+
+
+def test_page_barriers_between_networks_with_long_names_have_numbered_columns(browser, tmp_path):
+    barriers([f"resnet-small-run-2026-11-18-seed-{k}-best" for k in (1, 2, 3)]).save(tmp_path / "barriers.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    heads, *rows = table(tab, "#barriers figure:nth-child(1) table")
+    assert heads == ["network", "1", "2", "3"]
+    assert [row[0].split() for row in rows] == [[f"resnet-small-run-2026-11-18-seed-{k}-best", k] for k in "123"]
+    assert not tab.run("document.querySelector('#barriers .scroll').classList.contains('more')")
 
 
 def test_page_unusual_barriers_are_shown(browser, tmp_path):
@@ -324,7 +344,7 @@ ODD = {
     "gaps": ([gappy_curve(), broken_plane()], ["3 points are not finite", "2 points are not finite"]),
     "diverged": ([curve(), diverged_plane()], ["its networks have diverged"]),
     "hostile": ([curve(HOSTILE, data=(HOSTILE,)), plane(11, data=(HOSTILE,), path=HOSTILE)], ["</script><img"]),
-    "flat": ([flat_plane()], ["No curve is drawn in this plane"]),
+    "flat": ([flat_plane()], ["No curve is drawn in this plane", "The y axis is stretched 670 x."]),
     "constant": ([curve(height=0.0)], ["at most 0.050"]),
 }
 
@@ -431,6 +451,50 @@ def test_page_legend_hides_and_shows_curves(browser, tmp_path):
     assert tab.troubles() == []
 
 
+def test_page_many_curves_have_a_style_each_and_an_axis_for_all(browser, tmp_path):
+    for k in range(8):
+        data = ("train",) if k < 5 else ("test",)
+        curve(height=1.0 + k, data=data).save(tmp_path / f"run-{k}" / "scan.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
+    style = "(line) => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray')"
+    styles = tab.run(f"[...document.querySelectorAll('#profile svg[role=img] > path')].map({style})")
+    assert len({*styles}) == len(styles) == 8
+    labels = tab.run("[...document.querySelectorAll('#profile .label')].map((text) => text.textContent)")
+    assert labels == ["t", "train loss, test loss"]
+    assert tab.troubles() == []
+
+
+@pytest.mark.parametrize("part", ["summary", "numbers", "barriers"])
+def test_page_tables_fade_where_they_go_on(part, browser, tmp_path):
+    curve().save(tmp_path / "scan.json")
+    barriers([f"resnet-small-run-2026-11-18-seed-{k}-best" for k in range(8)]).save(tmp_path / "barriers.json")
+    tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]), 375)
+    host = f"document.querySelector('#{part} .scroll')"
+    tab.until(f"{host}.classList.contains('more')")
+    tab.run(f"{host}.scrollLeft = 5000")
+    tab.until(f"!{host}.classList.contains('more')")
+    tab.run(f"{host}.scrollLeft = 0")
+    tab.until(f"{host}.classList.contains('more')")
+    tab.run(f"{host}.style.width = '5000px'")
+    tab.until(f"!{host}.classList.contains('more')")
+    assert tab.troubles() == []
+
+
+def test_page_soup_is_told_with_its_scores(browser, tmp_path):
+    case = ZOO["mlp"]
+    networks = {"<b>one": case.ends()[0], "two": case.ends()[1]}
+    found = tw.soup(case.module(1), networks, case.task, case.batches(), how="uniform", run=tmp_path / "soup")
+    path = page.write(tmp_path / "page.html", [tmp_path])
+    tab = Tab(browser, path)
+    check(tab, path)
+    said = tab.run("document.querySelector('.soup').textContent")
+    assert said.startswith(f"soup is the average of {', '.join(found.members)}, out of 2 networks: its error (%) is ")
+    assert (
+        f"that of each network alone: {next(iter(found.alone))} {100 * next(iter(found.alone.values())):.2f}, " in said
+    )
+    assert "No scan here" not in tab.run("document.body.innerText")
+
+
 def test_page_paper_entries_are_shown_with_their_claims(browser, tmp_path):
     rows = [{"method": "Ind", "1B (%)": 100.0}, {"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
     rows += [{"method": "none"}, {"method": "Fast", "1B (%)": 9.5}]
@@ -476,20 +540,22 @@ def test_page_folders_are_chosen(browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_page_two_curves_of_one_name_are_not_placed_in_the_plane(browser, tmp_path):
-    for name, height in (("one", 1.0), ("two", 2.0)):
-        curve(height=height).save(tmp_path / name / "scan.json")
+def test_page_curve_is_placed_in_the_plane_by_what_it_is_not_by_its_name(browser, tmp_path):
+    for name, own in (("another", ["other kind", "a", "d", "b"]), ("of-an-older-version", [])):
+        replace(curve(), identity=own).save(tmp_path / name / "scan.json")
+    replace(curve(), name="aligned Bezier").save(tmp_path / "own" / "scan.json")
     plane().save(tmp_path / "plane" / "scan.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
-    assert [row[0] for row in table(tab, "#numbers table")[1:]] == ["Bezier, one", "Bezier, two"]
-    assert [row[-1] for row in table(tab, "#numbers table")[1:]] == [NONE, NONE]
+    places = {row[0]: row[-1] for row in table(tab, "#numbers table")[1:]}
+    own = ", ".join(f"{value:.2f}" for value in bezier(0.5))
+    assert " Aligned Bezier: train loss" in tab.run("document.getElementById('profile-text').textContent")
+    assert places == {"Bezier, another": NONE, "Bezier, of-an-older-version": NONE, "aligned Bezier": own}
     assert tab.troubles() == []
 
 
-@pytest.mark.parametrize(("apart", "place"), [(1.0, "5.00, 0.00"), (1.2, NONE)])
-def test_page_segment_is_placed_in_a_plane_of_its_ends(apart, place, browser, tmp_path):
-    line = curve("Segment")
-    replace(line, length=apart * CORNERS[1][0] * line.t).save(tmp_path / "line.json")
+@pytest.mark.parametrize(("ends", "place"), [("ab", "5.00, 0.00"), ("cb", "7.00, 3.00"), ("ad", NONE)])
+def test_page_segment_is_placed_in_a_plane_of_its_ends(ends, place, browser, tmp_path):
+    replace(curve("Segment"), identity=["Segment", *ends]).save(tmp_path / "line.json")
     plane().save(tmp_path / "plane.json")
     tab = Tab(browser, page.write(tmp_path / "page.html", [tmp_path]))
     assert table(tab, "#numbers table")[1][-1] == place

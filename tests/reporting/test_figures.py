@@ -1,9 +1,12 @@
 """Figures are drawn from result files alone; what they show is checked on their parts."""
 
+import inspect
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,6 +19,12 @@ from thalweg.reporting.axes import STYLES, smooth, styled
 from thalweg.results.levels import LEVELS, Scale
 
 mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +61,73 @@ def test_profile_shows_every_curve_against_t(scans):
 
 
 def test_profile_of_one_scan_makes_its_own_axes(scans):
-    import matplotlib.pyplot as plt
-
     ax = tw.figures.profile(scans["Bezier"])
     assert ax.get_ylabel() == "train loss"
-    plt.close(ax.figure)
+
+
+def hill(height, sharpness=1.0):
+    t = np.linspace(0, 1, 31)
+    values = {"train": {"loss": 0.02 + height * (4 * t * (1 - t)) ** sharpness}}
+    return tw.Scan("Bezier", "curve", values, t=t, length=t)
+
+
+CROWDED = {
+    "one hill": {"Segment": hill(1.0), "Bezier": hill(0.1)},
+    "long names": {f"a curve between aligned networks, {k}": hill(k, 4.0) for k in range(1, 4)},
+    "many": {f"curve number {k}": hill(0.2 * k, 1.0 + k) for k in range(1, 9)},
+    "everywhere": {f"{k}": replace(hill(0.0), values={"train": {"loss": np.arange(31.0) % 2}}) for k in range(3)},
+    "gaps": {"one": hill(np.nan), "two": hill(1.0, 3.0)},
+}
+
+
+@pytest.mark.parametrize("named", CROWDED)
+@pytest.mark.parametrize("size", [(7, 4.4), (10, 4)])
+def test_profile_legend_covers_no_line(named, size):
+    figure, above = Figure(size, layout="constrained"), ["everywhere", "long names"] + ["many"] * (size[0] > 7)
+    axes = np.atleast_1d(figure.subplots(1, 2 if size[0] > 7 else 1))
+    for ax in axes:
+        tw.figures.profile(CROWDED[named], ax=ax)
+    figure.draw_without_rendering()
+    for ax in axes:
+        box = ax.get_legend().get_window_extent()
+        courses = [line.get_path().transformed(ax.transData) for line in ax.lines]
+        assert not any(course.intersects_bbox(box, filled=False) for course in courses)
+        assert (box.y0 >= ax.bbox.y1) == (named in above)
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert ax.bbox.height > 0.5 * figure.bbox.height
+
+
+def test_lines_without_points_and_in_figures_within_figures_have_a_legend():
+    left, right = Figure().subfigures(1, 2)
+    drawn = {left: {"none": ([], []), "one": ([1], [2])}, right: {"a": ([0, 1], [0, 1]), "b": ([], [])}}
+    for figure, series in drawn.items():
+        ax = tw.figures.lines(series, "x", "y", figure.subplots())
+        assert [text.get_text() for text in ax.get_legend().get_texts()] == list(series)
+
+
+def test_legends_of_methods_cover_no_line():
+    scores = np.tile([0.3, 0.1], 6).tolist()  # all over the axes
+    grown = {f"a method, {k}": report(scores, scores, [10.0 * n for n in range(1, 13)]) for k in range(3)}
+    spent = {"1": {"error": 0.1}, "2": {"error": 0.3}, "3": {"error": 0.1}, "4": {"error": 0.3}}
+    entry = {"settings": "", "epochs": 10, "members": 1, "runs": [{"error": 0.1}], "pooled": spent}
+    compared = tw.Comparison(10, [1, 2, 3, 4], [0], {f"a method with a long name, {k}": entry for k in range(6)})
+    series = {f"{k}": (range(12), np.roll(scores, k)) for k in range(2)}
+    own = partial(tw.figures.lines, series, "x", "y")
+    for draw in (partial(tw.figures.growth, grown, budget=20), partial(tw.figures.budget, compared), own):
+        ax = draw(ax=Figure((7, 4.4), layout="constrained").subplots())
+        ax.figure.draw_without_rendering()
+        box = ax.get_legend().get_window_extent()
+        assert box.y0 >= max([ax.bbox.y1, *(text.get_window_extent().y1 for text in ax.texts)])
+        assert ax.bbox.height > 0.5 * ax.figure.bbox.height
+
+
+DRAWING = [getattr(tw.figures, name) for name in tw.figures.__all__ if name != "save"]
+
+
+@pytest.mark.parametrize("draw", DRAWING, ids=lambda draw: draw.__name__)
+def test_figures_say_what_they_return(draw):
+    said = inspect.getdoc(draw).partition("Returns:")[2]
+    assert "figure" in said
 
 
 def test_surface_shows_its_points_and_the_curve_in_it(scans):
@@ -237,6 +308,18 @@ def test_reliability_figure_is_accuracy_against_confidence(tmp_path):
         tw.figures.reliability(tw.Report([{"squared_error": 1.0}], [{"squared_error": 1.0}], [], []))
 
 
+def test_reliability_marks_are_whole_and_do_not_hide_each_other():
+    bins = [[0.02, 0.0, 0.01], [0.9, 1.0, 0.995], [0.08, 0.98, 0.98]]
+    ax = tw.figures.reliability({"before": bins, "after": bins}, Figure((6, 6), layout="constrained").subplots())
+    ax.figure.draw_without_rendering()
+    for marks in ax.collections:
+        places, sizes = ax.transData.transform(marks.get_offsets()), np.sqrt(marks.get_sizes()) * ax.figure.dpi / 72
+        low, high = places - sizes[:, None] / 2, places + sizes[:, None] / 2
+        assert (low >= ax.bbox.min).all()
+        assert (high <= ax.bbox.max).all()
+        assert marks.get_alpha() < 1
+
+
 def report(errors, grown, epochs):
     members, growth = ([{"error": value} for value in values] for values in (errors, grown))
     return tw.Report(growth, members, [], [], epochs=epochs)
@@ -291,7 +374,8 @@ def test_surface_panels_do_not_overlap(tmp_path, monkeypatch):
 def test_named_curves_have_one_style_in_all_figures():
     assert styled(["SSE", "FGE"]) == styled(["Ind", "SSE", "FGE"])[1:]
     assert styled(["mine", "Bezier", "yours"]) == [STYLES[0], STYLES[1], STYLES[2]]
-    assert len(styled(map(str, range(9)))) == 9
+    assert len({*styled(map(str, range(36)))}) == 36
+    assert len({dash for _, dash in styled(map(str, range(6)))}) == 6
     assert len({*styled(["SSE", "Snapshot", "Ind"])}) == 3
 
 
@@ -425,6 +509,47 @@ def test_barriers_figure_cells_hold_their_numbers(count):
         assert widest < ax.bbox.width / count
 
 
+LONG = [f"resnet-small-run-2026-11-18-seed-{k}-best" for k in range(12)]
+NAMES = {
+    "unequal": ["one", "two", "aligned by activations"],
+    "long": LONG[:3],
+    "many": LONG,
+    "paths": [f"/home/someone/{'experiments/' * 8}seed-{k}" for k in range(4)],
+    "upright": [f"network-{k}" for k in range(6)],
+    "one": ["a single network with a long name"],
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_barriers_figure_has_room_for_names_and_numbers(names):
+    found = barriers(NAMES[names])
+    figure = Figure((10.2, 8.8), layout="compressed")
+    for row in figure.subplots(2, 2):
+        tw.figures.barriers(found, axes=row)
+    own = tw.figures.barriers(found)
+    for axes in (figure.axes[:2], own):
+        FigureCanvasAgg(axes[0].figure).draw()
+        for ax in axes:
+            for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+                boxes = [label.get_window_extent() for label in labels]
+                assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+            cell = ax.bbox.width / len(found.networks)
+            assert max(text.get_window_extent().width for text in ax.texts) < cell
+            assert ax.bbox.width / ax.figure.dpi > 2
+    left, right = ([label.get_text() for label in ax.get_yticklabels()] for ax in own)
+    if names in ("unequal", "long"):
+        assert left == [f"{name}   {k}" for k, name in enumerate(NAMES[names], start=1)]
+        assert right == ["1", "2", "3"]
+
+
+def test_barriers_figure_cells_hold_very_high_losses():
+    found = barriers(["a", "b", "c", "d", "e", "f"])
+    found.values["test"]["loss"][:, :, 2] = 1.2345e13
+    axes = tw.figures.barriers(found)
+    FigureCanvasAgg(axes[0].figure).draw()
+    assert max(text.get_window_extent().width for text in axes[0].texts) < axes[0].bbox.width / 6
+
+
 def test_barriers_figure_of_many_networks_has_no_numbers():
     axes = tw.figures.barriers(barriers([str(k) for k in range(20)], aligned=False), axes=Figure().subplots())
     assert len(axes) == 1
@@ -432,15 +557,44 @@ def test_barriers_figure_of_many_networks_has_no_numbers():
     assert axes[0].images[0].get_array().shape == (20, 20)
 
 
-def test_surface_of_a_flat_fitted_plane_is_stretched_and_says_so():
+def test_surface_of_a_flat_plane_is_stretched_and_says_so():
     flat = tw.Scan(
         "Plane", "plane", {"x": {"loss": np.arange(9.0).reshape(3, 3)}}, x=np.array([0, 5.0, 10]),
         y=np.array([0, 0.5, 1]), corners=[(0.0, 0.0)],
     )  # fmt: skip
-    for scan, aspect in ((flat, 1.0), (replace(flat, shares=[0.9, 0.1]), 7.0)):
+    high, fitted = replace(flat, y=5 * flat.y), replace(flat, shares=[0.9, 0.1])
+    points = "contours interpolated between 3 x 3 points"
+    words = {"the y axis is stretched 4 x": flat, "the axes have different scales": fitted, points: high}
+    for (last, scan), aspect in zip(words.items(), (4.0, 7.0, 1.0), strict=True):
         ax = tw.figures.surface(scan, ax=Figure().subplots())
         assert ax.get_aspect() == pytest.approx(aspect)
-        assert ("the axes have different scales" in ax.get_xlabel()) == (aspect > 1)
+        assert ax.get_xlabel().splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("height", [0.06, 0.16, 0.25, 0.5])
+@pytest.mark.parametrize("own", [True, False], ids=["own axes", "a panel"])
+def test_surface_of_a_flat_plane_has_its_legend_outside_and_room_for_labels(height, own, scans):
+    x = np.linspace(0, 10, 6)
+    path = [(t, height * t * (10 - t) / 5) for t in x]
+    scan = replace(scans["Plane"], x=x, y=height * np.linspace(0, 10, 5), corners=[(0.0, 0.0)], paths={"one": path})
+    figure = None if own else Figure((5.5, 3), layout="compressed")
+    ax = tw.figures.surface(replace(scan, marks={"two": path}), ax=figure and figure.subplots())
+    canvas = FigureCanvasAgg(ax.figure)
+    canvas.draw()
+    whole, legend, label = (part.get_window_extent() for part in (ax, ax.get_legend(), ax.yaxis.label))
+    assert legend.y0 >= whole.y1
+    assert legend.y1 <= ax.figure.bbox.y1
+    assert label.height <= whole.height
+    assert whole.width > 0.5 * ax.figure.bbox.width
+
+
+def test_surfaces_titles_are_above_legends(scans):
+    flat = replace(scans["Plane"], y=scans["Plane"].y / 10)
+    for name, above in (("aligned", True), ("Bezier", False)):  # the second has no legend
+        [ax] = tw.figures.surfaces({name: flat}, axes=[Figure(layout="compressed").subplots()])
+        FigureCanvasAgg(ax.figure).draw()
+        assert (ax.get_legend() is not None) == above
+        assert ax.title.get_window_extent().y0 >= (ax.get_legend().get_window_extent().y1 if above else ax.bbox.y1)
 
 
 @pytest.mark.parametrize("height", [0.06, 0.1, 0.2, 0.5, 1.0])

@@ -3,11 +3,13 @@
 import json
 import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from run_folders import RECORD, curve, plane, whole
 from typer.testing import CliRunner
+from zoo import ZOO
 
 import thalweg as tw
 from thalweg.cli import app
@@ -97,6 +99,25 @@ def test_page_curve_styles_are_those_of_figures(tmp_path):
     }
 
 
+def test_page_finds_scanned_curves_in_the_plane_whatever_they_are_called(tmp_path):
+    case = ZOO["mlp"]
+    a, b, c, d = (tw.Weights.of(case.module(seed)) for seed in range(4))
+    one, other, line = tw.Bezier(a, b).with_bends([c.vector]), tw.Bezier(a, b).with_bends([d.vector]), tw.Segment(c, a)
+    reread = tw.Bezier.through([replace(point, made={}) for point in one.points])
+    for name, item in (("Bezier", other), ("mine", reread), ("line", line), ("PolyChain", tw.PolyChain(a, b))):
+        scan = tw.scan(case.module(1), item, case.task, case.batches(), points=3, run=tmp_path / f"run-{name}")
+        replace(scan, name=name).save(tmp_path / f"run-{name}" / "scan.json")
+    target = tw.Plane(a, b, c)
+    tw.scan(case.module(1), target, case.task, case.batches(), grid=(3, 3), overlay={"Bezier": one}).save(
+        tmp_path / "plane.json"
+    )
+    found = made(tmp_path)
+    [plane] = found["planes"]
+    ends = [[*target.corners[2]], [*target.corners[0]]]
+    assert dict(zip([scan["name"] for scan in found["curves"]], plane["holds"], strict=True)) == {
+        "Bezier": None, "mine": {"name": "Bezier"}, "line": {"path": ends}, "PolyChain": None}  # fmt: skip
+
+
 def test_page_paper_entry_has_its_table_claims_and_origin(tmp_path):
     claim = Claim("it works", False, "by 0.1")
     rows = [{"method": "FGE", "1B (%)": 25.0, "1B (%) (paper)": 25.7}]
@@ -123,6 +144,13 @@ def test_page_shows_a_scan_in_two_folders_once(tmp_path):
     for name in ("curves", "profile"):
         curve().save(tmp_path / name / "bezier.json")
     assert [scan["label"] for scan in made(tmp_path)["curves"]] == ["Bezier"]
+
+
+def test_page_run_of_a_plane_is_called_so(tmp_path):
+    plane().save(tmp_path / "plane" / "scan.json")
+    record = {**RECORD, "settings": {**RECORD["settings"], "of": "Plane"}}
+    files.save_json(tmp_path / "plane" / "run.json", "run", record)
+    assert made(tmp_path)["runs"][0]["title"].startswith("plane, ")
 
 
 def test_page_names_a_folder_with_nothing_to_show(tmp_path):

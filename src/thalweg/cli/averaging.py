@@ -69,6 +69,8 @@ def barriers(
 
 def _drawn(found: "tw.Barriers") -> Any:
     """A row of panels for the loss and the error on each data set."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     drawn = [(data, quantity) for data, quantity in found.quantities() if quantity in ("loss", "error")]
 
     def plot(axes: Any) -> None:
@@ -76,7 +78,8 @@ def _drawn(found: "tw.Barriers") -> Any:
             tw.figures.barriers(found, data, quantity, row)
 
     rows, columns = len(drawn), len(found.panels())
-    return tw.figures.panels(plot, (1.4 + 4.4 * columns, 4.4 * rows), rows, columns, "compressed", squeeze=False)
+    layout = ConstrainedLayoutEngine(compress=True, h_pad=0.15)  # apart from the titles of the next row
+    return tw.figures.panels(plot, (1.4 + 4.4 * columns, 4.4 * rows), rows, columns, layout, squeeze=False)
 
 
 def soup(

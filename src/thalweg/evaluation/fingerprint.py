@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batches, count, to_device
 from ..object_state import modules_in
+from ..results.scan import STRAIGHT
 from ..runtime.compute import Compute, shards_of
 from ..runtime.rng import seeded, undisturbed
 from ..runtime.transfer import defining_class
@@ -252,14 +253,29 @@ def curve_fingerprint(curve: Curve) -> Facts:
     """The kind of curve, its control points, its attributes, and coefficients of a user's own kind."""
     bends = [f"bend {k} of the curve" for k in range(1, len(curve.points) - 1)]
     names = ["the start of the curve", *bends, "the end of the curve"]
-    kind, digests = type(curve), [point.digest() for point in curve.points]
-    own = {key: value for key, value in vars(curve).items() if key not in ("points", "gram")}
-    if kind not in (Segment, PolyChain, Bezier):
-        own["course"] = [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]
+    digests = [point.digest() for point in curve.points]
     return {
-        "the curve's": facts.table({"class": f"{kind.__module__}.{kind.__qualname__}", **own}),
+        "the curve's": facts.table(_kind_of(curve)),
         "the points of the curve": facts.sequence(digests, "the curve", "bend", names, fixed=2),
     }
+
+
+def _kind_of(curve: Curve) -> dict[str, Any]:
+    kind, own = type(curve), {key: value for key, value in vars(curve).items() if key not in ("points", "gram")}
+    if kind not in (Segment, PolyChain, Bezier):
+        own["course"] = [[round(c, 9) for c in curve.checked_coefficients(t).tolist()] for t in COURSE]
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", **own}
+
+
+def curve_identity(curve: Curve) -> list[str]:
+    """What is the same wherever a curve is scanned or drawn, whatever it is called: its kind and its control points."""
+    kind = STRAIGHT if type(curve) is Segment else digest_of(_kind_of(curve))
+    return [kind, *points_identity(curve.points)]
+
+
+def points_identity(points: Sequence[Weights]) -> list[str]:
+    """Hashes of weights alone: their batch-norm statistics may be those of a file, or recomputed."""
+    return [point.bare().digest() for point in points]
 
 
 def points_fingerprint(points: Sequence[Weights], owner: str) -> Facts:

@@ -30,7 +30,14 @@ from ..weightspace.planes import Plane
 from ..weightspace.probe import Probe, probe_at
 from ..weightspace.proof import Proof
 from ..weightspace.weights import Weights, got
-from .fingerprint import Facts, curve_fingerprint, points_fingerprint, scan_fingerprint
+from .fingerprint import (
+    Facts,
+    curve_fingerprint,
+    curve_identity,
+    points_fingerprint,
+    points_identity,
+    scan_fingerprint,
+)
 from .measure import Points, bad_values, check_alone, checked_weight_decay, measurement_of, prove_measuring
 from .sampling import Sampling, Target, sampling_of
 
@@ -97,7 +104,7 @@ def scan(
     call = Call.of(compute, progress)
     ready = [_proven(module, target, task, data, bn_batches, call)]
     sampling = sampling_of(target, points, grid, margin, tolerance)
-    drawn = _places(target, overlay or {}) if isinstance(target, Plane) else {}
+    drawn = _identified(target, overlay or {})
 
     def fingerprint() -> Facts:
         ends = target.points if isinstance(target, Curve | Plane) else target
@@ -333,6 +340,17 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
             f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
             "curve or plane have none: set bn_batches= to the training batches"
         )
+
+
+def _identified(target: Target, overlay: Mapping[str, Curve | Weights | Sequence[Weights]]) -> dict[str, Any]:
+    """By what the target can be recognised in other results, and of a plane also what is drawn in it."""
+    if isinstance(target, Curve):
+        return {"identity": curve_identity(target)}
+    if not isinstance(target, Plane):
+        return {}
+    corners = target.points[: len(target.corners)] if target.shares is None else ()  # others do not lie in it
+    curves = {name: curve_identity(item) for name, item in overlay.items() if isinstance(item, Curve)}
+    return {"identity": points_identity(corners), "identities": curves, **_places(target, overlay)}
 
 
 def _places(plane: Plane, given: Mapping[str, Curve | Weights | Sequence[Weights]]) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def _aligned(folder: Path, result: Result, axes: Any) -> None:
         shown |= {("-", long): f"as they are, {long} epochs"} if long and epochs else {}
         files = {name: folder / f"{'plain' if by == '-' else by}-{n}-0.json" for (by, n), name in shown.items()}
         figures.profile({name: Scan.load(file) for name, file in files.items()}, "test", "error", ax)
-        ax.set_ylim(top=ax.get_ylim()[0] + 1.35 * np.ptp(ax.get_ylim()))  # so that the legend covers no peak
+        ax.set_ylim(top=ax.get_ylim()[0] + 1.35 * np.ptp(ax.get_ylim()))
+        ax.legend()  # for which there is room now
 
 
 def _growth(folder: Path, result: Result, ax: Any) -> None:

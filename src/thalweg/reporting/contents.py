@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace
+from ..results import UNITS, Barriers, Comparison, Report, Scan, Trace, shown, titled
 from ..results.levels import Scale
+from ..results.scan import STRAIGHT
 from ..store import files
 from ..store.records import check_run
 from .axes import factor, style_numbers
@@ -52,6 +53,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     }
     curves = [{**scan, "style": next(styles[scan["group"]])} for scan in curves]
     planes = sorted((scan for scan in scans if scan["kind"] == "plane"), key=lambda scan: not scan["paths"])
+    planes = [{**plane, "holds": [_place_in(plane, curve) for curve in curves]} for plane in planes]
     data = _data_of(parts["run"])
     return {
         "units": UNITS,
@@ -67,6 +69,7 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
         "comparisons": read["comparison"],
         "walks": read["trace"],
         "papers": read["paper"],
+        "soups": [said for item in parts["run"] if item.content["command"] == "soup" and (said := _soup(item))],
         "runs": read["run"],
         "notes": notes,
         "missing": MISSING,
@@ -109,6 +112,17 @@ def _scales(scan: Scan, maps: Mapping[str, np.ndarray]) -> dict[str, tuple[float
     """For each map of a plane, the lowest and highest value of its colours; none where no value is finite."""
     finite = {name: factor(name, scan.units) * values for name, values in maps.items() if np.isfinite(values).any()}
     return {name: astuple(Scale.of([(scan, values)])) for name, values in finite.items()}
+
+
+def _place_in(plane: Mapping[str, Any], curve: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a curve is called in a plane that it is drawn in; of a straight line between corners, where it runs."""
+    own = curve["identity"]
+    names = [name for name, identity in plane["identities"].items() if identity == own and name in plane["paths"]]
+    if not own or names:
+        return {"name": names[0]} if own else None
+    corners = dict(zip(plane["identity"], plane["corners"], strict=False))
+    straight = own[0] == STRAIGHT and {*own[1:]} <= {*corners}
+    return {"path": [corners[end] for end in own[1:]]} if straight else None
 
 
 def _with_distinct_labels(scans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -248,16 +262,34 @@ def _top_level(runs: Sequence[ResultFile]) -> list[ResultFile]:
 
 def _run(item: ResultFile) -> dict[str, Any]:
     record = item.content
+    command = "plane" if record["settings"].get("of") == "Plane" else record["command"]
     facts = {
-        "command": record["command"],
+        "command": command,
         "time": " to ".join(_time(record[key]) for key in ("started", "finished") if key in record),
         "arguments": " ".join(record["argv"]),
         **_flat(record["versions"]),
         **_flat(record["code"] or {}, "code "),
         **_flat(record["settings"]),
     }
-    title = f"{record['command']}, {_time(record['started'])}"
+    title = f"{command}, {_time(record['started'])}"
     return {"label": item.full_label, "title": title, "facts": list(facts.items())}
+
+
+def _soup(item: ResultFile) -> str:
+    """What was averaged and how good it is, which its file of weights holds; nothing where that is not finished."""
+    path = item.path.parent / files.WEIGHTS
+    if not path.is_file():
+        return ""
+    said = files.load_tensors(path, "weights", whole=False)[1]["made"]
+    with files.reading(path):
+        found = said["soup"]
+        metric, units = found["metric"], found["units"]
+        alone = ", ".join(f"{name} {shown(metric, score, units)}" for name, score in found["alone"].items())
+        members, score = ", ".join(found["members"]), shown(metric, found["score"], units)
+        return (
+            f"{item.full_label} is the average of {members}, out of {len(found['alone'])} networks: its "
+            f"{titled(metric, units)} is {score} on the data it was chosen by; that of each network alone: {alone}."
+        )
 
 
 def _time(stamp: str) -> str:

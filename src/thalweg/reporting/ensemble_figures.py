@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 100, 200, 500, 1000)  # of networks, along an axis
 # for single networks and ensembles, distinguishable in grey
 MARKS = (("x", "D", "full"), ("+", "d", "full"), ("1", "D", "none"))
+WITH_MARKS = (-4, 104)  # percent, so that marks at both ends are whole
 # a curve ensemble's scalings, and their names in figures
 SCALED = {"none": "before rescaling", "per point": "after rescaling"}
 
@@ -26,6 +27,9 @@ def pair_ensemble(found: CurveEnsemble | Mapping[str, CurveEnsemble], ax: "Axes 
     Args:
         found: The ensemble of one curve, or of several by name.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     ax, named = ensure_axes(ax), {"phi(0) and phi(t)": found} if isinstance(found, CurveEnsemble) else dict(found)
     for (name, each), (colour, style) in zip(named.items(), styled(named), strict=True):
@@ -41,6 +45,9 @@ def curve_ensemble(found: CurveEnsemble, axes: "Sequence[Axes] | None" = None) -
     Args:
         found: The ensemble of points of a curve.
         axes: Two axes to draw into; new ones by default.
+
+    Returns:
+        Both axes; their figure is `axes[0].figure`.
     """
     left, right = ensure_panels(axes, 1, 2)
     left.plot(found.t, 100 * np.array(found.error), color="black", label="phi(t)")
@@ -61,6 +68,9 @@ def reliability(
         found: A curve ensemble or the report of an ensemble, plotted before and after temperature scaling; or name ->
             bins as in `Report.reliability`.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     match found:
         case Report():
@@ -77,9 +87,11 @@ def reliability(
         ax.plot(
             confidence, accuracy, color=colour, linestyle=style, linewidth=1, marker=marker, markersize=3, label=name
         )
-        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, clip_on=False)
+        # where marks lie on each other, the smaller ones are seen through the larger
+        ax.scatter(confidence, accuracy, 10 + 3 * share, color=colour, marker=marker, alpha=0.5)
     ax.set_aspect("equal")
-    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=(0, 100))
+    ax.set(xticks=range(0, 101, 20), yticks=range(0, 101, 20), ylim=WITH_MARKS)
+    return finish(ax, "confidence (%); size of marks: fraction of the data", "accuracy (%)", limits=WITH_MARKS)
 
 
 def growth(
@@ -96,6 +108,9 @@ def growth(
         score: The score; the first by default.
         budget: Epochs of one budget, every multiple of which is marked.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     reports = {"networks": reports} if isinstance(reports, Report) else reports
     score = known_score(score, [entry for report in reports.values() for entry in report.growth])
@@ -135,6 +150,9 @@ def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" =
         comparison: What `compare` returned.
         score: The score; the first by default.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     ax = ensure_axes(ax)
     entries = comparison.entries
@@ -168,6 +186,9 @@ def equivalents(
         found: A comparison; or reports by the name of the method.
         reference: The report of an ensemble of independent networks, if `found` are reports.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     series, most = _worth(found, reference)
     ax = ensure_axes(ax)

@@ -1,4 +1,7 @@
-"""Figures from results alone; each takes `ax=None` and returns the axes it drew on."""
+"""Figures from results alone. Those of one panel take `ax=None` and return the axes they drew on; those of several take
+`axes=None` and return an array of them. `save(ax.figure, "profile")` writes the figure of one, and
+`save(axes[0].figure, "barriers")` that of several.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +15,19 @@ from ..errors import ThalwegError
 from ..results import Barriers, Scan, Trace, shown, titled
 from ..results.levels import LEVELS, Scale
 from ..store.files import write
-from .axes import STYLES, drawn_height, ensure_axes, ensure_panels, factor, finish, smooth, stretched, styled
+from .axes import (
+    FLAT,
+    STYLES,
+    drawn_height,
+    ensure_axes,
+    ensure_panels,
+    factor,
+    finish,
+    place_legend,
+    smooth,
+    stretch,
+    styled,
+)
 from .ensemble_figures import budget, curve_ensemble, equivalents, growth, pair_ensemble, reliability
 
 if TYPE_CHECKING:
@@ -26,6 +41,7 @@ __all__ = [
 ]  # fmt: skip
 DISTANCE = "distance in weight space"
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
+ACROSS, UPRIGHT, LONGEST = 50, 12, 40  # letters along a matrix and left of it, in a name below, and in one left of it
 FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # for points outside the plane, whose loss is not the one drawn there
 
 
@@ -38,11 +54,22 @@ def profile(
     """Plot a quantity against t along one or several curves; of the same curve over several seeds, the mean and a band
     of one standard deviation to either side.
 
+    Examples:
+        >>> import tempfile, thalweg as tw
+        >>> t = np.linspace(0, 1, 5)
+        >>> scan = tw.Scan("Segment", "curve", {"train": {"loss": t * (1 - t)}}, t=t, length=t)
+        >>> ax = profile(scan)
+        >>> [path.name for path in save(ax.figure, Path(tempfile.mkdtemp()) / "profile")]
+        ['profile.png', 'profile.pdf']
+
     Args:
         scans: One scan, or several by their name in the legend. A list of scans is one curve over several seeds.
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     named = _runs(scans)
     ax, styles = ensure_axes(ax), styled(named) if isinstance(scans, Mapping) else STYLES[:1]
@@ -78,10 +105,14 @@ def surface(scan: Scan, data: str | None = None, quantity: str = "loss", ax: "Ax
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     [[scan]] = _runs(scan).values()
     _need(scan.x, "a surface")
-    ax = ensure_panels(ax and [ax], 1, 1, layout="compressed", height=np.clip(5 * drawn_height(scan), 2, 8) + 0.9)[0]
+    height = np.clip(5 * drawn_height(scan), 2, 8) + 0.9 + _room_above(scan) / 72
+    ax = ensure_panels(ax and [ax], 1, 1, layout="compressed", height=height)[0]
     values, label = _pick(scan, data, quantity)
     scale = Scale.of([(scan, values)])
     filled = _contours(scan, values, ax, scale)
@@ -102,15 +133,18 @@ def surfaces(
         data: The data set; the first of the scan by default.
         quantity: What to plot.
         axes: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes, one for each scan: those given, or an array of new ones, whose figure is `axes[0].figure`.
     """
     axes = ensure_panels(axes, 1, len(scans), layout="compressed")
     picked = {name: _pick(scan, data, quantity) for name, scan in scans.items()}
     scale = Scale.of([(scan, picked[name][0]) for name, scan in scans.items()])
     for ax, (name, scan) in zip(axes, scans.items(), strict=True):
         filled = _contours(scan, picked[name][0], ax, scale)
-        ax.set_title(name)
         if list(scan.paths) == [name] and not scan.marks:
             ax.get_legend().remove()  # the title says it
+        ax.set_title(name, pad=6 + (_room_above(scan) if ax.get_legend() else 0))
     # room for maps of one height
     if (grid := axes[0].get_gridspec()) is not None and (grid.nrows, grid.ncols) == (1, len(axes)):
         grid.set_width_ratios([np.clip(np.ptp(ax.get_xlim()) / np.ptp(ax.get_ylim()), 0.5, 2.5) for ax in axes])
@@ -140,11 +174,16 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
     ax.set(aspect=drawn_height(scan) * np.ptp(x) / np.ptp(y))
     ax.set_xlabel("\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:
-        if scan.shares:
+        if _room_above(scan):
             ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)
         else:
             ax.legend(loc="best")
     return filled
+
+
+def _room_above(scan: Scan) -> float:
+    """The height of a legend above the map, in points; 0 where it is in the map."""
+    return 18 * len([*scan.paths, *scan.marks]) if scan.shares or drawn_height(scan) < FLAT else 0
 
 
 def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: str) -> None:
@@ -164,13 +203,16 @@ def _caption(scan: Scan, measured: np.ndarray, drawn: np.ndarray) -> list[str]:
         lines = [f"interpolated between {scan.measured.sum():.0f} of {size}"]
     if scan.shares and scan.marks:
         lines.append("the darker a point, the farther off the plane")
-    if stretched(scan):
-        lines.append("the axes have different scales")
+    if (times := stretch(scan)) > 1:
+        rounded = f"{float(f'{times:.2g}'):g}"
+        lines.append("the axes have different scales" if scan.shares else f"the y axis is stretched {rounded} x")
     return lines
 
 
 def _along(scan: Scan, axis: int) -> str:
-    return f"distance ({scan.shares[axis]:.0%} of the variance)" if scan.shares else DISTANCE
+    if scan.shares:
+        return f"distance ({scan.shares[axis]:.0%} of the variance)"
+    return "distance" if axis and drawn_height(scan) < FLAT else DISTANCE
 
 
 def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
@@ -181,23 +223,37 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
     """Plot the barriers between all pairs of networks as a matrix, as they are and, if measured, aligned; on the
     diagonal is the value of each network by itself.
 
+    Examples:
+        >>> import tempfile, thalweg as tw
+        >>> losses = np.array([[[0.1, 0.1, 0.1], [0.1, 0.9, 0.2]], [[0.2, 0.9, 0.1], [0.2, 0.2, 0.2]]])
+        >>> axes = barriers(tw.Barriers(["a", "b"], np.linspace(0, 1, 3), {"test": {"loss": losses}}))
+        >>> len(axes)
+        1
+        >>> [path.name for path in save(axes[0].figure, Path(tempfile.mkdtemp()) / "barriers")]
+        ['barriers.png', 'barriers.pdf']
+
     Args:
         found: What `barriers` returned.
         data: The data set; the first by default.
         quantity: What to plot.
         axes: Axes to draw into, one or two; new ones by default.
+
+    Returns:
+        A numpy array of the axes: of the networks as they are and, if measured, aligned. Their figure is
+        `axes[0].figure`.
     """
     panels = found.panels()
-    axes = ensure_panels(None if axes is None else np.atleast_1d(axes), 1, len(panels), layout="compressed", height=5.0)
+    given = None if axes is None else np.atleast_1d(axes)
+    beside = 0.08 * min(LONGEST, max(map(len, found.networks)))  # for names, in inches
+    axes = ensure_panels(given, 1, len(panels), layout="compressed", height=5.0, wider=max(0.0, beside - 1))
     matrices = [found.between(data, quantity, aligned) for aligned in panels.values()]
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     highest = max(finite.max(initial=0.0), 1e-12)
-    for ax, title, matrix in zip(axes, panels, matrices, strict=True):
+    for place, (ax, title, matrix) in enumerate(zip(axes, panels, matrices, strict=True)):
         own = np.eye(len(matrix), dtype=bool)
         drawn = ax.imshow(np.where(own, np.nan, matrix), cmap="viridis_r", vmin=0.0, vmax=highest)
         ax.set_title(title if len(panels) > 1 else "")
-        ax.set_yticks(range(len(matrix)), found.networks)
-        ax.set_xticks(range(len(matrix)), found.networks, rotation=90 if sum(map(len, found.networks)) > 40 else 0)
+        _name_rows_and_columns(ax, found.networks, place == 0)
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         _write_cells(ax, np.where(own, found.own(data, quantity), matrix), drawn.norm, quantity, found.units)
@@ -209,11 +265,31 @@ def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", a
     return axes
 
 
+def _name_rows_and_columns(ax: "Axes", names: Sequence[str], first: bool) -> None:
+    """Below the matrix upright names, or numbers for long ones, which would leave it no room; these are explained left
+    of the first panel.
+    """
+    longest = max(map(len, names))
+    rotation = 90 if longest * (len(names) + 1) > ACROSS else 0
+    rows, columns = list(names), list(names)
+    if rotation and longest > UPRIGHT:
+        rotation, columns = 0, [str(k) for k in range(1, len(names) + 1)]
+        rows = [f"{_shortened(name)}   {k}" for name, k in zip(names, columns, strict=True)] if first else columns
+    ax.set_yticks(range(len(names)), rows)
+    ax.set_xticks(range(len(names)), columns, rotation=rotation)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2 - 1]}…{name[-LONGEST // 2 :]}"
+
+
 def _write_cells(ax: "Axes", cells: np.ndarray, norm: Any, quantity: str, units: Mapping[str, str]) -> None:
+    texts = [[shown(quantity, float(cell), units) for cell in row] for row in cells]
+    widest = 0.64 * max(len(text) for row in texts for text in row) - 0.32  # in heights: of digits and a point
+    size = min(10.0, 60 / len(cells), 174 / len(cells) / widest)  # so that cells hold it
     for i, j in np.ndindex(*cells.shape) if len(cells) <= LEGIBLE else ():
         colour = "grey" if i == j else "white" if norm(cells[i, j]) > 0.5 else "black"
-        text, size = shown(quantity, float(cells[i, j]), units), min(10.0, 60 / len(cells))  # so that cells hold it
-        ax.text(j, i, text, ha="center", va="center", color=colour, fontsize=size)
+        ax.text(j, i, texts[i][j], ha="center", va="center", color=colour, fontsize=size)
 
 
 def lines(
@@ -226,13 +302,16 @@ def lines(
         x: Label of the x axis, with its unit.
         y: Label of the y axis, with its unit.
         ax: Axes to draw into; new ones by default.
+
+    Returns:
+        The axes; their figure is `ax.figure`.
     """
     ax = ensure_axes(ax)
     for (name, (at, values)), (colour, style) in zip(series.items(), cycle(STYLES), strict=False):
         ax.plot(at, values, color=colour, linestyle=style, marker="o", markersize=3, label=name)
     ax.set(xlabel=x, ylabel=y)
     if len(series) > 1:
-        ax.legend(frameon=False)
+        place_legend(ax, frameon=False)
     return ax
 
 
@@ -249,7 +328,7 @@ def trace(
         axes: Three axes to draw into; new ones by default.
 
     Returns:
-        The three axes.
+        The three axes; their figure is `axes[0].figure`.
     """
     axes = ensure_panels(axes, 3, 1, sharex=True)
     iterations = np.arange(1, len(trace.lr) + 1)

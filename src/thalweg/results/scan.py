@@ -12,6 +12,7 @@ from ..errors import ThalwegError
 from .saved import UNITS, Saved, Values, csv_text, grid, shown, unit
 
 FAR = 0.01  # up to this share of the distance between a plane's first two points, points count as lying in it
+STRAIGHT = "Segment"  # the kind of a straight line in an identity; other kinds are hashes
 JUMP = 0.125  # most that a cubic adds to a trapezoid, as a share of how far all values vary: slopes mislead near jumps
 
 
@@ -40,6 +41,9 @@ class Scan(Saved):
             follow cubics through the points.
         measured: Of a plane measured at adaptive points, 1 where it was measured and 0 where it is interpolated.
         away: For each point of `paths` and `marks`, its distance from the plane.
+        identity: By what it is recognised in other results, whatever it is called: of a curve its kind and a hash of
+            each control point, of a plane a hash of each corner. Empty in files of 0.1.0, and of a fitted plane.
+        identities: The identity of each of `paths`.
         units: Quantity -> unit; "%" is for fractions, which tables and figures show in percent.
     """
 
@@ -62,6 +66,8 @@ class Scan(Saved):
     units: dict[str, str] = field(default_factory=UNITS.copy)
     knots: list[float] = field(default_factory=list)
     measured: np.ndarray | None = None
+    identity: list[str] = field(default_factory=list)
+    identities: dict[str, list[str]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         shape = next(iter(next(iter(self.values.values())).values())).shape

@@ -1,7 +1,8 @@
 const DASHES = ["", "7 4", "10 3 2 3", "2 3", "14 4", "6 2 2 2 2 2"];
+/** Each colour with its own dash, then with the next one, as in the printed figures. */
 const styleOf = (index) => ({
   stroke: `var(--series-${index % 6})`,
-  "stroke-dasharray": DASHES[index % DASHES.length],
+  "stroke-dasharray": DASHES[(index + Math.floor(index / 6)) % DASHES.length],
 });
 
 const MARKS = {
@@ -12,8 +13,8 @@ const MARKS = {
 
 /**
  * Lines and marks over a common axis.
- * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), style (its colour and dash),
- * hidden.
+ * series: name, x, y (null leaves a gap), line (default true), mark (a key of MARKS), sizes (of its marks, 1 by
+ * default), style (its colour and dash), hidden.
  * whole: label only whole numbers along x. toggle: called with the index of the legend entry that was clicked.
  * Returns the scales, so that something can be moved along the drawing.
  */
@@ -72,8 +73,10 @@ function lineParts(item, across, up) {
   const points = item.x.map((value, i) => [value, item.y[i]]);
   if (item.line !== false)
     parts.push(draw("path", { d: trail(points, across, up), fill: "none", "stroke-width": 2, ...item.style }));
-  const alone = points.filter(([, value], i) => isNumber(value) && (item.mark || isLonely(item.y, i)));
-  for (const [at, value] of alone) parts.push(mark(item.mark ?? "dot", across(at), up(value), item.style.stroke));
+  points.forEach(([at, value], i) => {
+    if (!isNumber(value) || !(item.mark || isLonely(item.y, i))) return;
+    parts.push(mark(item.mark ?? "dot", across(at), up(value), item.style.stroke, item.sizes?.[i]));
+  });
   return parts;
 }
 
@@ -91,11 +94,13 @@ function trail(points, across, up) {
     .join("");
 }
 
-function mark(kind, x, y, colour) {
+function mark(kind, x, y, colour, size = null) {
   const fill = kind === "cross" ? "none" : colour;
+  const place = `translate(${x.toFixed(2)} ${y.toFixed(2)})`;
   return draw("path", {
     d: MARKS[kind],
-    transform: `translate(${x.toFixed(2)} ${y.toFixed(2)})`,
+    transform: size === null ? place : `${place} scale(${size.toFixed(2)})`,
+    ...(size === null ? {} : { "fill-opacity": 0.5, "vector-effect": "non-scaling-stroke" }),
     fill,
     stroke: colour,
     "stroke-width": 2,

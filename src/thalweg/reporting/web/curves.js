@@ -119,7 +119,8 @@ function drawProfile() {
     state.curves.map((curve) => [curve.label, () => curve.csv]),
   );
   const host = figure.querySelector(".drawing");
-  return chart(host, { series, x: "t", y: found[0].label, textId: "profile-text", range: [0, 1], toggle: hide });
+  const y = [...new Set(found.map((each) => each.label))].join(", ");
+  return chart(host, { series, x: "t", y, textId: "profile-text", range: [0, 1], toggle: hide });
 }
 
 /** Hide a curve or show it again, so that the others can be seen on a scale of their own. */
@@ -132,12 +133,12 @@ function hide(index) {
 /** What a profile shows, in words. */
 function course(curve, { values, unit, label }) {
   const range = extent(values);
-  if (!range) return `${curve.label}: ${label} is nowhere finite.`;
+  if (!range) return `${capital(curve.label)}: ${label} is nowhere finite.`;
   const top = curve.t[values.indexOf(range[1])];
   const ends = [values[0], values.at(-1)].map((value) => withUnit(value, unit));
   const gaps = values.filter((value) => !isNumber(value)).length;
   return (
-    `${curve.label}: ${untitled(label)} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], unit)} ` +
+    `${capital(curve.label)}: ${untitled(label)} ${ends[0]} and ${ends[1]} at the ends, at most ${withUnit(range[1], unit)} ` +
     `(t = ${top.toFixed(2)}), at least ${withUnit(range[0], unit)}${gaps ? `; ${gaps} points are not finite` : ""}.`
   );
 }
@@ -151,7 +152,10 @@ function drawPlane() {
   offer(find("#surface .files"), file);
   find("#surface").hidden = !tellPlane(values, unit, label);
   views.surface.show(state.plane, scale, label);
-  return planeMap(find("#plane .drawing"), state.plane, scale, label);
+  const map = planeMap(find("#plane .drawing"), state.plane, scale, label);
+  const times = Number(map?.stretch.toPrecision(2));
+  if (times > 1) find("#plane-text").textContent += ` The y axis is stretched ${times} x.`;
+  return map;
 }
 
 /** What the map and the surface show, in words; false if there is nothing to show. */

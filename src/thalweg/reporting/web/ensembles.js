@@ -90,20 +90,21 @@ function showReliability(report) {
     x: percent(bins, 2),
     y: percent(bins, 1),
     mark: i ? "diamond" : "dot",
+    sizes: bins.map(([share]) => Math.sqrt(0.3 + 4 * share)), // their area grows with the share of the data
     style: styleOf(i),
   }));
-  const diagonal = { name: "accuracy = confidence", x: [0, 100], y: [0, 100], style: styleOf(3) };
+  const diagonal = { name: "accuracy = confidence", x: [0, 100], y: [0, 100], style: { stroke: "var(--quiet)" } };
   chart(host, {
     series: [diagonal, ...series],
     x: "confidence (%)",
     y: "accuracy (%)",
     textId: text.id,
-    range: [0, 102],
+    range: [-4, 104],
   });
   text.textContent =
-    `Expected calibration error ${drawn.map(([name, , ece]) => `${shown(ece)} ${name}`).join(", ")}.` +
+    `The larger a mark, the more of the data it stands for. Expected calibration error ${drawn.map(([name, , ece]) => `${shown(ece)} ${name}`).join(", ")}.` +
     (isNumber(report.temperature) ? ` Temperature ${shown(report.temperature)}, fitted on ${report.fitted_on}.` : "") +
-    report.notes.map((note) => ` ${note[0].toUpperCase()}${note.slice(1)}.`).join("");
+    report.notes.map((note) => ` ${capital(note)}.`).join("");
   const header = ["predictions", "fraction", "accuracy", "confidence"];
   const rows = drawn.flatMap(([name, bins]) => bins.map((bin) => [name, ...bin]));
   offer(files, [[`${report.label} reliability`, () => csvOf([header, ...rows])]]);

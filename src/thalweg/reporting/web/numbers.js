@@ -4,34 +4,30 @@ function showNumbers() {
     const place = placeOf(curve.t, t());
     return { curve, place, sign: place && !place.measured ? "≈ " : "", at: placeInPlane(curve) };
   });
+  find("#between").hidden = !rows.some((row) => row.sign);
   const columns = numberColumns();
   const heads = columns.map((column) => make("th", { scope: "col", class: column.words ? "words" : "" }, column.title));
   const body = rows.map((row) => lineOf(columns, row));
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   find("#numbers .scroll").replaceChildren(table);
+  watchScroll(find("#numbers .scroll"));
   offer(find("#numbers .files"), [[`at t ${t().toFixed(3)}`, () => csvOfTable(columns, rows)]]);
 }
 
-/**
- * Planes know their curves by name; of several with one name, the one as long as the path in the plane is meant.
- * A segment lies in the plane if it is as long as the first two points of the plane are apart.
- */
-function placeInPlane(curve) {
-  const straight = curve.name === "Segment" ? state.plane?.corners.slice(0, 2) : null;
-  const path = state.plane?.paths[curve.name] ?? straight;
-  const alone = path !== straight && state.curves.filter((other) => other.name === curve.name).length === 1;
-  return path && (alone || Math.abs(lengthOf(path) / curve.length.at(-1) - 1) < 0.01) ? pointOn(path, t()) : null;
-}
+/** What is known of a curve in the plane shown: its name there or, of a straight line between corners, its path. */
+const heldInPlane = (curve) => state.plane?.holds[PAGE.curves.indexOf(curve)];
 
-const lengthOf = (path) =>
-  path.slice(1).reduce((sum, [x, y], i) => sum + Math.hypot(x - path[i][0], y - path[i][1]), 0);
+function placeInPlane(curve) {
+  const held = heldInPlane(curve);
+  return held ? pointOn(held.path ?? state.plane.paths[held.name], t()) : null;
+}
 
 function numberColumns() {
   const unique = (lists) => [...new Set(lists.flat())];
   const names = unique(state.curves.map((curve) => Object.keys(curve.values)));
   const quantities = (data) => unique(state.curves.map((curve) => Object.keys(curve.values[data] ?? {})));
   const length = (row) => between(row.curve.length, row.place);
-  const place = ({ at, curve }) => at.map((v) => v.toFixed(2)).join(", ") + offText(state.plane, curve.name);
+  const place = ({ at, curve }) => at.map((v) => v.toFixed(2)).join(", ") + offText(state.plane, heldInPlane(curve).name);
   return [
     { title: "curve", words: true, value: (row) => row.curve.label },
     ...names.flatMap((data) => quantities(data).map((quantity) => measuredColumn(data, quantity))),

@@ -1,5 +1,5 @@
 const [LEVELS, DEPTH] = [14, 5]; // as in the printed figures
-const FLATTEST = 90; // a plane flatter than this many pixels is stretched, or nothing could be seen in it
+const [FLATTEST, NARROWEST] = [0.4, 90]; // height in widths and size in pixels, at least, or nothing could be seen
 const VIRIDIS = [
   [253, 231, 37],
   [181, 222, 43],
@@ -114,7 +114,8 @@ function planeMap(host, plane, scale, label) {
   const [left, top, room] = [46, 8, 92];
   const [spanX, spanY] = [plane.x, plane.y].map((axis) => axis.at(-1) - axis[0]);
   const zoom = Math.min((width - left - 12) / spanX, 440 / spanY);
-  const [w, h] = [Math.max(spanX * zoom, FLATTEST), Math.max(spanY * zoom, FLATTEST)];
+  const w = Math.max(spanX * zoom, NARROWEST);
+  const h = Math.max(spanY * zoom, FLATTEST * w, NARROWEST);
   const across = (x) => left + ((x - plane.x[0]) / spanX) * w;
   const up = (y) => top + h - ((y - plane.y[0]) / spanY) * h;
   const sharp = Math.min(window.devicePixelRatio || 1, 2);
@@ -126,7 +127,7 @@ function planeMap(host, plane, scale, label) {
   colourBar(svg, scale, { left, y: top + h + 48, w, label });
   svg.append(...drawn(plane, across, up));
   host.replaceChildren(...mapLegend(plane), make("div", { class: "drawing" }, canvas, svg));
-  return { svg, across, up };
+  return { svg, across, up, stretch: h / spanY / (w / spanX) };
 }
 
 function axes(svg, plane, { left, top, w, h, across, up }) {

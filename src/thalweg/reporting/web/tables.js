@@ -16,6 +16,7 @@ function sortable(host, columns, rows) {
   };
   show(rows);
   host.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...heads)), body));
+  watchScroll(host);
 }
 
 /** What is not known comes last, whichever way. */
@@ -57,7 +58,10 @@ function showSummary() {
     ...["min", "int", "mean", "max", "barrier"].map((key) => numberColumn(key, key)),
     { title: "length ratio", value: (row) => row.length_ratio ?? null, text: ratioText },
   ];
-  if (!PAGE.summary.length) return missing(find("#summary"), PAGE.missing.summary);
+  if (!PAGE.summary.length && !PAGE.soups.length) missing(find("#summary"), PAGE.missing.summary);
+  else if (!PAGE.summary.length) find("#summary").querySelectorAll("p, .scroll").forEach((part) => (part.hidden = true));
+  find("#summary").append(...PAGE.soups.map((line) => make("p", { class: "soup" }, line)));
+  if (!PAGE.summary.length) return;
   sortable(find("#summary .scroll"), columns, PAGE.summary);
   offer(find("#summary .files"), [["summary", () => csvOfTable(columns, PAGE.summary)]]);
 }
@@ -103,6 +107,7 @@ function showBudget() {
   );
 }
 
+const LONG = 12; // of more letters than these in a name, columns have numbers, as in the printed figures
 const MANY = 15; // the pairs of more members are shown as colours alone
 
 /** A table with a row and a column for each name; stronger colours are higher values. */
@@ -117,10 +122,12 @@ function matrix(corner, names, values, unit, highest, own = null) {
     made.style.background = `color-mix(in srgb, var(--series-0) ${share}%, var(--card))`;
     return made;
   };
-  const heads = [corner, ...names].map((name) => make("th", { scope: "col" }, name));
+  const long = names.some((name) => name.length > LONG);
+  const columns = long ? names.map((_, j) => String(j + 1)) : names;
+  const heads = [corner, ...columns].map((name) => make("th", { scope: "col" }, name));
   const rows = values.map((row, i) => {
     const cells = row.map((value, j) => cell(value, i, j));
-    return make("tr", {}, make("th", { scope: "row" }, names[i]), ...cells);
+    return make("tr", {}, make("th", { scope: "row" }, long ? `${names[i]} \u00a0${i + 1}` : names[i]), ...cells);
   });
   const [head, body] = [make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)];
   return make("table", { class: dense ? "matrix dense" : "matrix" }, head, body);
@@ -136,6 +143,7 @@ function showMatrix(report) {
   if (!pairs.length) return;
   const [names, highest] = [pairs.map((_, i) => String(i + 1)), highestIn(pairs)];
   figure.querySelector(".scroll").replaceChildren(matrix("member", names, pairs, "%", highest));
+  watchScroll(figure.querySelector(".scroll"));
   const mean = withUnit(report.growth.at(-1).disagreement, "%");
   figure.querySelector("figcaption").textContent =
     "The share of the data, in percent, on which two members predict different classes; " +
@@ -178,6 +186,7 @@ function showPanels(found, { quantity, data, unit, own, panels }) {
     const table = matrix("network", found.networks, values, unit, highest, own);
     const label = `Barriers, networks ${title}`;
     const host = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": label }, table);
+    watchScroll(host);
     const most = `The highest barrier is ${withUnit(highestIn(values), unit)}`;
     const more = title === "aligned" && found.alignment ? `; ${found.alignment}.` : ".";
     const heading = make("div", { class: "title" }, make("h3", {}, sentence(title)));

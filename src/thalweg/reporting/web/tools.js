@@ -33,8 +33,10 @@ function shown(value, unit = "") {
   return isNumber(value) && unit === "%" ? (100 * value).toFixed(2) : rounded(value);
 }
 
+const capital = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+
 /** The name of a quantity at the beginning of a sentence. */
-const sentence = (label) => untitled(label[0].toUpperCase() + label.slice(1));
+const sentence = (label) => untitled(capital(label));
 
 const withUnit = (value, unit) => shown(value, unit) + (unit ? ` ${unit}` : "");
 
@@ -104,6 +106,15 @@ function offer(host, files) {
     return button;
   });
   host.replaceChildren(...buttons);
+}
+
+/** Fade the right edge of a table that goes on there, since not every browser shows a scroll bar. */
+const fading = new ResizeObserver((entries) => entries.forEach(({ target }) => fade(target.closest(".scroll"))));
+const fade = (host) => host?.classList.toggle("more", host.scrollLeft + host.clientWidth < host.scrollWidth - 1);
+
+function watchScroll(host) {
+  host.onscroll = () => fade(host);
+  for (const part of [host, ...host.children]) fading.observe(part);
 }
 
 /** Radio buttons in a fieldset; hidden where there is nothing to choose. */
