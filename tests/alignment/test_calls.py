@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import thalweg as tw
-from thalweg.alignment import network_copy
+from thalweg.alignment import further_calls, network_copy
+from thalweg.alignment.further_calls import FurtherCalls
 from thalweg.alignment.modes import training
 from thalweg.alignment.network_copy import NetworkCopy
 
@@ -501,7 +502,8 @@ def test_symmetries_follow_a_path_that_needs_more_than_two_examples(small, monke
 @pytest.mark.parametrize("name", ["batch norm", "MLP"])
 def test_symmetries_trace_networks_once_that_train_as_they_predict(name):
     case = ALIGNABLE[name]
-    assert not NetworkCopy(case.module(1), case.task, case.batch()).trains_otherwise(case.batch())
+    network = NetworkCopy(case.module(1), case.task, case.batch())
+    assert not FurtherCalls(network).trains_otherwise(case.batch())
 
 
 def by_name(net, x, name):
@@ -616,7 +618,7 @@ def test_align_follows_a_kind_of_batch_after_many_sizes():
         return net.two(hidden * RAMP.to(hidden) if flag else hidden)
 
     nets = [tw.Weights.of(Of(forward, **linear(one=(6, 8), two=(8, 4)))) for _ in range(2)]
-    sizes = [(torch.randn(4, size, 6), False, Y[:4]) for size in range(2, 4 + network_copy.KINDS)]
+    sizes = [(torch.randn(4, size, 6), False, Y[:4]) for size in range(2, 4 + further_calls.KINDS)]
     net = Of(forward, **linear(one=(6, 8), two=(8, 4)))
     assert len(tw.align(net, *nets, TASK, sizes).symmetries.groups) == 1
     last = torch.randn(4, 5, 6), True, Y[:4]

@@ -14,6 +14,7 @@ from ..runtime.rng import seeded
 from ..tasks import Task
 from ..weightspace.weights import Weights, check_agreement, check_list
 from .correlations import Correlations
+from .further_calls import FurtherCalls
 from .groups import Symmetries, by_hand
 from .matching import Matching
 from .network_copy import NetworkCopy
@@ -143,7 +144,7 @@ def align(
         tracing = Tracing(network, batches, first if by == "activations" else None)
         found = proven(network, tracing.proposed)
     else:
-        network.include_all(batches)
+        FurtherCalls(network).include_all(batches)
         found = proven(network, by_hand(groups, network.tensors))
     correlated = partial(Correlations, tracing, found, a, batches=batches) if by == "activations" else None
     matched = [_aligned(found, a, other, seed, correlated) for other in others]

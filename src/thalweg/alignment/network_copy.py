@@ -1,6 +1,6 @@
 """A private copy of a network in float64, and what it computes for the batches with which symmetries are proven."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,21 +18,16 @@ from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
 from ..weightspace.watch import copied
 from ..weightspace.weights import Weights
-from .calls import Called, outputs_in, predicted, recorded, scripted_parts
+from .calls import Called, outputs_in, predicted
 from .examples import first, half_moved, kind_of
 from .modes import computing, training
-from .noted import draws, only_skips, operations, parameters_in, path_of, steps
+from .noted import steps
 from .outputs import CLOSE, STEEP, apart, finite, same_finite, slopes_apart, weighted_sum
 
 LARGE = 10**7  # entries of all tensors that a network computes for two examples; beyond it, one may do
 SMALL = 5 * 10**5  # up to this many, a proof takes more examples
 MANY = 32  # at most
-KINDS = 8  # of batches that are followed although they compute nothing new but for the sizes of tensors
 CHANGED = 0.02  # of the size of outputs, in the network's own precision: more than rounding, in TF32 too
-RUNS = 4  # in training, to see whether it only skips parts at random
-CHANCES = 16  # runs where it draws random numbers, to see whether its path depends on them
-LOOKED = 64  # kinds of batches that are looked at
-RANDOM_PATH = "its path depends on random numbers there"
 
 
 class NetworkCopy:
@@ -234,126 +229,7 @@ class NetworkCopy:
             found = [out for batch in given for out in predicted(self.own.eval(), self.task, mapped(batch, copied))]
             return [tensor.detach().clone() for tensor in found]  # some may be parameters
 
-    def trains_otherwise(self, batch: Any, every: bool = True) -> bool:
-        """Whether the network computes something else in training, with auxiliary heads, say."""
-        if scripted_parts(self.net):
-            return True
-        with suppress(Exception):
-            usual = operations(self.net, self.task, batch)
-            with training(self.net, every):
-                return operations(self.net, self.task, batch) != usual
-        return True
-
-    def include_training(self, batch: Any) -> list[Called]:
-        """Calls with this batch in training mode: with all parts of the network, and if that draws random numbers,
-        without those that have no parameters. Proofs compare the first that draws none.
-        """
-        found: list[Called] = []
-        why = ""
-        for every in (True, False):
-            if not every and not self.trains_otherwise(batch, every):
-                break
-            try:
-                found.append(self._in_training(batch, every))
-                if self._compares(found[-1]):
-                    break
-            except Exception as error:
-                why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        if not found and why and len(parameters_in(self._operations(batch)) & self.numbers) < len(self.numbers):
-            warn_of_training(f"it fails there with {why}")
-        return found
-
-    @property
-    def numbers(self) -> set[int]:
-        """Those of all parameters."""
-        return {*range(len([*self.net.parameters()]))}
-
-    def skips_at_random(self, batch: Any) -> bool:
-        """Whether training does no more than to skip parts of what eval mode computes, as far as some runs show."""
-        with suppress(Exception):
-            usual, every = operations(self.net, self.task, batch), len(self.numbers)
-            with training(self.net):
-                return all(only_skips(operations(self.net, self.task, batch, k), usual, every) for k in range(RUNS))
-        return False
-
-    def takes_random_paths(self, batch: Any) -> bool:
-        """Whether training computes from parameters, by chance, what neither eval mode nor the first run does."""
-        with suppress(Exception):
-            known, every = operations(self.net, self.task, batch), len(self.numbers)
-            with training(self.net):
-                runs = range(1, CHANCES) if draws(self.net, self.task, batch) else ()
-                known += operations(self.net, self.task, batch) if runs else []
-                return not all(only_skips(operations(self.net, self.task, batch, k), known, every) for k in runs)
-        return False
-
-    def _in_training(self, batch: Any, every: bool) -> Called:
-        made = recorded(self.net, self.task, batch).made
-        with training(self.net, every):
-            called = recorded(self.net, self.task, batch)
-        called.every = every
-        if called.made != made:  # then all of it has an order, whether this task uses it or not
-            called.used = None
-        return called
-
-    def _compares(self, called: Called) -> bool:
-        """Whether proofs can compare a call from now on, which does not draw random numbers."""
-        self.trained.append(called)
-        same = False
-        try:
-            same = apart(self.outputs(), self.outputs(seed=1)) <= CLOSE
-        finally:
-            self.trained = self.trained if same else self.trained[:-1]
-        return same
-
-    def follow_kinds(
-        self, batches: Iterable[Any], unused: Callable[[], set[int]], follow: Callable[[Any], None]
-    ) -> None:
-        """Call `follow` with two examples of every kind of batch that is computed in another way than those before, and
-        let proofs compare it: of all that are in a list, and where parameters were not used so far, of all others as
-        well, until they are.
-
-        Args:
-            batches: The batches.
-            unused: Gives the numbers of the parameters that no call has used so far.
-            follow: What to do with each.
-        """
-        idle, listed = unused(), isinstance(batches, Sequence)
-        if not (idle or listed):
-            return
-        kinds, calls = {self.kind}, [self._operations(self.few)]
-        held = len([*self.net.parameters(), *self.net.buffers()])
-        paths = [path_of(calls[0], held)]
-        with seeded(0, batches):
-            for other in batches:
-                kind = kind_of(first(other, 2))
-                if kind in kinds or len(kinds) >= LOOKED:
-                    continue
-                kinds.add(kind)
-                enough = len(calls) >= KINDS and not idle
-                if enough and path_of(self._operations(self.converted(first(other, 2))), held) in paths:
-                    continue
-                few = self._examples(other)
-                noted = self._operations(few)
-                path = path_of(noted, held)
-                new = (idle & parameters_in(noted) if noted else idle) or path not in paths
-                if (noted and noted in calls) or not (new or len(calls) < KINDS):
-                    continue
-                calls.append(noted)
-                paths.append(path)
-                self.further.append(few)
-                follow(few)
-                idle = unused()
-                if not (idle or listed):
-                    return
-        if idle and batches:
-            names = [name for k, (name, _) in enumerate(self.net.named_parameters()) if k in idle]
-            warn(
-                "parameters that took no part in any of the batches, or not as a whole, keep their order "
-                f"('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another call uses them, an "
-                "aligned network may compute something else; give batches that use them, or groups by hand"
-            )
-
-    def _examples(self, batch: Any) -> Any:
+    def examples_of(self, batch: Any) -> Any:
         """Two examples of another batch, or all of it where the network does not take them."""
         usual = self.batch
         try:
@@ -361,32 +237,3 @@ class NetworkCopy:
             return self.batch
         finally:
             self.batch = usual
-
-    def _operations(self, batch: Any) -> list[Any]:
-        """None where they cannot be noted."""
-        with suppress(Exception):
-            return operations(self.net, self.task, batch)
-        return []
-
-    def include_all(self, batches: Iterable[Any]) -> None:
-        """Let proofs compare all kinds of batches, in training mode too, without tracing them."""
-        hidden = {id(tensor) for part in scripted_parts(self.net).values() for tensor in part.parameters()}
-        used = {k for k, parameter in enumerate(self.net.parameters()) if id(parameter) in hidden}
-
-        def include(few: Any) -> None:
-            used.update(parameters_in(self._operations(few)))
-            calls = self.include_training(few) if self.trains_otherwise(few) else []
-            if calls and not {*calls} & {*self.trained} and not self.skips_at_random(few):
-                warn_of_training("it draws random numbers there, so that nothing can be compared")
-            elif self.takes_random_paths(few):
-                warn_of_training(RANDOM_PATH)
-
-        include(self.few)
-        self.follow_kinds(batches, lambda: self.numbers - used, include)
-
-
-def warn_of_training(why: str) -> None:
-    warn(
-        f"this network computes something else in training mode, which could not be checked, since {why}: what it "
-        "computes only there may change when its units are renumbered"
-    )

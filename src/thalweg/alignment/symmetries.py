@@ -8,6 +8,7 @@ from torch import nn
 
 from ..errors import ThalwegError
 from ..tasks import Task
+from .further_calls import FurtherCalls
 from .groups import Group, Proposed, Symmetries, by_hand
 from .network_copy import NetworkCopy
 from .outputs import CLOSE, STEEP
@@ -54,7 +55,7 @@ def symmetries(
     network = NetworkCopy(module, task, batch)
     if groups is None:
         return proven(network, Tracing(network).proposed)
-    network.include_all([])
+    FurtherCalls(network).include_all([])
     return proven(network, by_hand(groups, network.tensors))
 
 

@@ -13,10 +13,11 @@ from ..errors import ThalwegError, first_line
 from ..weightspace.weights import Weights
 from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
 from .calls import Called, recorded, scripted_parts
+from .further_calls import RANDOM_PATH, FurtherCalls, warn_of_training
 from .groups import Proposed, grouped
 from .layers import GATES
 from .modes import training
-from .network_copy import RANDOM_PATH, NetworkCopy, warn_of_training
+from .network_copy import NetworkCopy
 from .operations import HAND, Seen, each_its_own, named, takes_part, trace
 from .permutation import Term, spread
 from .tensors import CONSTANT
@@ -38,14 +39,14 @@ class Tracing:
     """
 
     def __init__(self, network: NetworkCopy, others: Iterable[Any] = (), example: Any = None):
-        self.network = network
+        self.network, self.calls = network, FurtherCalls(network)
         self.atoms = {name: fresh(tensor.shape) for name, tensor in network.tensors.items()}
         self.seen = Seen()
         self.taken: set[int] = set()
         self.called, self.program = self._exported(network.few if example is None else network.converted(example))
         self._follow(self.called, self.program)
         self._follow_training(self.called, network.few)
-        network.follow_kinds(others, self._unused, self._follow_batch)
+        self.calls.follow_kinds(others, self._unused, self._follow_batch)
         for leaf in self._idle():
             pin(leaf, "it is not used on this batch")
         self.proposed = self._proposed()
@@ -74,10 +75,10 @@ class Tracing:
         """The same call in training mode, if it may compute something else. One that cannot be traced is still compared
         in the proof.
         """
-        by_chance = self.network.takes_random_paths(batch)
-        if not (usual.spare or self._idle() or by_chance or self.network.trains_otherwise(batch)):
+        by_chance = self.calls.takes_random_paths(batch)
+        if not (usual.spare or self._idle() or by_chance or self.calls.trains_otherwise(batch)):
             return
-        calls, why = self.network.include_training(batch), ""
+        calls, why = self.calls.include_training(batch), ""
         checked = not calls
         for called in calls:
             checked |= called in self.network.trained
@@ -87,7 +88,7 @@ class Tracing:
                 checked = True
             except Exception as error:
                 why = f"{type(error).__name__}: {first_line(error)[:200]}"
-        if not checked and not self.network.skips_at_random(batch):
+        if not checked and not self.calls.skips_at_random(batch):
             warn_of_training(f"it draws random numbers there and cannot be traced ({why})")
         elif by_chance:
             warn_of_training(RANDOM_PATH)
