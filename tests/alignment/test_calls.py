@@ -334,8 +334,9 @@ def test_symmetries_pin_units_that_meet_numbers_of_a_generator_in_training():
     assert not symmetries.dropped
 
 
-def test_symmetries_follow_distributions():
-    """Which look whether their arguments are allowed."""
+def test_symmetries_follow_distributions(monkeypatch):
+    """Which look whether their arguments are allowed; torch turns that off for good once anything is compiled."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
 
     def forward(net, x):
         chosen = torch.distributions.Normal(net.one(x), net.two(x).exp())
