@@ -247,6 +247,11 @@ def test_weights_from_state_says_which_prefix_to_remove():
         tw.Weights.from_state({"0.bias": state["module.0.bias"]}, module)
 
 
+def test_weights_from_a_state_dict_of_another_network_is_advised_no_prefix():
+    with pytest.raises(tw.ThalwegError, match=r"'weight' is in the network but not in the state dict$"):
+        tw.Weights.from_state(nn.Sequential(nn.Linear(2, 3, bias=False)).state_dict(), nn.Linear(2, 3))
+
+
 def test_weights_of_two_dtypes_say_what_to_do():
     one, two = (tw.Weights.of(nn.Linear(2, 2, dtype=dtype)) for dtype in (torch.float32, torch.float64))
     message = r"'weight' is torch\.float32 in start and torch\.float64 in end: convert one with module\.to\(\.\.\.\)"

@@ -410,6 +410,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], her
                         f", where it is '{key}': remove '{key.removesuffix(name)}' from the names"
                         for key in state
                         if key.endswith(f".{name}")
+                        and all(f"{key.removesuffix(name)}{each}" in state for each in expected)
                     ),
                     "",
                 )
