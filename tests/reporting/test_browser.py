@@ -480,7 +480,7 @@ def test_page_tables_fade_where_they_go_on(part, browser, tmp_path):
     assert tab.troubles() == []
 
 
-def test_page_soup_is_told_with_its_scores(browser, tmp_path):
+def test_page_describes_soup_with_its_scores(browser, tmp_path):
     case = ZOO["mlp"]
     networks = {"<b>one": case.ends()[0], "two": case.ends()[1]}
     found = tw.soup(case.module(1), networks, case.task, case.batches(), how="uniform", run=tmp_path / "soup")
