@@ -1,8 +1,11 @@
-"""The figure of docs/align.md: loss along lines and short curves between two networks, as they are and aligned.
+"""Figures of docs/align.md: loss along lines and short curves between two networks, as they are and aligned; errors of
+VGG-16 against the epochs of a curve.
 
-Two convolutional networks on handwritten digits, 8 epochs for each curve; about a minute on one core.
+The first trains two convolutional networks on handwritten digits, and curves of 8 epochs: about a minute on one core.
+The second is drawn from the table in docs/results.md.
 """
 
+import re
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -20,6 +23,22 @@ def make(seed: int) -> nn.Module:
             nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 128),
             nn.ReLU(), nn.Linear(128, 10),
         )  # fmt: skip
+
+
+def epochs() -> None:
+    """Write `images/align-epochs.png`: the means over three pairs of networks, at the recipe's rate."""
+    row = r"^\| (-|weights|activations) \| (\d+)[^|]*\| 0\.015 \| ([\d.]+) [^|]*\| ([\d.]+) "
+    found = re.findall(row, (HERE / "results.md").read_text(), flags=re.MULTILINE)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for column, what, ax in zip((2, 3), ("mean", "max"), figure.subplots(1, 2), strict=True):
+        series = {}
+        for by, name in (("-", "as they are"), *((by, f"aligned by {by}") for by in ("weights", "activations"))):
+            own = [row for row in found if row[0] == by]
+            series[name] = [float(row[1]) for row in own], [float(row[column]) for row in own]
+        tw.figures.lines(series, "epochs of the curve", f"{what} test error along it (%)", ax).set_xscale("log")
+        ax.set_xticks((ticks := [10, 25, 50, 100, 200, 600]), map(str, ticks))
+        ax.minorticks_off()
+    figure.savefig(HERE / "images" / "align-epochs.png", dpi=110)
 
 
 def main() -> None:
@@ -43,4 +62,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    epochs()
     main()
