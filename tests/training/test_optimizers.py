@@ -362,7 +362,9 @@ def test_connect_is_a_naive_loop(name, chosen, penalty):
     settings = {"epochs": 3, "schedule": rate, "optimizer": chosen, "weight_decay": penalty}
     ours = tw.connect(case.module(1), recorded, case.task, case.batches(), **settings)
     theirs = naive_curve(case, curve, ts[2:11], chosen, penalty)
-    torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=1e-12)
+    # biases before a batch norm have a gradient of rounding alone, which Adam divides by its own size
+    atol = 1e-8 if name == "conv_bn" else 1e-12
+    torch.testing.assert_close(torch.stack([bend.vector for bend in ours.bends]), theirs, rtol=1e-9, atol=atol)
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adamw in groups"])
