@@ -1,6 +1,7 @@
 """Redraw every result under docs/paper; make docs/gallery.md and part of docs/results.md from them (`make gallery`)."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def results(docs: Path) -> dict[str, Found]:
                 f"the gallery shows full runs, and {folder} is at scale {result.about['scale']}: remove it"
             )
     return {name: [each for each in found if each[1].entry == name] for name in ENTRIES}
+
+
+def reasons(docs: Path) -> dict[str, dict[str, str]]:
+    """By folder below `docs/paper` and claim: the likely reason why it does not hold, as people wrote it."""
+    file = docs / "paper" / "reasons.toml"
+    return tomllib.loads(file.read_text()) if file.is_file() else {}
 
 
 def page(docs: Path) -> str:
@@ -94,20 +101,22 @@ def _alternative(path: Path, result: Result) -> str:
 
 def _numbers(folder: Path, result: Result, docs: Path) -> str:
     here = folder.relative_to(docs).as_posix()
+    why = reasons(docs).get(here.removeprefix("paper/"), {})
     long = f"A table of {len(result.rows)} rows, in the file; drawn in the [Gallery](gallery.md#{result.entry})."
     parts = [
         f"### {result.entry}: {result.of}",
         f"```text\n{result.table()}\n```" if len(result.rows) <= LONG else long,
-        "\n".join(map(_claim, result.claims)),
+        "\n".join(_claim(claim, why.get(claim.says, "")) for claim in result.claims),
         f"{_origin(result.about)} Files: [{FILE}]({here}/{FILE}) and the files next to it.",
         f"```console\n$ {_command(result)}\n```",
     ]
     return "\n" + "\n\n".join(parts) + "\n"
 
 
-def _claim(claim: Claim) -> str:
+def _claim(claim: Claim, reason: str) -> str:
     before = f"; earlier: {claim.earlier}" if claim.earlier else ""
-    return f"- **{'Holds' if claim.holds else 'Does not hold'}**: {claim.says} ({claim.measured}{before})."
+    line = f"- **{'Holds' if claim.holds else 'Does not hold'}**: {claim.says} ({claim.measured}{before})."
+    return f"{line} *Likely reason*: {' '.join(reason.split())}" if reason else line
 
 
 def _origin(about: dict[str, Any]) -> str:

@@ -41,6 +41,15 @@ def test_gallery_is_up_to_date():
     assert gallery.numbers(SCRIPT.parent) in results
 
 
+def test_gallery_has_a_reason_for_each_failed_claim_and_no_other():
+    docs = SCRIPT.parent
+    found = [(path, claim) for each in gallery.results(docs).values() for path, own in each for claim in own.claims]
+    failed = {(path.relative_to(docs / "paper").as_posix(), claim.says) for path, claim in found if not claim.holds}
+    reasons = {(folder, says): why for folder, own in gallery.reasons(docs).items() for says, why in own.items()}
+    assert reasons.keys() == failed, "docs/paper/reasons.toml"
+    assert all(map(str.strip, reasons.values()))
+
+
 KEPT = sorted((SCRIPT.parent / "paper").rglob(FILE))
 
 
@@ -71,6 +80,15 @@ def test_gallery_results_say_what_was_found(tmp_path):
     assert "- **Does not hold**: two is one (2 and 1)." in page
     assert "A GPU, bf16, torch 2.13.0, 2026-01-31; 2.0 hours of training in all; this entry took 61 s." in page
     assert "$ thalweg paper run two-bends --data-set cifar10 --model vgg16 --seeds 3" in page
+
+
+def test_gallery_gives_the_reason_after_the_claim(tmp_path):
+    keep(tmp_path)
+    text = '["full/cifar10-vgg16/two-bends"]\n"two is one" = """\nOne is\nless."""\n'
+    (tmp_path / "paper" / "reasons.toml").write_text(text)
+    page = gallery.numbers(tmp_path)
+    assert "- **Does not hold**: two is one (2 and 1). *Likely reason*: One is less.\n" in page
+    assert "(1 and 1).\n" in page
 
 
 def test_gallery_entry_with_listed_seeds(tmp_path):
