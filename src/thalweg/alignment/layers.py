@@ -110,16 +110,8 @@ def channelwise(call: Operation) -> Axes:
     x, *rest = call.tensors
     for axes in rest:
         unify(axes[0], x[1])
-    parted(x[1], call["num_groups"] or 1)
     call.mix_dims(x, [k for k in range(len(x)) if k != 1])
-    call.mix_dims(x, [1] if call["num_groups"] else [])
     return x
-
-
-def embedding(call: Operation) -> Axes:
-    pin(call["weight"][0], INDEXED)
-    call.mix_dims(call["weight"], [0])
-    return Axes([*call["indices"], call["weight"][1]])
 
 
 def renormed(call: Operation) -> Axes:
