@@ -109,7 +109,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
 def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -> Any:
     """The axes after an operation without a rule, by those of which torch makes it; None where it makes it of none."""
     target: Any = node.target
-    how = target.decompose if _is_composite(target) else decomposition_table.get(target)
+    composite = isinstance(target, torch._ops.OpOverload) and target._can_decompose()
+    how = target.decompose if composite else decomposition_table.get(target)
     if how is None or shape is None:
         return None
     given, spec = tree_flatten((node.args, node.kwargs))
@@ -135,10 +136,6 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
 def _is_torchs(node: fx.Node) -> bool:
     """Not one of the same name that somebody has added."""
     return getattr(node.target, "namespace", "aten") in ("aten", "prims")
-
-
-def _is_composite(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
 
 
 def takes_part(node: fx.Node) -> bool:
