@@ -42,6 +42,7 @@ COMPOSED = {
     "diag": lambda h: h @ torch.diag(h[0]),
     "diag_embed": lambda h: (h[:, None] @ torch.diag_embed(h))[:, 0],
     "diagonal": lambda h: torch.diagonal(h[:, :, None] * h[:, None], dim1=1, dim2=2),
+    "diff": lambda h: torch.diff(h, dim=0, prepend=h[:1]),
     "dist": lambda h: h * torch.dist(h, h.sin()),
     "dsplit": lambda h: torch.dsplit(wide(h), 2)[0].sum(-1),
     "dstack": lambda h: torch.dstack([h, h]).sum(-1),
@@ -59,6 +60,7 @@ COMPOSED = {
     "layer_norm": lambda h: F.layer_norm(h, (UNITS,)),
     "linalg_matmul": lambda h: torch.linalg.matmul(h, h.T) @ h,
     "matrix_H": lambda h: h.H.H,
+    "max of two": lambda h: torch.max(h, h.sin()),
     "meshgrid": lambda h: h + torch.meshgrid(h[0], h[1], indexing="ij")[1].sum(0),
     "native_layer_norm": lambda h: torch.native_layer_norm(h, [UNITS], None, None, 1e-5)[0],
     "prelu": lambda h: F.prelu(wide(h), torch.ones(UNITS) / 3).sum(-1),
@@ -89,12 +91,17 @@ def test_operations_without_a_rule_are_followed_by_what_torch_makes_them_of(name
 
 
 MIXED = {
+    "argmax": lambda h: h * h.argmax(1, keepdim=True),
     "cumulative_trapezoid": lambda h: torch.cumulative_trapezoid(F.pad(h, (1, 0))),
     "diag_embed beside the diagonal": lambda h: torch.diag_embed(h, 1)[:, :-1, :-1].sum(-1),
     "diagonal beside the diagonal": lambda h: h + F.pad(torch.diagonal(h[:, :, None] * h[:, None], 1, 1, 2), (0, 1)),
+    "every fourth": lambda h: h * h[:, ::4].sum(1, keepdim=True),
     "fftshift": lambda h: torch.fft.fftshift(h, dim=1),
     "gradient": lambda h: torch.gradient(h, dim=1)[0],
     "index_fill": lambda h: h.index_fill(1, torch.tensor([0, 1, 2]), 0.0),
+    "index_put by a mask": lambda h: h.index_put((torch.tensor([True, False, True, False]),), h[:2]),
+    "qr": lambda h: h + torch.linalg.qr(h.T)[0].sum(1),
+    "scatter to some": lambda h: h.scatter(0, torch.zeros(2, 3).long(), h[:2, :3]),
     "tril": lambda h: (h[:, :, None] * h[:, None]).tril().sum(-1),
     "masked_scatter": lambda h: h.masked_scatter(h > 0, torch.arange(24.0)),
 }

@@ -43,18 +43,17 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: Seen) -> list[Any]
     graph.graph.eliminate_dead_code(writes)  # which may take apart what is never used so
     values = seen.values
     waiting = iter(inputs)
-    for node in graph.graph.nodes:
+    *nodes, output = graph.graph.nodes
+    for node in nodes:
         if node.op == "placeholder":
             values[node] = next(waiting)
         elif node.op == "get_attr":
             held = operator.attrgetter(node.target)(graph)
             values[node] = fresh(held.shape, tensors.CONSTANT) if isinstance(held, Tensor) else held
-        elif node.op == "output":
-            return [values.get(each) for each in tree_leaves(node.args[0])]
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _perform(node, args, kwargs, seen)
-    return []
+    return [values.get(each) for each in tree_leaves(output.args[0])]
 
 
 def each_its_own(node: fx.Node, axes: Axes) -> None:

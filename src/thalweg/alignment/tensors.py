@@ -187,10 +187,8 @@ def identity(call: Operation) -> Axes | None:
     return Axes([Atom(call.shape[0])] * 2) if len({*call.shape}) == 1 else None
 
 
-def cat(call: Operation) -> Axes | None:
+def cat(call: Operation) -> Axes:
     tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
-    if len(call.shape) != len(tensors[0]):
-        return None
     dim = int(call["dim"]) % len(tensors[0])  # an empty one may have fewer
     others = broadcast(*(_replaced(axes, dim, Atom(1)) for axes in tensors))
     return _replaced(others, dim, total([axes[dim] for axes in tensors]))
