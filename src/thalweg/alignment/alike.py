@@ -1,7 +1,7 @@
 """Whether a network is called in the same way by two batches, apart from the values of tensors."""
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,9 @@ def equal(one: Any, two: Any) -> bool:
         return len(one) == len(two) and all(map(equal, one, two))
     if isinstance(one, Mapping):
         return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
-    if hasattr(one, "__dict__") and (is_dataclass(one) or _by_identity(type(one))):
+    if is_dataclass(one):
+        return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
+    if hasattr(one, "__dict__") and _by_identity(type(one)):
         return equal(vars(one), vars(two))
     return bool(one == two)
 
