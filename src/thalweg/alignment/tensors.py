@@ -36,7 +36,7 @@ class Operation:
 
     @property
     def tensors(self) -> list[Axes]:
-        return [value for value in tree_leaves(list(self.args.values()), is_leaf=_is_axes) if _is_axes(value)]
+        return axes_in([*self.args.values()])
 
     def dim(self) -> int:
         return int(self["dim"] or 0) % max(len(self.tensors[0]), 1)
@@ -63,8 +63,10 @@ class Operation:
         return f"'{self.name}' is not known to keep units apart"
 
 
-def _is_axes(value: Any) -> bool:
-    return isinstance(value, Axes)
+def axes_in(values: Any) -> list[Axes]:
+    """The axes of all tensors in nested values, which are themselves tuples."""
+    found = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
+    return [value for value in found if isinstance(value, Axes)]
 
 
 def unknown(call: Operation, why: str = "") -> Any:
