@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batches import mapped
+
 
 def alike(one: Any, two: Any) -> bool:
     """Whether two nested batches have tensors of the same shapes, and are equal in everything else.
@@ -16,20 +18,14 @@ def alike(one: Any, two: Any) -> bool:
     >>> alike({"x": x, "mode": "a"}, {"x": x + 1, "mode": "a"}), alike({"x": x, "mode": "a"}, {"x": x, "mode": "b"})
     (True, False)
     """
-    if isinstance(one, Tensor) and isinstance(two, Tensor):
-        return one.shape == two.shape
-    if type(one) is not type(two):
-        return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(alike, one, two))
-    if isinstance(one, Mapping):
-        return one.keys() == two.keys() and all(alike(one[key], two[key]) for key in one)
-    if is_dataclass(one) and not isinstance(one, type) and not hasattr(one, "to"):
-        return all(alike(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
     try:
-        return equal(one, two)
+        return equal(*(mapped(batch, _shape) for batch in (one, two)))
     except Exception:  # whatever the comparison of a user's objects raises, or a cycle in them
         return False
+
+
+def _shape(item: Any) -> Any:
+    return item.shape if isinstance(item, Tensor) else item
 
 
 def equal(one: Any, two: Any) -> bool:
@@ -46,7 +42,9 @@ def equal(one: Any, two: Any) -> bool:
         return len(one) == len(two) and all(map(equal, one, two))
     if isinstance(one, Mapping):
         return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
-    if hasattr(one, "__dict__") and (is_dataclass(one) or _by_identity(type(one))):
+    if is_dataclass(one):
+        return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(one))
+    if hasattr(one, "__dict__") and _by_identity(type(one)):
         return equal(vars(one), vars(two))
     return bool(one == two)
 

@@ -56,19 +56,5 @@ def matmul(call: Operation) -> Axes:
     return broadcast(kept, *added)
 
 
-def tensordot(call: Operation) -> Axes:
-    """Products of all entries of one with all of the other, summed over some axes."""
-    one, two = call.tensors
-    last = [-1] if call.name == "inner" else []
-    mine = [d % len(one) for d in call["dims_self"] or last]
-    theirs = [d % len(two) for d in call["dims_other"] or last]
-    for i, j in zip(mine, theirs, strict=True):
-        unify(one[i], two[j])
-    call.mix_dims(one, mine)
-    call.mix_dims(two, theirs)
-    rest = [axis for k, axis in enumerate(two) if k not in theirs]
-    return Axes([*(axis for k, axis in enumerate(one) if k not in mine), *rest])
-
-
 def distances(call: Operation) -> Axes:
     return contract(call, "...id,...jd->...ij", *call.tensors)

@@ -23,9 +23,10 @@ from .tracing import Tracing
 
 CONTRACTING = (
     layers.linear, layers.bilinear, layers.attention, layers.convolution, layers.recurrent, layers.cell,
-    contractions.einsum, contractions.matmul, contractions.tensordot, contractions.distances,
+    contractions.einsum, contractions.matmul, contractions.distances,
 )  # fmt: skip
-CONTRACTIONS = {name for name, rule in RULES.items() if rule in CONTRACTING}  # what units are for
+COMPOSED = {"tensordot", "inner", "outer", "ger"}  # which torch makes of these
+CONTRACTIONS = {name for name, rule in RULES.items() if rule in CONTRACTING} | COMPOSED  # what units are for
 ROUNDING = 1e-10  # of the squares: a variance below it is none
 Place = tuple[fx.Node, int]  # a node, and which of its blocks
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
 from .contractions import contract
@@ -110,16 +110,8 @@ def channelwise(call: Operation) -> Axes:
     x, *rest = call.tensors
     for axes in rest:
         unify(axes[0], x[1])
-    parted(x[1], call["num_groups"] or 1)
     call.mix_dims(x, [k for k in range(len(x)) if k != 1])
-    call.mix_dims(x, [1] if call["num_groups"] else [])
     return x
-
-
-def embedding(call: Operation) -> Axes:
-    pin(call["weight"][0], INDEXED)
-    call.mix_dims(call["weight"], [0])
-    return Axes([*call["indices"], call["weight"][1]])
 
 
 def renormed(call: Operation) -> Axes:
@@ -185,7 +177,8 @@ def recurrent(call: Operation) -> list[Axes]:
     batch = [] if len(x) < 3 else [x[0] if call["batch_first"] else x[1]]
     pin(x[1] if batch and call["batch_first"] else x[0], POSITION)
     _mix_features(call, x[:-1], [x[-1], *outputs, *cells])
-    for axes, node, units in zip(call.tensors[1:], _starts(call.node), (outputs, cells), strict=False):
+    starts = tree_leaves(call.node.args[1])  # one node, or one for each of two states
+    for axes, node, units in zip(call.tensors[1:], starts, (outputs, cells), strict=False):
         for mine, yours in zip(batch, axes[1:-1], strict=True):
             unify(mine, yours)
         if not _stays_zero(node):
@@ -195,12 +188,6 @@ def recurrent(call: Operation) -> list[Axes]:
     chooser = Atom(len(outputs), pinned=INDEXED)
     last = [Axes([chooser, *batch, chosen(units, chooser)]) for units in (outputs, cells)]
     return [Axes([*x[:-1], features]), *last]
-
-
-def _starts(node: fx.Node) -> list[Any]:
-    """Where the first states come from."""
-    first = node.args[1]
-    return [first] if isinstance(first, fx.Node) else list(first)  # type: ignore[arg-type]
 
 
 def _stays_zero(node: Any) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..runtime.recompiled import interpreted
 from ..runtime.rng import seeded
+from ..weightspace.state import preserved
 
 WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
@@ -64,26 +65,15 @@ def training(net: nn.Module, every: bool = True) -> Iterator[None]:
     do in it.
 
     Args:
-        net: The network, which is in eval mode afterwards, with its buffers as they were.
+        net: The network in eval mode, which is afterwards as it was.
         every: Also for parts without parameters, which may draw random numbers as dropout does.
     """
-    parts = [part for part in net.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    held = [(part._buffers, dict(part._buffers)) for part in parts]
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-    try:
+    with preserved(net), _WithoutDropout():
         net.train()  # which a network may override, to set flags of its own or to keep parts in eval mode
         for part in net.modules():
             own = every or any(True for _ in part.parameters())
             part.training &= own and (_hooked(part) or not _reads_mode(type(part)))  # type: ignore[arg-type]
-        with _WithoutDropout():
-            yield
-    finally:
-        net.eval()
-        for registry, before in held:
-            registry.update(before)  # some may have been replaced, not written to
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        yield
 
 
 @cache

@@ -43,18 +43,17 @@ def trace(graph: fx.GraphModule, inputs: Sequence[Any], seen: Seen) -> list[Any]
     graph.graph.eliminate_dead_code(writes)  # which may take apart what is never used so
     values = seen.values
     waiting = iter(inputs)
-    for node in graph.graph.nodes:
+    *nodes, output = graph.graph.nodes
+    for node in nodes:
         if node.op == "placeholder":
             values[node] = next(waiting)
         elif node.op == "get_attr":
             held = operator.attrgetter(node.target)(graph)
             values[node] = fresh(held.shape, tensors.CONSTANT) if isinstance(held, Tensor) else held
-        elif node.op == "output":
-            return [values.get(each) for each in tree_leaves(node.args[0])]
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = _perform(node, args, kwargs, seen)
-    return []
+    return [values.get(each) for each in tree_leaves(output.args[0])]
 
 
 def each_its_own(node: fx.Node, axes: Axes) -> None:
@@ -109,7 +108,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
 def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -> Any:
     """The axes after an operation without a rule, by those of which torch makes it; None where it makes it of none."""
     target: Any = node.target
-    how = target.decompose if _is_composite(target) else decomposition_table.get(target)
+    composite = isinstance(target, torch._ops.OpOverload) and target._can_decompose()
+    how = target.decompose if composite else decomposition_table.get(target)
     if how is None or shape is None:
         return None
     given, spec = tree_flatten((node.args, node.kwargs))
@@ -135,10 +135,6 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
 def _is_torchs(node: fx.Node) -> bool:
     """Not one of the same name that somebody has added."""
     return getattr(node.target, "namespace", "aten") in ("aten", "prims")
-
-
-def _is_composite(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
 
 
 def takes_part(node: fx.Node) -> bool:
@@ -179,48 +175,41 @@ RULES: Mapping[str, Callable[[Operation], Any]] = {
     name: rule
     for rule, names in (
         # in addition to those that torch calls pointwise
-        (tensors.elementwise, "alias alpha_dropout absolute contiguous copy detach detach_copy divide dropout "
-         "feature_alpha_dropout feature_dropout fill floor_divide greater greater_equal hardswish layer_norm less "
-         "less_equal lift_fresh_copy log_sigmoid log_softmax multiply native_dropout negative not_equal resolve_conj "
-         "rms_norm softmax softsign subtract swish tanhshrink to _softmax _log_softmax _safe_softmax _to_copy "
-         "_weight_norm complex polar real imag conj bernoulli exponential normal rand_like randn_like uniform isclose "
-         "special_expit special_ndtr _conj _conj_physical log_sigmoid_forward __and__ __or__ __xor__ __lshift__ "
-         "__rshift__ __iand__ __ior__ __ixor__"),
+        (tensors.elementwise, "alias contiguous copy detach detach_copy dropout fill lift_fresh_copy log_softmax "
+         "native_dropout resolve_conj softmax to _softmax _log_softmax _safe_softmax _to_copy _weight_norm complex "
+         "polar real imag bernoulli exponential normal rand_like randn_like uniform _conj _conj_physical "
+         "log_sigmoid_forward __iand__ __ior__ __ixor__"),
         (layers.linear, "linear"), (layers.bilinear, "bilinear"), (contractions.einsum, "einsum"),
         (contractions.matmul, "matmul linalg_matmul mm _sparse_mm bmm addmm baddbmm mv dot vdot addmv"),
-        (contractions.tensordot, "tensordot inner outer ger"), (contractions.distances, "cdist"),
-        (layers.attention, "scaled_dot_product_attention"),
+        (contractions.distances, "cdist"), (layers.attention, "scaled_dot_product_attention"),
         (layers.convolution, "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"),
         (layers.spatial, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
          "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
          "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d "
          "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
          "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
-         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
-         "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"),
+         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d "
+         "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"),
         (layers.sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
-        (layers.channelwise, "batch_norm instance_norm group_norm prelu _native_batch_norm_legit_no_training"),
+        (layers.channelwise, "batch_norm _native_batch_norm_legit_no_training"),
         (tensors.reduction, "mean sum amax amin aminmax var std var_mean std_mean logsumexp linalg_vector_norm norm "
          "linalg_norm linalg_matrix_norm frobenius_norm quantile nanquantile prod any all max min median nanmedian "
-         "kthvalue mode argmax argmin nansum nanmean cosine_similarity dist pairwise_distance mse_loss l1_loss "
-         "smooth_l1_loss huber_loss"),
+         "kthvalue mode argmax argmin nansum nanmean"),
         (tensors.along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk roll flip diff unfold fft_fft "
-         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn "
-         "_fft_c2c _fft_r2c _fft_c2r"),
-        (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_as reshape_as ravel"),
-        (tensors.permuted, "permute transpose t movedim moveaxis swapaxes swapdims mT numpy_T adjoint mH"),
-        (tensors.first, "type_as"), (tensors.expand, "expand expand_as broadcast_to"), (tensors.repeat, "repeat tile"),
-        (tensors.cat, "cat concat concatenate hstack vstack"),
-        (tensors.stack, "stack"), (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty "
-         "zeros_like ones_like full_like empty_like scalar_tensor rand randn randint"), (tensors.identity, "eye"),
-        (tensors.divided, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk"),
-        (tensors.sliced, "slice narrow"), (tensors.select, "select"),
-        (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"), (tensors.diagonals, "diag_embed"),
-        (tensors.sorted_into, "searchsorted"), (tensors.indexed, "index"), (tensors.written, "index_put"),
+         "fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn _fft_c2c _fft_r2c "
+         "_fft_c2r"),
+        (tensors.reshape, "view reshape flatten unflatten squeeze unsqueeze _unsafe_view"),
+        (tensors.permuted, "permute transpose t mT numpy_T"), (tensors.expand, "expand"), (tensors.repeat, "repeat"),
+        (tensors.cat, "cat"),
+        (tensors.filled, "zeros ones full empty new_zeros new_ones new_full new_empty zeros_like ones_like full_like "
+         "empty_like scalar_tensor rand randn randint"),
+        (tensors.identity, "eye"), (tensors.divided, "split split_with_sizes chunk"), (tensors.sliced, "slice narrow"),
+        (tensors.select, "select"), (tensors.unbind, "unbind"), (tensors.diagonal, "diagonal"),
+        (tensors.diagonals, "diag_embed"), (tensors.sorted_into, "searchsorted"), (tensors.indexed, "index"),
+        (tensors.written, "index_put"),
         (tensors.gathered, "gather index_select index_add index_copy index_reduce scatter scatter_add scatter_reduce"),
         (tensors.padded, "pad constant_pad_nd"), (tensors.paired, "view_as_real view_as_complex"),
-        (tensors.vmapped, "_add_batch_dim _remove_batch_dim"),
-        (layers.embedding, "embedding"), (layers.embedding_bag, "embedding_bag"),
+        (tensors.vmapped, "_add_batch_dim _remove_batch_dim"), (layers.embedding_bag, "embedding_bag"),
         (layers.renormed, "embedding_renorm"),
         (layers.recurrent, " ".join(layers.GATES)), (layers.cell, " ".join(f"{name}_cell" for name in layers.GATES)),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from .axes import APART, INDEXED, Atom, Axes, choose, chosen, fresh, parted, pieces, pin, product, regroup, total, unify
+from .axes import APART, INDEXED, Atom, Axes, choose, fresh, parted, pieces, pin, product, regroup, total, unify
 
 POSITION = "its entries are positions, not units"
 MASKS = (torch.bool, torch.uint8)  # which choose entries one by one
@@ -36,7 +36,7 @@ class Operation:
 
     @property
     def tensors(self) -> list[Axes]:
-        return [value for value in tree_leaves(list(self.args.values()), is_leaf=_is_axes) if _is_axes(value)]
+        return axes_in([*self.args.values()])
 
     def dim(self) -> int:
         return int(self["dim"] or 0) % max(len(self.tensors[0]), 1)
@@ -63,8 +63,10 @@ class Operation:
         return f"'{self.name}' is not known to keep units apart"
 
 
-def _is_axes(value: Any) -> bool:
-    return isinstance(value, Axes)
+def axes_in(values: Any) -> list[Axes]:
+    """The axes of all tensors in nested values, which are themselves tuples."""
+    found = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
+    return [value for value in found if isinstance(value, Axes)]
 
 
 def unknown(call: Operation, why: str = "") -> Any:
@@ -91,23 +93,21 @@ def broadcast(*tensors: Axes) -> Axes:
 
 
 def elementwise(call: Operation) -> Any:
-    """Each entry alone, or, as a softmax and a norm, along some axes that stay."""
+    """Each entry alone, or, as a softmax, along an axis that stays."""
     if not call.tensors:  # random numbers of a shape
         return filled(call)
     found = broadcast(*call.tensors)
     if isinstance(call["dim"], int):
         call.mix_dims(found, [call["dim"] % max(len(found), 1)])
-    if call["normalized_shape"]:
-        call.mix_dims(found, range(len(found) - len(call["normalized_shape"]), len(found)))
     return [found] * len(call.shape) if isinstance(call.shape, list) else found
 
 
 def reduction(call: Operation) -> Any:
-    """One value for many; of two tensors, their distance. If places are returned too, and used, they have an order."""
+    """One value for many. If places are returned too, and used, they have an order."""
     x, several = broadcast(*call.tensors), isinstance(call.shape, list)
     if len(call.tensors) > 1 and call.shape == tuple(axis.size for axis in x):
         return x  # the larger of two
-    gone = [len(x) - 1] if call.name == "pairwise_distance" else call.dims("dim", of=x)
+    gone = call.dims("dim", of=x)
     if "norm" in call.name and len(gone) == 2:  # as of a matrix, of which both axes are renumbered as a whole
         for one, two in (gone, gone[::-1]):
             call.mix(x[one], [x[two]])
@@ -162,10 +162,6 @@ def reshape(call: Operation) -> Axes:
     return Axes(found)
 
 
-def first(call: Operation) -> Axes:
-    return call.tensors[0]
-
-
 def permuted(call: Operation) -> Axes:
     x, *rest = call.args.values()
     sizes = call.target(torch.empty([*range(2, 2 + len(x))], device="meta"), *rest).shape
@@ -193,19 +189,11 @@ def identity(call: Operation) -> Axes | None:
     return Axes([Atom(call.shape[0])] * 2) if len({*call.shape}) == 1 else None
 
 
-def cat(call: Operation) -> Axes | None:
+def cat(call: Operation) -> Axes:
     tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
-    if len(call.shape) != len(tensors[0]):
-        return None
-    dim = int({"hstack": 1, "vstack": 0}.get(call.name, call["dim"])) % len(tensors[0])  # an empty one may have fewer
+    dim = int(call["dim"]) % len(tensors[0])  # an empty one may have fewer
     others = broadcast(*(_replaced(axes, dim, Atom(1)) for axes in tensors))
     return _replaced(others, dim, total([axes[dim] for axes in tensors]))
-
-
-def stack(call: Operation) -> Axes:
-    dim, chooser = int(call["dim"]) % len(call.shape), Atom(len(call.tensors), pinned=INDEXED)
-    found = [chosen(parts, chooser) for parts in zip(*call.tensors, strict=True)]
-    return Axes([*found[:dim], chooser, *found[dim:]])
 
 
 def _pieces(axis: Atom, sizes: Sequence[int]) -> Sequence[Atom]:

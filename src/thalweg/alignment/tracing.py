@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from ..errors import ThalwegError, first_line
 from ..weightspace.weights import Weights
@@ -20,7 +19,7 @@ from .modes import training
 from .network_copy import NetworkCopy
 from .operations import HAND, Seen, each_its_own, named, takes_part, trace
 from .permutation import Term, spread
-from .tensors import CONSTANT
+from .tensors import CONSTANT, axes_in
 from .terms import in_groups, undecided
 
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
@@ -187,10 +186,9 @@ class Tracing:
         """Groups that occur only next to another one, or to a pinned axis, in every tensor of the graph, and are not
         mixed along it: each of its units may have a numbering of its own.
         """
-        held = tree_leaves([*self.seen.values.values()], is_leaf=lambda value: isinstance(value, Axes))
         blocks = [
             Counter(filter(None, labels))
-            for axes in {self.terms(value) for value in held if isinstance(value, Axes)}
+            for axes in {self.terms(value) for value in axes_in([*self.seen.values.values()])}
             for _, labels in spread(torch.empty([term[1] for term in axes], device="meta"), axes)
         ]
         mixed = {
@@ -218,8 +216,7 @@ class Tracing:
 
 def _leaves_in(values: Any) -> set[int]:
     """The atoms in axes, by id."""
-    held = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
-    return {id(leaf) for axes in held if isinstance(axes, Axes) for axis in axes for leaf in leaves(axis)}
+    return {id(leaf) for axes in axes_in(values) for axis in axes for leaf in leaves(axis)}
 
 
 def _kept(spec: Any) -> str:

@@ -56,7 +56,8 @@ class Trial:
         """How far renumbering these groups moves the outputs, as `apart` says, in the first trial that fails."""
         groups, worst = list(groups), 0.0
         for attempt in _attempts(groups):
-            worst = max(worst, self._error(groups, axes or self.proposed.axes, attempt))
+            with self._renumbered(groups, axes or self.proposed.axes, attempt):
+                worst = max(worst, apart(self.expected, self.network.outputs()))
             if worst > CLOSE:
                 break
         return worst
@@ -71,10 +72,6 @@ class Trial:
     @cached_property
     def slopes(self) -> dict[str, Tensor]:
         return self.network.gradients()
-
-    def _error(self, groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int) -> float:
-        with self._renumbered(groups, axes, attempt):
-            return apart(self.expected, self.network.outputs())
 
     def _gradient_error(self, groups: Sequence[Group], attempt: int) -> float:
         expected = {name: slope.clone() for name, slope in self.slopes.items()}
