@@ -93,7 +93,7 @@ class Trial:
             self._renumber(tensors, groups, axes, attempt)
             yield
         finally:
-            self._restore({name: self.given[name] for group in groups for name, _ in group.axes})
+            self._restore({name: self.given[name] for group in groups for name, _ in group.axes if name in tensors})
 
     def _renumber(
         self, tensors: Mapping[str, Tensor], groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int
