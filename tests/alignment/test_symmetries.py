@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -486,6 +487,24 @@ def test_symmetries_groups_by_hand_are_proven(left):
     assert not symmetries.groups
     assert symmetries.dropped["hidden"] > 1e-3
     assert "renumbering 'hidden' changed the outputs or gradients, by" in str(symmetries)
+
+
+@pytest.mark.parametrize("left", [*HAND["hidden"], "three.weight", None])
+def test_symmetries_groups_by_hand_tell_of_weights_that_a_batch_does_not_show(left):
+    """Those of a layer that is never active."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden) + net.four((net.three(hidden) - 1e3).relu())
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(8, 5), four=nn.Linear(5, 4))
+    rest = {name: axis for name, axis in {**HAND["hidden"], "three.weight": 1}.items() if name != left}
+    unseen = pytest.warns(
+        UserWarning, match=r"do not depend on some weights outside of groups= \('three.weight'\): where"
+    )
+    with unseen if left == "three.weight" else nullcontext():
+        symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": rest})
+    assert bool(symmetries.groups) == (left in (None, "three.weight"))
 
 
 def test_symmetries_groups_that_pass_only_alone_are_not_both_used():

@@ -41,6 +41,7 @@ class NetworkCopy:
         kind: Of the batch.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
+        idle: The parameters that take no part in any batch, where that is looked at.
         given: The examples of each kind of batch, as they were given.
         entries: Of all tensors that the network computed last.
         made: How many of its outputs are predictions; the others are targets, and outputs of other calls.
@@ -69,6 +70,7 @@ class NetworkCopy:
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         self.further: list[Any] = []
         self.trained: list[Called] = []
+        self.idle: set[str] = set()
         self.given: list[Any] = []
         outputs = self._fit(batch)
         if not finite(outputs[: self.made]):
