@@ -212,11 +212,12 @@ class NetworkCopy:
         """Warn if the network computes something else in its own precision with aligned weights, far beyond what
         rounding b changes: it may branch on the dtype of a tensor.
         """
-        rounded = replace(b, vector=b.vector * (1 + 4 * torch.finfo(b.vector.dtype).eps))
+        few = 4 * torch.finfo(b.vector.dtype).eps
+        rounded = replace(b, vector=b.vector * (1 + few))
         far = rounding = 0.0
         with suppress(Exception):  # it may need an autocast, which is not known here
             before, rough, after = map(self._own_outputs, (b, rounded, aligned))
-            far, rounding = apart(before, after), apart(before, rough)
+            far, rounding = apart(before, after, 4 * few), apart(before, rough)
         if far > max(CHANGED, 100 * rounding):
             warn(
                 f"the outputs of the aligned network differ from those of b by {far:.2g} of their size in the "

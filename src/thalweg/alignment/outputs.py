@@ -13,23 +13,25 @@ FLAT = 1e-4  # of the largest gradient: smaller ones may be rounding
 MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to -1e9, are no measure for the others
 
 
-def apart(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """The largest difference of outputs, relative to how far each varies; infinite where they are not alike."""
+def apart(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = ROUNDING) -> float:
+    """The largest difference of outputs, beyond rounding, relative to how far each varies; infinite where they are not
+    alike.
+    """
     one, two = [*_plain(one)], [*_plain(two)]
     if not same_finite(one, two):
         return inf
     pairs = [(mine.double(), yours.double(), mine.isfinite()) for mine, yours in zip(one, two, strict=True)]
-    return max((_distance(mine[here], yours[here]) for mine, yours, here in pairs if here.any()), default=0.0)
+    return max((_distance(mine[here], yours[here], rounding) for mine, yours, here in pairs if here.any()), default=0.0)
 
 
-def _distance(one: Tensor, two: Tensor) -> float:
-    """Beyond rounding; numbers far larger than the others, such as masked logits, are measured by themselves alone."""
+def _distance(one: Tensor, two: Tensor, rounding: float) -> float:
+    """Numbers far larger than the others, such as masked logits, are measured by themselves alone."""
     sizes = one.abs()
     levels = (sizes[sizes > 0].log2() * 128).round().unique() / 128  # masked logits are many, but few different ones
     masked = sizes > (MASKED * levels.median().exp2() if levels.numel() else 0)
     usual = one[~masked]
     scale = float((usual - usual.median()).abs().max()) or float(usual.abs().max()) or 1.0
-    beyond = ((one - two).abs() - ROUNDING * sizes).clamp(min=0)
+    beyond = ((one - two).abs() - rounding * sizes).clamp(min=0)
     return float((beyond / torch.where(masked, sizes, scale)).max())
 
 
