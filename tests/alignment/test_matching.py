@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from align_cases import AlignmentCase, Of, images, sequences, vectors
+from align_cases import AlignmentCase, Of, images, sequences, tokens, vectors
 from align_zoo import ALIGNABLE, random_permutation
 from torch import nn
 
@@ -24,6 +24,17 @@ def noisy(weights, seed=0, share=0.01):
 
 def pooled(*layers, width):
     return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
+
+
+def residual():
+    """A group norm before a convolution along a residual stream."""
+
+    def forward(net, x):
+        x = net.stem(x)
+        return net.head((x + net.conv(nn.functional.silu(net.norm(x)))).mean((2, 3)))
+
+    parts = {"conv": nn.Conv2d(8, 8, 3, padding=1), "norm": nn.GroupNorm(2, 8), "stem": nn.Conv2d(3, 8, 3, padding=1)}
+    return Of(forward, **parts, head=nn.Linear(8, 4))
 
 
 NESTED = {
@@ -48,6 +59,7 @@ NESTED = {
         sequences, 0, 0.0,
     ),
     "channel shuffle": ALIGNABLE["channel shuffle"],
+    "group norm, residual": AlignmentCase(residual, images, 0, 0.0),
 }  # fmt: skip
 
 
@@ -128,6 +140,21 @@ def test_align_by_activations_sees_units_before_every_contraction(name):
     assert hidden
     assert not hidden & {*aligned.unseen}
     assert torch.equal(aligned.vector, a.vector)
+
+
+def test_align_by_activations_takes_masks_with_infinity():
+    """One per head, as torch makes of a mask of padding."""
+
+    def forward(net, x):
+        return net.head(net.layer(net.embedding(x), src_key_padding_mask=x == 0).mean(1))
+
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    net, batch = Of(forward, embedding=nn.Embedding(9, 8), layer=layer, head=nn.Linear(8, 4)), tokens()
+    assert (batch[0] == 0).any()
+    a = tw.Weights.of(net)
+    b = random_permutation(tw.symmetries(net, TASK, batch)).apply(a)
+    assert torch.equal(tw.align(net, a, b, TASK, [batch], by="activations").vector, a.vector)
 
 
 def test_align_by_activations_names_groups_without_any():

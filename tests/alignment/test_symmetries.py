@@ -1,6 +1,8 @@
 """Symmetries: found in every kind of network, proven, and never wrong."""
 
+import copy
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -171,6 +173,32 @@ def test_symmetries_constant_of_equal_values_pins_nothing(mask, persistent, grou
     net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     net.register_buffer("mask", mask, persistent=persistent)
     assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == groups
+
+
+def masked(net, x):
+    return net.two(F.conv2d(x, net.one.weight * net.mask, net.one.bias).relu()).mean((2, 3))
+
+
+def masked_in_place(net, x):
+    net.one.weight.data *= net.mask
+    return net.two(net.one(x).relu()).mean((2, 3))
+
+
+@pytest.mark.parametrize("forward", [masked, masked_in_place])
+def test_symmetries_mask_of_positions_pins_no_channels(forward):
+    """As in PixelCNN. Its order goes with that of the channels, should it change later."""
+    net, (x, y) = Of(forward, one=nn.Conv2d(3, 8, 3), two=nn.Conv2d(8, 4, 1)), ALIGNABLE["batch norm"].batch()
+    net.register_buffer("mask", torch.ones(8, 3, 3, 3).tril())
+    symmetries = tw.symmetries(net, TASK, (x, y))
+    assert [group.axes for group in symmetries.groups.values()] == [
+        (("one.weight", 0), ("one.bias", 0), ("two.weight", 1), ("mask", 0))
+    ]
+    assert symmetries.pinned["one.weight[2]"] == "'mask' is not trained and keeps its order"
+    net.mask.copy_(torch.rand(8, 3, 3, 3))
+    other = copy.deepcopy(net)
+    random_permutation(symmetries).apply(tw.Weights.of(net)).load_into(other)
+    assert not torch.equal(other.mask, net.mask)
+    assert torch.allclose(other(x), net(x), atol=1e-6)
 
 
 def test_symmetries_unused_units_keep_their_order():
@@ -459,6 +487,24 @@ def test_symmetries_groups_by_hand_are_proven(left):
     assert not symmetries.groups
     assert symmetries.dropped["hidden"] > 1e-3
     assert "renumbering 'hidden' changed the outputs or gradients, by" in str(symmetries)
+
+
+@pytest.mark.parametrize("left", [*HAND["hidden"], "three.weight", None])
+def test_symmetries_groups_by_hand_tell_of_weights_that_a_batch_does_not_show(left):
+    """Those of a layer that is never active."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden) + net.four((net.three(hidden) - 1e3).relu())
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(8, 5), four=nn.Linear(5, 4))
+    rest = {name: axis for name, axis in {**HAND["hidden"], "three.weight": 1}.items() if name != left}
+    unseen = pytest.warns(
+        UserWarning, match=r"do not depend on some weights outside of groups= \('three.weight'\): where"
+    )
+    with unseen if left == "three.weight" else nullcontext():
+        symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": rest})
+    assert bool(symmetries.groups) == (left in (None, "three.weight"))
 
 
 def test_symmetries_groups_that_pass_only_alone_are_not_both_used():

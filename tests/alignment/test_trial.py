@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import thalweg as tw
 from thalweg.alignment.groups import Group, by_hand
 from thalweg.alignment.network_copy import NetworkCopy
+from thalweg.alignment.outputs import apart
 from thalweg.alignment.trial import Trial, _order
 
 TASK = tw.classification()
@@ -177,3 +178,11 @@ def test_symmetries_of_units_that_are_halved_again_and_again():
         assert not symmetries.groups
         assert not symmetries.dropped
         assert "one.weight[0]" in symmetries.pinned
+
+
+def test_outputs_that_vary_by_rounding_alone_are_not_apart():
+    """As a cosine similarity that is always one; how far outputs vary is no measure for these."""
+    one, two = torch.tensor([1.0, 1.0 - 6e-8]), torch.tensor([1.0 - 6e-8, 1.0])
+    assert apart([one], [two]) > 0.9
+    assert apart([one], [two], rounding=1e-6) == 0
+    assert apart([one], [two * 1.1], rounding=1e-6) > 0.9

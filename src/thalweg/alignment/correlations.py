@@ -145,5 +145,7 @@ class Correlations:
 
 
 def _units(view: Tensor, labels: Sequence[str]) -> Tensor:
+    """With a row for each unit; infinities, as those of masks, count as zero."""
+    view = view.masked_fill(view.isinf(), 0.0)
     dims = [k for k, label in enumerate(labels) if label]
     return view.movedim(dims, [*range(len(dims))]).reshape(prod(view.shape[k] for k in dims), -1)

@@ -169,6 +169,7 @@ class FurtherCalls:
 
         include(self.network.few)
         self.follow_kinds(batches, lambda: self.numbers - used, include)
+        self.network.idle = {name for k, (name, _) in enumerate(self.net.named_parameters()) if k not in used}
 
 
 def warn_of_training(why: str) -> None:

@@ -15,7 +15,9 @@ from .permutation import Permutation, renumber
 
 PASSES = 100  # at most; a few are enough
 TRIES, ROUNDS = 4, 2  # to match groups that are inside the same units and in the same tensors
-STARTS = 10  # at most, where what is found depends on the start
+STARTS, MANY = 10, 30  # at most, where what is found depends on the start; of small networks, where one costs little
+SMALL = 10**6  # entries
+NEAR = 0.99  # of the similarity to itself: hardly more can be found
 FAINT = 1e-4  # a correlation that decides nothing
 LEAST = 1e-6  # relative gain below which nothing has moved
 ALIKE = 1e-12  # relative difference of two sums of the same products
@@ -46,18 +48,22 @@ class Matching:
 
     def run(self, seed: int) -> int:
         """Match all groups until nothing moves; the number of passes. Where groups are tangled, from several random
-        orders, until the best that was found is found again.
+        orders: of large networks, until the best that was found is found again.
         """
         generator = torch.Generator().manual_seed(seed)
         passes = self._descend(generator)
         if not self._tangled():
             return passes
         best, orders = _similarity(self.all), {**self.orders}
-        for _ in range(STARTS - 1):
+        most = sum(_similarity([(each, each, labels)]) for *pair, labels in self.all for each in pair) / 2
+        large = _entries(self.all) > SMALL
+        for _ in range((STARTS if large else MANY) - 1):
+            if best >= NEAR * most:
+                break
             self._shuffle(generator)
             passes += self._descend(generator)
             reached = _similarity(self.all)
-            if abs(reached - best) <= ALIKE * abs(best):
+            if large and abs(reached - best) <= ALIKE * abs(best):
                 break
             if reached > best:
                 best, orders = reached, {**self.orders}

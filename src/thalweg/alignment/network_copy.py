@@ -41,6 +41,7 @@ class NetworkCopy:
         kind: Of the batch.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
+        idle: The parameters that take no part in any batch, where that is looked at.
         given: The examples of each kind of batch, as they were given.
         entries: Of all tensors that the network computed last.
         made: How many of its outputs are predictions; the others are targets, and outputs of other calls.
@@ -69,6 +70,7 @@ class NetworkCopy:
         self.tensors = {name: tensor for name, tensor in moving.items() if tensor.is_floating_point()}
         self.further: list[Any] = []
         self.trained: list[Called] = []
+        self.idle: set[str] = set()
         self.given: list[Any] = []
         outputs = self._fit(batch)
         if not finite(outputs[: self.made]):
@@ -210,12 +212,12 @@ class NetworkCopy:
         """Warn if the network computes something else in its own precision with aligned weights, far beyond what
         rounding b changes: it may branch on the dtype of a tensor.
         """
-        eps = torch.finfo(b.vector.dtype).eps
-        rounded = replace(b, vector=b.vector * (1 + 4 * eps))
+        few = 4 * torch.finfo(b.vector.dtype).eps
+        rounded = replace(b, vector=b.vector * (1 + few))
         far = rounding = 0.0
         with suppress(Exception):  # it may need an autocast, which is not known here
             before, rough, after = map(self._own_outputs, (b, rounded, aligned))
-            far, rounding = apart(before, after, 16 * eps), apart(before, rough)
+            far, rounding = apart(before, after, 4 * few), apart(before, rough)
         if far > max(CHANGED, 100 * rounding):
             warn(
                 f"the outputs of the aligned network differ from those of b by {far:.2g} of their size in the "

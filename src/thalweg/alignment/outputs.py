@@ -14,19 +14,18 @@ MASKED = 1e6  # times the typical size: outputs beyond it, such as logits set to
 
 
 def apart(one: Sequence[Tensor], two: Sequence[Tensor], rounding: float = ROUNDING) -> float:
-    """The largest difference of outputs beyond rounding, relative to how far each varies; infinite where they are not
+    """The largest difference of outputs, beyond rounding, relative to how far each varies; infinite where they are not
     alike.
     """
     one, two = [*_plain(one)], [*_plain(two)]
     if not same_finite(one, two):
         return inf
     pairs = [(mine.double(), yours.double(), mine.isfinite()) for mine, yours in zip(one, two, strict=True)]
-    found = (_distance(mine[here], yours[here], rounding) for mine, yours, here in pairs if here.any())
-    return max(found, default=0.0)
+    return max((_distance(mine[here], yours[here], rounding) for mine, yours, here in pairs if here.any()), default=0.0)
 
 
 def _distance(one: Tensor, two: Tensor, rounding: float) -> float:
-    """Beyond rounding; numbers far larger than the others, such as masked logits, are measured by themselves alone."""
+    """Numbers far larger than the others, such as masked logits, are measured by themselves alone."""
     sizes = one.abs()
     levels = (sizes[sizes > 0].log2() * 128).round().unique() / 128  # masked logits are many, but few different ones
     masked = sizes > (MASKED * levels.median().exp2() if levels.numel() else 0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import ThalwegError
+from ..errors import ThalwegError, warn
 from ..tasks import Task
 from .further_calls import FurtherCalls
 from .groups import Group, Proposed, Symmetries, by_hand
@@ -80,6 +80,12 @@ def proven(network: NetworkCopy, proposed: Proposed) -> Symmetries:
                 f"renumbering is proven by outputs that would change otherwise, and for this batch they do not "
                 f"depend on the order of '{name}': give a batch on which its units are active"
             )
+    if proposed.by_hand and groups and (names := trial.hidden(groups.values())):
+        warn(
+            "renumbering is proven by outputs, and for this batch they do not depend on some weights outside of groups="
+            f" ('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another batch uses them, an "
+            "aligned network may compute something else; give one on which they are active, or add them to a group"
+        )
     for error_of, close in ((trial.error, CLOSE), (trial.gradient_error, STEEP)):
         if error_of(groups.values()) > close:  # each alone, but not all
             groups, failed = _together(trial, groups, error_of, close)

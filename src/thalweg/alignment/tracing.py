@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ThalwegError, first_line
+from ..weightspace.layout import named_buffers
 from ..weightspace.weights import Weights
-from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle, unify
 from .calls import Called, recorded, scripted_parts
 from .further_calls import RANDOM_PATH, FurtherCalls, warn_of_training
 from .groups import Proposed, grouped
@@ -23,6 +24,8 @@ from .tensors import CONSTANT, axes_in
 from .terms import in_groups, undecided
 
 HELD = ("PARAMETER", "BUFFER")  # what a module holds, in the words of torch.export
+WRITTEN = ("PARAMETER_MUTATION", "BUFFER_MUTATION")
+KEPT = "'{}' is not trained and keeps its order"
 
 
 class Tracing:
@@ -31,6 +34,7 @@ class Tracing:
     Attributes:
         network: The network.
         atoms: The axes of its tensors.
+        saved: The axes of its other buffers that are saved.
         seen: What was followed in the graphs.
         called: The call that was traced first.
         program: Its graph.
@@ -40,6 +44,9 @@ class Tracing:
     def __init__(self, network: NetworkCopy, others: Iterable[Any] = (), example: Any = None):
         self.network, self.calls = network, FurtherCalls(network)
         self.atoms = {name: fresh(tensor.shape) for name, tensor in network.tensors.items()}
+        others_saved = {n: buffer for n, buffer in named_buffers(network.net).items() if n not in self.atoms}
+        self.saved = {name: _saved(buffer, KEPT.format(name)) for name, buffer in others_saved.items()}
+        self.names = {id(tensor): name for name, tensor in (network.tensors | others_saved).items()}
         self.seen = Seen()
         self.taken: set[int] = set()
         self.called, self.program = self._exported(network.few if example is None else network.converted(example))
@@ -94,28 +101,37 @@ class Tracing:
 
     def _follow(self, called: Called, program: Any) -> None:
         """Join and pin the axes of all tensors as the operations of a graph say."""
-        names = {id(tensor): name for name, tensor in self.network.tensors.items()}
         inputs: list[Any] = []
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
             held: Any = attrgetter(spec.target)(called) if spec.kind.name in HELD else None
-            name = names.get(id(held))
+            name = self.names.get(id(held), "")
+            if name in self.atoms and not self.seen.values:
+                each_its_own(node, self.atoms[name])
             if name:
-                if not self.seen.values:
-                    each_its_own(node, self.atoms[name])
-                inputs.append(self.atoms[name])
+                inputs.append(self._every[name])
             elif isinstance(node.meta.get("val"), Tensor):
                 why = _kept(spec)
-                constant = held is not None and spec.persistent is False  # other buffers may change in training
+                constant = held is not None and spec.persistent is False
                 inputs.append(_fixed(held, why) if constant else fresh(node.meta["val"].shape, why))
             else:
                 inputs.append(getattr(spec.arg, "value", None))
-        for axes in trace(program.graph_module, inputs, self.seen):
-            for axis in axes if isinstance(axes, Axes) else ():
-                pin(axis, "it is an output")
+        outputs = zip(program.graph_signature.output_specs, trace(program.graph_module, inputs, self.seen), strict=True)
+        for spec, axes in outputs:
+            written = attrgetter(spec.target)(called) if spec.kind.name in WRITTEN else None
+            same = self._every.get(self.names.get(id(written), ""), ())
+            for k, axis in enumerate(axes if isinstance(axes, Axes) else ()):
+                if same:
+                    unify(axis, same[k])
+                else:
+                    pin(axis, "it is an output")
         for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
             if spec.kind.name in HELD and node.users:
                 self.taken.add(id(attrgetter(spec.target)(called)))
+
+    @property
+    def _every(self) -> dict[str, Axes]:
+        return self.atoms | self.saved
 
     def _idle(self) -> list[Atom]:
         """Units that every operation only hands on, as those of `weight[k:]` where only `weight[:k]` is used, or of a
@@ -156,7 +172,7 @@ class Tracing:
         return self.called.arguments(self.network.task, self.network.converted(batch))
 
     def _proposed(self) -> Proposed:
-        while loose := next((atom for axes in self.atoms.values() for atom in undecided(axes)), None):
+        while loose := next((atom for axes in self._every.values() for atom in undecided(axes)), None):
             settle(loose)
         names: dict[int, str] = {}
         pinned: dict[int, str] = {}
@@ -174,7 +190,7 @@ class Tracing:
         self.labels: Mapping[int, str] = names | pinned
         within = self._within(names.values())
         self.labels = names | {leaf: name for leaf, name in pinned.items() if name in within.values()}
-        groups, found = grouped({name: self.terms(axes) for name, axes in self.atoms.items()})
+        groups, found = grouped({name: self.terms(axes) for name, axes in self._every.items()})
         outer = {name: groups.pop(name) for name in self.labels.values() if name in pinned.values()}
         return Proposed(groups, found, why, within, outer)
 
@@ -223,8 +239,16 @@ def _kept(spec: Any) -> str:
     """Why what a graph is given keeps its order."""
     if spec.target is None:
         return "it is an input"
-    own = spec.target.removeprefix("net.")
-    return f"'{own}' is not trained and keeps its order" if spec.kind.name in HELD else CONSTANT
+    return KEPT.format(spec.target.removeprefix("net.")) if spec.kind.name in HELD else CONSTANT
+
+
+def _saved(buffer: Tensor, why: str) -> Axes:
+    """As of a constant, such as a mask of positions; but where all values are equal, they may be initial ones of what
+    changes in training.
+    """
+    dense = buffer.layout is torch.strided and not buffer.is_nested
+    several = dense and bool((buffer != buffer.flatten()[:1]).any())
+    return _fixed(buffer, why) if several else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:

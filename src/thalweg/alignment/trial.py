@@ -1,6 +1,6 @@
 """Trying whether a renumbering leaves the outputs of a network as they were, in float64."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -52,6 +52,22 @@ class Trial:
         """Whether the outputs depend on the order of any of its tensors alone."""
         return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
 
+    def hidden(self, groups: Collection[Group]) -> list[str]:
+        """The weights in none of these groups that make no difference, so that nothing shows whether they belong in
+        one, as their shapes allow.
+        """
+        held = {name for group in groups for name, _ in group.axes} | self.network.idle
+        idle = [(name, slope.shape) for name, slope in self.slopes.items() if name not in held and not slope.any()]
+        fit = [name for name, shape in idle if any(size % group.size == 0 for size in shape for group in groups)]
+        return [name for name in fit if self._makes_no_difference(name)]
+
+    def _makes_no_difference(self, name: str) -> bool:
+        try:
+            self._restore({name: moved(self.given[name], 1.0, _generator(name, 1))})
+            return apart(self.expected, self.network.outputs()) <= CLOSE
+        finally:
+            self._restore(self.given)
+
     def error(self, groups: Iterable[Group], axes: Mapping[str, tuple[Term, ...]] | None = None) -> float:
         """How far renumbering these groups moves the outputs, as `apart` says, in the first trial that fails."""
         groups, worst = list(groups), 0.0
@@ -90,7 +106,7 @@ class Trial:
             self._renumber(tensors, groups, axes, attempt)
             yield
         finally:
-            self._restore({name: self.given[name] for group in groups for name, _ in group.axes})
+            self._restore({name: self.given[name] for group in groups for name, _ in group.axes if name in tensors})
 
     def _renumber(
         self, tensors: Mapping[str, Tensor], groups: Sequence[Group], axes: Mapping[str, tuple[Term, ...]], attempt: int
