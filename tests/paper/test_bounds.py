@@ -14,6 +14,7 @@ from thalweg.paper import claims, curve_entries, ensemble_entries, imagenet
 from thalweg.paper.entries import open_experiment
 from thalweg.paper.recipes import RECIPES
 
+KEYS = ("train", "test")
 KINDS = ("none", "one", "train loss", "inverse train loss", "train data loss", "per point")
 
 
@@ -99,6 +100,30 @@ def test_error_on_the_line_is_at_least_half_a_point_below_the_papers(data, model
             claim for claim in curve_entries._low_all_along(experiment, scans) if "on the line the error" in claim.says
         ]
         assert [claim.holds for claim in found] == ([] if least is None else [holds])
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "least"),
+    [
+        ("mnist", "fc", 0.95 * 0.657 / 0.018),
+        ("cifar10", "conv3fc3", 0.95 * 2.416 / 0.05),
+        ("cifar100", "vgg16", 0.95 * 4.941 / 0.141),
+        ("cifar10", "resnet158", 0.95 * 2.613 / 0.015),
+        ("cifar10", "vgg16_bn", 2.0),
+    ],
+)
+def test_loss_on_the_line_is_at_least_a_twentieth_below_the_papers(data, model, least, tmp_path):
+    experiment = open_experiment(tmp_path, data, model, "smoke", progress=False)
+    for times, holds in ((1.001 * least, True), (0.999 * least, False)):
+        losses = {"single": 0.02, "segment": 0.02 * times, "bezier": 0.02, "polychain": 0.02}
+        scans = {
+            name: tw.Scan("", "curve", {key: {"loss": np.full(3, loss), "error": np.zeros(3)} for key in KEYS})
+            for name, loss in losses.items()
+        }
+        claim = next(iter(curve_entries._low_all_along(experiment, scans)))
+        assert "on the straight line the train loss" in claim.says
+        assert claim.holds is holds
+        assert claim.says.endswith("(our bound)" if model == "vgg16_bn" else "(the paper)")
 
 
 def diverse(near=14.0, far=20.0, member=29.0, single=28.0, short=7.0, long=40.0):

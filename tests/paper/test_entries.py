@@ -210,7 +210,7 @@ def test_claim_on_curves(worst, holds, tmp_path):
     t = np.linspace(0, 1, 3)
     scans = {
         "single": scan_of([0.9, 0.9], [0.27, 0.28]),
-        "segment": scan_of([0.9, 5.0, 0.9], [0.27, 0.99, 0.28], t),
+        "segment": scan_of([0.9, 31.0, 0.9], [0.27, 0.99, 0.28], t),
         "bezier": scan_of([0.9, 0.5, 0.9], [0.27, worst, 0.28], t),
         "polychain": scan_of([0.9, 1.0, 0.9], [0.27, 0.31, 0.28], t),
     }
@@ -253,7 +253,8 @@ def test_claim_on_three_optima_and_halfway_between_them():
     [
         ({}, [True, True, True, True, True]),
         ({"single": {"test_max": 83.0}}, [False, True, True, True, True]),
-        ({"segment": {"test_max": 150.0}}, [True, False, True, True, True]),
+        ({"segment": {"test_max": 585.0}}, [True, True, True, True, True]),
+        ({"segment": {"test_max": 584.0}}, [True, False, True, True, True]),
         ({"bezier": {"valid_max": 89.0}}, [True, True, False, True, True]),
         ({"bezier": {"train_max": 42.0}}, [True, True, True, False, True]),
         ({"bezier": {"train_max with dropout": 42.0}}, [True, True, True, True, False]),

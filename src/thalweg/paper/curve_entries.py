@@ -112,10 +112,12 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> Iter
         {name: highest(scan, *of) for name, scan in scans.items()} for of in (("train", "loss"), ("test", "error"))
     )
     ends, middle = losses["single"], 100 * np.median(scans["segment"].values["test"]["error"])
+    least, whose = _barrier(experiment)
     yield Claim(
-        "the straight line meets a barrier",
-        losses["segment"] > 2 * ends,
-        f"train loss {losses['segment']:.3g} on it, {ends:.3g} at its ends; median test error {middle:.1f} %",
+        f"on the straight line the train loss rises to at least {least:.1f} times that of its ends ({whose})",
+        losses["segment"] >= least * ends,
+        f"{losses['segment'] / ends:.1f} times, {losses['segment']:.3g} on it and {ends:.3g} at its ends; "
+        f"median test error {middle:.1f} %",
     )
     theirs = row_of("curves", **_row_of_curves(experiment, "segment")).get("test_error_max")
     if experiment.recipe.model in HIGH and theirs is not None:
@@ -140,6 +142,14 @@ def _low_all_along(experiment: Experiment, scans: Mapping[str, tw.Scan]) -> Iter
 
 def highest(scan: tw.Scan, data: str = "train", quantity: str = "loss") -> float:
     return float(scan.values[data][quantity].max())
+
+
+def _barrier(experiment: Experiment) -> tuple[float, str]:
+    """How many times the train loss of its ends that of the straight line reaches at least."""
+    line, ends = (row_of("curves", **_row_of_curves(experiment, name)) for name in ("segment", "single"))
+    if not line:
+        return TWICE, "our bound"
+    return (1 - TWENTIETH) * line["train_loss_max"] / ends["train_loss_max"], "the paper"
 
 
 def _bounds(experiment: Experiment, curve: str) -> Iterator[tuple[str, float, float]]:
