@@ -660,7 +660,11 @@ BAD = {
     "a misspelt command": (("bariers", "a"), "thalweg: there is no command 'bariers': did you mean barriers?"),
     "an unknown command": (("frobnicate",), "there is no command 'frobnicate': commands are demo, fit, align, connect"),
     "an unknown command below another": (("paper", "rnu"), "there is no command 'rnu': did you mean run?"),
-    "no task": (("fit", "--out", "new"), "Missing option '--task'"),
+    "no task": (("fit", "--out", "new"), "thalweg: missing option '--task'; add -h to see what the command takes"),
+    "no networks": (("connect",), "thalweg: missing argument 'START END'; add -h"),
+    "a misspelt option": (("fit", "--ou", "new"), "thalweg: no such option: --ou; did you mean --out or --runs?"),
+    "an option without its value": (("fit", "--task"), "thalweg: option '--task' requires an argument; add -h"),
+    "words too many": (("fit", "a", "--task", "b", "--out", "new"), "thalweg: got unexpected extra argument"),
 }
 
 

@@ -11,19 +11,20 @@ RULES = {
     "float_parsing": "a number",
     "greater_than_equal": "at least {ge}",
 }  # what pydantic, by which typer reads values, found wrong -> what is right
+UsageError: Any = typer.BadParameter.__base__  # which typer does not export
 
 
 class Commands(TyperGroup):
     """A group of commands that answers in the words of this library, not in those of typer's."""
 
     def invoke(self, context: Any) -> Any:
-        """Perform a command; a value that is not one of its option is an error of one sentence."""
+        """Perform a command; what is wrong with its words is said in one sentence."""
         try:
             return super().invoke(context)
-        except typer.BadParameter as error:
-            if not error.message:  # since the option is missing
+        except UsageError as error:
+            if "\n" in error.message:  # not an error, but the help of a group without a command
                 raise
-            raise refused(value_error(error)) from error
+            raise refused(usage_error(error)) from error
 
     def resolve_command(self, context: Any, args: list[str]) -> Any:
         """Find a command by its name, the first of the words."""
@@ -39,6 +40,16 @@ def refused(message: str) -> typer.Exit:
     """Print an error; what ends the program."""
     typer.echo(f"thalweg: {message}", err=True)
     return typer.Exit(2)
+
+
+def usage_error(error: Any) -> str:
+    """What is wrong, and what to do."""
+    if isinstance(error, typer.BadParameter) and error.message:
+        return value_error(error)
+    said = (error.message or error.format_message()).rstrip(".")
+    near = getattr(error, "possibilities", None)
+    advice = f"did you mean {' or '.join(near)}?" if near else "add -h to see what the command takes"
+    return f"{said[0].lower()}{said[1:]}; {advice}"
 
 
 def value_error(error: Any) -> str:
