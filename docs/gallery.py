@@ -136,7 +136,7 @@ def _duration(seconds: float) -> str:
 def _command(result: Result) -> str:
     recipe, seeds = result.about["recipe"], result.about["seeds"]
     changes = "".join(f" --set {change}" for change in recipe.get("changes", ()))
-    listed = ",".join(map(str, seeds)) if isinstance(seeds, list) else seeds
+    listed = ",".join(map(str, seeds)) + "," * (len(seeds) == 1) if isinstance(seeds, list) else seeds
     chosen = f"--data-set {recipe['data']} --model {recipe['model']}{changes} --seeds {listed}"
     return f"thalweg paper run {result.entry} {chosen} --data ~/data --out paper"
 

@@ -91,9 +91,10 @@ def test_gallery_gives_the_reason_after_the_claim(tmp_path):
     assert "(1 and 1).\n" in page
 
 
-def test_gallery_entry_with_listed_seeds(tmp_path):
-    keep(tmp_path, entry="aligned", seeds=[2, 3, 5])
-    assert "--seeds 2,3,5 " in gallery.numbers(tmp_path)
+@pytest.mark.parametrize(("seeds", "listed"), [([2, 3, 5], "2,3,5"), ([3], "3,"), (3, "3")])
+def test_gallery_entry_with_listed_seeds(seeds, listed, tmp_path):
+    keep(tmp_path, entry="aligned", seeds=seeds)
+    assert f"--seeds {listed} " in gallery.numbers(tmp_path)
     assert "(not in the paper)." in gallery.page(tmp_path)
 
 

@@ -525,7 +525,7 @@ def test_paper_seeds_too_few_says_how_many_are_needed(tmp_path):
         prepare([(experiment, Need("network", 2))])
 
 
-@pytest.mark.parametrize("given", ["0", "", "1,x", "2,2", "-1", "1.5"])
+@pytest.mark.parametrize("given", ["0", "", ",", "1,,2", "1,x", "2,2", "-1", "1.5"])
 def test_paper_refuses_bad_seeds(given, tmp_path):
     done = CliRunner().invoke(app, ["paper", "run", "curves", "--seeds", given, "--out", str(tmp_path)])
     assert done.exit_code == 2

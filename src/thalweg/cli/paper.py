@@ -43,7 +43,7 @@ def run(
     seeds: Annotated[
         str,
         typer.Option(
-            help="How many runs, if an entry has several; or a list of seeds, such as 0,1,3, for networks too."
+            help="How many runs, if an entry has several; or a list of seeds, for networks too: 0,1,3, or '3,' for one."
         ),
     ] = "3",
     scale: Annotated[

@@ -272,15 +272,15 @@ def open_experiment(
 
 
 def listed_seeds(text: str) -> tuple[int, list[int]]:
-    """How many seeds, and which, if they are listed.
+    """How many seeds, and which, if they are listed; a comma makes a list of one.
 
-    >>> listed_seeds("3"), listed_seeds("0,2,5")
-    ((3, []), (3, [0, 2, 5]))
+    >>> listed_seeds("3"), listed_seeds("0,2,5"), listed_seeds("3,")
+    ((3, []), (3, [0, 2, 5]), (1, [3]))
     """
-    words = _names(text)
-    if not words or not all(word.isdecimal() for word in words) or len({*words}) < len(words) or words == ["0"]:
+    words = _names(text.removesuffix(","))
+    if not words or not all(word.isdecimal() for word in words) or len({*words}) < len(words) or text == "0":
         raise ThalwegError(f"--seeds is how many, such as 3, or a list of different ones, such as 0,1,3; got '{text}'")
-    return (len(words), list(map(int, words))) if len(words) > 1 else (int(words[0]), [])
+    return (len(words), list(map(int, words))) if "," in text else (int(words[0]), [])
 
 
 def find_entry(name: str) -> Entry:
