@@ -500,11 +500,28 @@ def test_symmetries_groups_by_hand_tell_of_weights_that_a_batch_does_not_show(le
     net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(8, 5), four=nn.Linear(5, 4))
     rest = {name: axis for name, axis in {**HAND["hidden"], "three.weight": 1}.items() if name != left}
     unseen = pytest.warns(
-        UserWarning, match=r"do not depend on some weights outside of groups= \('three.weight'\): where"
+        UserWarning, match=r"do not depend on some weights with axes outside of groups= \('three.weight'\): where"
     )
     with unseen if left == "three.weight" else nullcontext():
         symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": rest})
     assert bool(symmetries.groups) == (left in (None, "three.weight"))
+
+
+def test_symmetries_groups_by_hand_tell_of_an_axis_that_a_batch_does_not_show():
+    """Of a tensor that is in another group along its other axis."""
+
+    def forward(net, x):
+        hidden, other = net.one(x).relu(), net.three(x).relu()
+        return net.two(hidden) + net.four(other) + ((other @ net.mix @ hidden.T).mean(1, True) - 1e6).relu()
+
+    net = Of(
+        forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(6, 7), four=nn.Linear(7, 4),
+        mix=nn.Parameter(torch.randn(7, 8)),
+    )  # fmt: skip
+    other = {"three.weight": 0, "three.bias": 0, "four.weight": 1, "mix": 0}
+    with pytest.warns(UserWarning, match=r"with axes outside of groups= \('mix'\): where"):
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={**HAND, "other": other})
+    tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": {**HAND["hidden"], "mix": 1}, "other": other})
 
 
 def test_symmetries_groups_that_pass_only_alone_are_not_both_used():
