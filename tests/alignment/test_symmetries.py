@@ -175,6 +175,13 @@ def test_symmetries_constant_of_equal_values_pins_nothing(mask, persistent, grou
     assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == groups
 
 
+def test_symmetries_buffer_without_entries():
+    """As of a queue that is filled later."""
+    net = Of(lambda net, x: net.two(net.one(x).relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("queue", torch.empty(0, 3))
+    assert list(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == ["one.weight[0]"]
+
+
 def masked(net, x):
     return net.two(F.conv2d(x, net.one.weight * net.mask, net.one.bias).relu()).mean((2, 3))
 

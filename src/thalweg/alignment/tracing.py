@@ -247,8 +247,8 @@ def _saved(buffer: Tensor, why: str) -> Axes:
     changes in training.
     """
     dense = buffer.layout is torch.strided and not buffer.is_nested
-    several = dense and bool((buffer != buffer.flatten()[:1]).any())
-    return _fixed(buffer, why) if several else fresh(buffer.shape, why)
+    found = _fixed(buffer, why) if dense else Axes()
+    return found if any(axis.pinned for axis in found) else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:
