@@ -507,7 +507,7 @@ def test_symmetries_groups_by_hand_tell_of_weights_that_a_batch_does_not_show(le
     net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(8, 5), four=nn.Linear(5, 4))
     rest = {name: axis for name, axis in {**HAND["hidden"], "three.weight": 1}.items() if name != left}
     unseen = pytest.warns(
-        UserWarning, match=r"do not depend on some weights with axes outside of groups= \('three.weight'\): where"
+        UserWarning, match=r"do not depend on some tensors with axes outside of groups= \('three.weight'\): where"
     )
     with unseen if left == "three.weight" else nullcontext():
         symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": rest})
@@ -529,6 +529,23 @@ def test_symmetries_groups_by_hand_tell_of_an_axis_that_a_batch_does_not_show():
     with pytest.warns(UserWarning, match=r"with axes outside of groups= \('mix'\): where"):
         tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={**HAND, "other": other})
     tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": {**HAND["hidden"], "mix": 1}, "other": other})
+
+
+@pytest.mark.parametrize("left", ["bn.weight", "bn.running_var", None])
+@pytest.mark.parametrize("called", [True, False])
+def test_symmetries_groups_by_hand_tell_of_statistics_that_a_batch_does_not_show(left, called):
+    """Of a batch norm whose output is never active; one that is not called at all is no matter of this batch."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden) + (net.four((net.bn(hidden) - 1e3).relu()) if called else 0)
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), bn=nn.BatchNorm1d(8), four=nn.Linear(8, 4))
+    norm = {f"bn.{name}": 0 for name in ("weight", "bias", "running_mean", "running_var")} | {"four.weight": 1}
+    groups = {"hidden": HAND["hidden"] | {name: axis for name, axis in norm.items() if name != left}}
+    unseen = pytest.warns(UserWarning, match=rf"axes outside of groups= \('{left}'\): where")
+    with unseen if left and called else nullcontext():
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups=groups)
 
 
 def test_symmetries_groups_that_pass_only_alone_are_not_both_used():

@@ -82,7 +82,7 @@ def proven(network: NetworkCopy, proposed: Proposed) -> Symmetries:
             )
     if proposed.by_hand and groups and (names := trial.hidden(groups.values())):
         warn(
-            "renumbering is proven by outputs, and for this batch they do not depend on some weights with axes outside "
+            "renumbering is proven by outputs, and for this batch they do not depend on some tensors with axes outside "
             f"of groups= ('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another batch uses "
             "them, an aligned network may compute something else; give one on which they are active, or add these axes "
             "to a group"

@@ -53,11 +53,11 @@ class Trial:
         return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
 
     def hidden(self, groups: Collection[Group]) -> list[str]:
-        """The weights that make no difference, so that nothing shows whether those of their axes that are in none of
+        """The tensors that make no difference, so that nothing shows whether those of their axes that are in none of
         these groups belong in one, as their sizes allow.
         """
         held = {place for group in groups for place in group.axes}
-        still = {name: slope.shape for name, slope in self.slopes.items() if not slope.any()}
+        still = {n: t.shape for n, t in self.given.items() if n not in self.slopes or not self.slopes[n].any()}
         free = [(name, size) for name in still for k, size in enumerate(still[name]) if (name, k) not in held]
         fit = dict.fromkeys(name for name, size in free if any(size % group.size == 0 for group in groups))
         return [name for name in fit if name not in self.network.idle and self._makes_no_difference(name)]
