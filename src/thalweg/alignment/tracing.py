@@ -243,8 +243,8 @@ def _kept(spec: Any) -> str:
 
 
 def _saved(buffer: Tensor, why: str) -> Axes:
-    """As of a constant, such as a mask of positions; but where all values are equal, they may be initial ones of what
-    changes in training.
+    """Those of a constant, such as a mask of positions; but if all values are equal, they may be initial values that
+    training changes, and every axis is pinned.
     """
     dense = buffer.layout is torch.strided and not buffer.is_nested
     found = _fixed(buffer, why) if dense else Axes()
