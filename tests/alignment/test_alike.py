@@ -1,6 +1,7 @@
 """Whether two batches are called in the same way, whatever objects are beside their tensors."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,3 +45,50 @@ def test_alike_compares_shapes_of_tensors_and_values_of_everything_else(make):
 
 def test_alike_takes_objects_that_cannot_be_compared_for_others():
     assert not alike((torch.zeros(2), Ambiguous()), (torch.zeros(2), Ambiguous()))
+
+
+@dataclass
+class Flagged:
+    """With an attribute that is no field."""
+
+    x: Any
+
+    def __post_init__(self):
+        self.flag = "a"
+
+
+@dataclass
+class Soft:
+    rate: int = 1
+
+
+@dataclass
+class Hard:
+    rate: int = 1
+
+
+def plus(x, y=1):
+    return x + y
+
+
+def minus(x, y=1):
+    return x - y
+
+
+def flagged(flag):
+    made = Flagged(1)
+    made.flag = flag
+    return made
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(plus, minus), (partial(plus, y=1), partial(plus, y=2)), (Soft, Hard), (flagged("a"), flagged("b"))],
+)
+def test_alike_looks_at_all_that_an_object_is_made_of(one, two):
+    assert alike((torch.zeros(2), one), (torch.ones(2), one))
+    assert not alike((torch.zeros(2), one), (torch.zeros(2), two))
+
+
+def test_alike_takes_partial_functions_of_equal_arguments_for_one():
+    assert alike(partial(plus, y=1), partial(plus, y=1))

@@ -88,6 +88,7 @@ def contracting(name):
         "conv_transpose": nn.ConvTranspose1d(8, 4, 1), "LSTM": nn.LSTM(8, 4, batch_first=True),
         "GRU": nn.GRU(8, 4, batch_first=True), "LSTM cell": nn.LSTMCell(8, 4), "Bilinear": nn.Bilinear(8, 8, 4),
         "tensordot": nn.Linear(8, 4), "baddbmm": nn.Linear(8, 4), "cdist": nn.Linear(8, 4),
+        "multi_dot": nn.Linear(8, 4), "inner": nn.Linear(8, 4),
     }[name]  # fmt: skip
     contract = {
         "conv_transpose": lambda net, h: net.two(h[..., None]).mean(2),
@@ -98,6 +99,8 @@ def contracting(name):
         "tensordot": lambda net, h: torch.tensordot(h, net.two.weight, dims=([1], [1])),
         "baddbmm": lambda net, h: torch.baddbmm(torch.zeros(1, 1, 4), h[None], net.two.weight.T[None])[0],
         "cdist": lambda net, h: torch.cdist(h, net.two.weight),
+        "multi_dot": lambda net, h: torch.linalg.multi_dot([h, net.two.weight.T, torch.eye(4)]),
+        "inner": lambda net, h: torch.inner(h, net.two.weight),
     }[name]
     return Of(lambda net, x: contract(net, net.one(x).tanh()), one=nn.Linear(6, 8), two=layer)
 
@@ -119,7 +122,8 @@ CONTEXTS = {
     "set_grad_enabled": lambda net: torch.set_grad_enabled(net.training),
     "autocast": lambda net: torch.autocast("cpu", torch.bfloat16),
 }
-SEEN = ["conv_transpose", "LSTM", "GRU", "LSTM cell", "Bilinear", "tensordot", "baddbmm", "cdist", *CONTEXTS]
+SEEN = ["conv_transpose", "LSTM", "GRU", "LSTM cell", "Bilinear", "tensordot", "baddbmm", "cdist", "multi_dot", "inner",
+        *CONTEXTS]  # fmt: skip
 
 
 def two_batches():

@@ -127,6 +127,12 @@ def limited(net, x):
     return net.two(h)
 
 
+def halved(net, x):
+    """Two blocks of units that are one, of which every second is used: never, where inputs are small."""
+    one, two = (x @ net.w).unflatten(1, (2, 8)).unbind(1)
+    return x @ net.r + ((one + two)[:, ::2] @ net.o - 1e3).relu()
+
+
 def layers(forward, units=16):
     return Of(forward, one=nn.Linear(6, units), two=nn.Linear(units, 4))
 
@@ -165,6 +171,9 @@ HIDDEN = {
     "a graph without edges": (
         lambda: Of(messages, one=weight(7, 6, 16), two=weight(7, 16, 4)),
         [(NODES, EDGES * 0, Y)], (NODES, EDGES, Y), False, 1,
+    ),
+    "every second unit of added blocks": (
+        lambda: Of(halved, w=weight(6, 16), r=weight(6, 4), o=weight(4, 4)), [(X, Y)], (X * 1e4, Y), False, 1
     ),
     "an operation that only writes": (lambda: layers(limited), [(X, Y)], (X * 1000, Y), False, 0),
     "an operation with the name of another": (

@@ -175,6 +175,13 @@ def test_symmetries_constant_of_equal_values_pins_nothing(mask, persistent, grou
     assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == groups
 
 
+def test_symmetries_buffer_without_entries():
+    """As of a queue that is filled later."""
+    net = Of(lambda net, x: net.two(net.one(x).relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("queue", torch.empty(0, 3))
+    assert list(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == ["one.weight[0]"]
+
+
 def masked(net, x):
     return net.two(F.conv2d(x, net.one.weight * net.mask, net.one.bias).relu()).mean((2, 3))
 
@@ -500,11 +507,45 @@ def test_symmetries_groups_by_hand_tell_of_weights_that_a_batch_does_not_show(le
     net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(8, 5), four=nn.Linear(5, 4))
     rest = {name: axis for name, axis in {**HAND["hidden"], "three.weight": 1}.items() if name != left}
     unseen = pytest.warns(
-        UserWarning, match=r"do not depend on some weights outside of groups= \('three.weight'\): where"
+        UserWarning, match=r"do not depend on some tensors with axes outside of groups= \('three.weight'\): where"
     )
     with unseen if left == "three.weight" else nullcontext():
         symmetries = tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": rest})
     assert bool(symmetries.groups) == (left in (None, "three.weight"))
+
+
+def test_symmetries_groups_by_hand_tell_of_an_axis_that_a_batch_does_not_show():
+    """Of a tensor that is in another group along its other axis."""
+
+    def forward(net, x):
+        hidden, other = net.one(x).relu(), net.three(x).relu()
+        return net.two(hidden) + net.four(other) + ((other @ net.mix @ hidden.T).mean(1, True) - 1e6).relu()
+
+    net = Of(
+        forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), three=nn.Linear(6, 7), four=nn.Linear(7, 4),
+        mix=nn.Parameter(torch.randn(7, 8)),
+    )  # fmt: skip
+    other = {"three.weight": 0, "three.bias": 0, "four.weight": 1, "mix": 0}
+    with pytest.warns(UserWarning, match=r"with axes outside of groups= \('mix'\): where"):
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={**HAND, "other": other})
+    tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups={"hidden": {**HAND["hidden"], "mix": 1}, "other": other})
+
+
+@pytest.mark.parametrize("left", ["bn.weight", "bn.running_var", None])
+@pytest.mark.parametrize("called", [True, False])
+def test_symmetries_groups_by_hand_tell_of_statistics_that_a_batch_does_not_show(left, called):
+    """Of a batch norm whose output is never active; one that is not called at all is no matter of this batch."""
+
+    def forward(net, x):
+        hidden = net.one(x).relu()
+        return net.two(hidden) + (net.four((net.bn(hidden) - 1e3).relu()) if called else 0)
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4), bn=nn.BatchNorm1d(8), four=nn.Linear(8, 4))
+    norm = {f"bn.{name}": 0 for name in ("weight", "bias", "running_mean", "running_var")} | {"four.weight": 1}
+    groups = {"hidden": HAND["hidden"] | {name: axis for name, axis in norm.items() if name != left}}
+    unseen = pytest.warns(UserWarning, match=rf"axes outside of groups= \('{left}'\): where")
+    with unseen if left and called else nullcontext():
+        tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch(), groups=groups)
 
 
 def test_symmetries_groups_that_pass_only_alone_are_not_both_used():

@@ -17,7 +17,7 @@ from .axes import Axes
 from .groups import Symmetries
 from .matching import Pair
 from .modes import computing
-from .operations import RULES, named
+from .operations import DECOMPOSED, RULES, named
 from .permutation import Block, spread
 from .tracing import Tracing
 
@@ -25,8 +25,7 @@ CONTRACTING = (
     layers.linear, layers.bilinear, layers.attention, layers.convolution, layers.recurrent, layers.cell,
     contractions.einsum, contractions.matmul, contractions.distances,
 )  # fmt: skip
-COMPOSED = {"tensordot", "inner", "outer", "ger"}  # which torch makes of these
-CONTRACTIONS = {name for name, rule in RULES.items() if rule in CONTRACTING} | COMPOSED  # what units are for
+CONTRACTIONS = {name for name, rule in RULES.items() if rule in CONTRACTING}  # what units are for
 ROUNDING = 1e-10  # of the squares: a variance below it is none
 Place = tuple[fx.Node, int]  # a node, and which of its blocks
 
@@ -51,9 +50,11 @@ class Running(fx.Interpreter):
 
 
 def _contracted(node: fx.Node) -> bool:
-    """Whether an operation that contracts units gets what a node gives, also one in a block under no_grad."""
+    """Whether an operation that contracts units, or is made of such, gets what a node gives, also one in a block under
+    no_grad.
+    """
     for user in node.users:
-        if named(user) in CONTRACTIONS:
+        if any(named(part) in CONTRACTIONS for part in (user, *user.meta.get(DECOMPOSED, ()))):
             return True
         owner: Any = user.graph.owning_module
         for k, block in enumerate(user.args if named(user).startswith("wrap_with") else ()):

@@ -169,7 +169,8 @@ class FurtherCalls:
 
         include(self.network.few)
         self.follow_kinds(batches, lambda: self.numbers - used, include)
-        self.network.idle = {name for k, (name, _) in enumerate(self.net.named_parameters()) if k not in used}
+        held = (*self.net.named_parameters(), *self.net.named_buffers())  # in the order in which they are noted
+        self.network.idle = {name for k, (name, _) in enumerate(held) if k not in used}
 
 
 def warn_of_training(why: str) -> None:

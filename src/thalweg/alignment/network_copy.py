@@ -41,7 +41,7 @@ class NetworkCopy:
         kind: Of the batch.
         further: Two examples of each other kind of batch.
         trained: Calls in training mode, where those compute something else.
-        idle: The parameters that take no part in any batch, where that is looked at.
+        idle: The parameters and buffers that take no part in any batch, where that is looked at.
         given: The examples of each kind of batch, as they were given.
         entries: Of all tensors that the network computed last.
         made: How many of its outputs are predictions; the others are targets, and outputs of other calls.

@@ -20,7 +20,7 @@ from .tensors import Operation, unknown
 
 HAND = "give groups= by hand, such as {'hidden': {'0.weight': 0, '0.bias': 0, '2.weight': 1}}"
 TAKING = ("slice", "narrow", "select", "unbind", "getitem")  # operations that use only a part of what they are given
-DECOMPOSED = "thalweg_decomposed"  # in what a node knows: its parts are followed instead
+DECOMPOSED = "thalweg_decomposed"  # in what a node knows: its parts, which are followed instead
 KEEPING = ("reshape", "permuted", "select", "unbind", "recurrent")  # rules under which a choice stays with its chooser
 
 
@@ -124,10 +124,11 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
 
     with suppress(Exception):  # whatever torch cannot decompose without values
         metas = [torch.empty_like(given[k].meta["val"], device="meta") for k in places]
-        found = trace(make_fx(compute)(*metas), [axes[k] for k in places], seen)
+        parts = make_fx(compute)(*metas)
+        found = trace(parts, [axes[k] for k in places], seen)
         shapes = [None if each is None else tuple(axis.size for axis in each) for each in found]
         if shapes == (shape if isinstance(shape, list) else [shape]):
-            node.meta[DECOMPOSED] = True
+            node.meta[DECOMPOSED] = parts.graph.nodes
             return found if isinstance(shape, list) else found[0]
     return None
 

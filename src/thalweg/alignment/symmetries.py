@@ -82,9 +82,10 @@ def proven(network: NetworkCopy, proposed: Proposed) -> Symmetries:
             )
     if proposed.by_hand and groups and (names := trial.hidden(groups.values())):
         warn(
-            "renumbering is proven by outputs, and for this batch they do not depend on some weights outside of groups="
-            f" ('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another batch uses them, an "
-            "aligned network may compute something else; give one on which they are active, or add them to a group"
+            "renumbering is proven by outputs, and for this batch they do not depend on some tensors with axes outside "
+            f"of groups= ('{names[0]}'{f' and {len(names) - 1} more' if names[1:] else ''}): where another batch uses "
+            "them, an aligned network may compute something else; give one on which they are active, or add these axes "
+            "to a group"
         )
     for error_of, close in ((trial.error, CLOSE), (trial.gradient_error, STEEP)):
         if error_of(groups.values()) > close:  # each alone, but not all

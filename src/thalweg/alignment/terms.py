@@ -9,11 +9,11 @@ from .permutation import Term
 def undecided(axes: Sequence[Atom]) -> Iterator[Atom]:
     """Choices in a tensor by something that is no single axis of it, or can itself be renumbered."""
     atoms = [atom for axis in axes for atom in factors(axis)]
-    if (at := next((k for k, atom in enumerate(atoms) if atom.kind == "sum"), None)) is not None:
-        for part in atoms[at].parts:
+    if (at := next((k for k, atom in enumerate(atoms) if atom.kind == "sum" or _alike(atom)), None)) is not None:
+        for part in dict.fromkeys(map(find, atoms[at].parts)):
             yield from undecided([*atoms[:at], part, *atoms[at + 1 :]])
         return
-    choice = next((atom for atom in atoms if atom.kind == "choice" and not _alike(atom)), None)
+    choice = next((atom for atom in atoms if atom.kind == "choice"), None)
     if choice is None or choice.chooser is None:
         return
     chooser = find(choice.chooser)
@@ -24,8 +24,9 @@ def undecided(axes: Sequence[Atom]) -> Iterator[Atom]:
         yield from undecided([choose(atom, chooser, k) for atom in atoms if atom is not chooser])
 
 
-def _alike(choice: Atom) -> bool:
-    return all(find(part) is find(choice.parts[0]) for part in choice.parts)
+def _alike(atom: Atom) -> bool:
+    """Whether this chooses among parts that have become one."""
+    return atom.kind == "choice" and all(find(part) is find(atom.parts[0]) for part in atom.parts)
 
 
 def in_groups(axes: Sequence[Atom], names: Mapping[int, str]) -> tuple[Term, ...]:
@@ -39,7 +40,7 @@ def in_groups(axes: Sequence[Atom], names: Mapping[int, str]) -> tuple[Term, ...
             key = (keys[id(axis)],) if id(axis) in keys else ()
             unit = id(axis) in names and not key
             return ("group", axis.size, names[id(axis)]) if unit else ("fixed", axis.size, *key)
-        if axis.kind == "choice" and _alike(axis):
+        if _alike(axis):
             return term(axis.parts[0])
         parts, key = factors(axis) if axis.kind == "product" else axis.parts, ()
         if axis.kind == "choice" and axis.chooser is not None:

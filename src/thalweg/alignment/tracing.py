@@ -243,12 +243,12 @@ def _kept(spec: Any) -> str:
 
 
 def _saved(buffer: Tensor, why: str) -> Axes:
-    """As of a constant, such as a mask of positions; but where all values are equal, they may be initial ones of what
-    changes in training.
+    """Those of a constant, such as a mask of positions; but if all values are equal, they may be initial values that
+    training changes, and every axis is pinned.
     """
     dense = buffer.layout is torch.strided and not buffer.is_nested
-    several = dense and bool((buffer != buffer.flatten()[:1]).any())
-    return _fixed(buffer, why) if several else fresh(buffer.shape, why)
+    found = _fixed(buffer, why) if dense else Axes()
+    return found if any(axis.pinned for axis in found) else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:

@@ -53,13 +53,14 @@ class Trial:
         return any(self.error([replace(group, axes=(place,))]) > CLOSE for place in group.axes)
 
     def hidden(self, groups: Collection[Group]) -> list[str]:
-        """The weights in none of these groups that make no difference, so that nothing shows whether they belong in
-        one, as their shapes allow.
+        """The tensors that make no difference, so that nothing shows whether those of their axes that are in none of
+        these groups belong in one, as their sizes allow.
         """
-        held = {name for group in groups for name, _ in group.axes} | self.network.idle
-        idle = [(name, slope.shape) for name, slope in self.slopes.items() if name not in held and not slope.any()]
-        fit = [name for name, shape in idle if any(size % group.size == 0 for size in shape for group in groups)]
-        return [name for name in fit if self._makes_no_difference(name)]
+        held = {place for group in groups for place in group.axes}
+        still = {n: t.shape for n, t in self.given.items() if n not in self.slopes or not self.slopes[n].any()}
+        free = [(name, size) for name in still for k, size in enumerate(still[name]) if (name, k) not in held]
+        fit = dict.fromkeys(name for name, size in free if any(size % group.size == 0 for group in groups))
+        return [name for name in fit if name not in self.network.idle and self._makes_no_difference(name)]
 
     def _makes_no_difference(self, name: str) -> bool:
         try:

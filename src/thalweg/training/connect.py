@@ -65,9 +65,9 @@ def connect(
         batches: The training data, an iterable of batches with a length.
         epochs: Passes over `batches`.
         lr: The learning rate, decayed as in the paper's code unless `schedule` is given. If neither is, the rate is the
-            optimizer's own, which stays constant. It moves phi(t) by c(t)² as much as it would move a network, where c
-            is the coefficient of the bend: on average 2/15 for a Bezier curve with one bend, 1/3 for such a chain. A
-            rate that suits a network is therefore not too high, and with few epochs a lower one may be too low.
+            optimizer's own, which stays constant. A step moves phi(t) c(t)² times as far as it would move a
+            network, where c is the coefficient of the bend: on average 2/15 for a Bezier curve with one bend, 1/3 for
+            such a chain. A rate that suits a network is therefore not too high, and may be too low for few epochs.
         momentum: Momentum of the default SGD.
         weight_decay: L2 penalty, applied at the point phi(t) of the curve; see `optimizer` for decay of the bends.
         schedule: Maps the iteration, counted from 1, to a learning rate, and replaces `lr`; or `WarmupCosine(lr_max,
