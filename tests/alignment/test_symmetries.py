@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from align_cases import vectors
 from align_zoo import ALIGNABLE, Of, found, random_permutation
 from torch import nn
 from torch.nn import functional as F
@@ -182,6 +183,18 @@ def masked(net, x):
 def masked_in_place(net, x):
     net.one.weight.data *= net.mask
     return net.two(net.one(x).relu()).mean((2, 3))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 16), (2, 0, 3)])
+@pytest.mark.parametrize("by", ["weights", "activations"])
+def test_symmetries_take_a_saved_buffer_without_entries(shape, by):
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    net.register_buffer("cache", torch.empty(shape))
+    batch, a = vectors(), tw.Weights.of(net)
+    symmetries = tw.symmetries(net, TASK, batch)
+    assert [*symmetries.groups] == ["0.weight[0]"]
+    b = random_permutation(symmetries).apply(a)
+    assert torch.equal(tw.align(net, a, b, TASK, [batch], by=by).vector, a.vector)
 
 
 @pytest.mark.parametrize("forward", [masked, masked_in_place])

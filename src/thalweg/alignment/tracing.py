@@ -247,7 +247,7 @@ def _saved(buffer: Tensor, why: str) -> Axes:
     changes in training.
     """
     dense = buffer.layout is torch.strided and not buffer.is_nested
-    several = dense and bool((buffer != buffer.flatten()[:1]).any())
+    several = dense and buffer.numel() > 1 and bool((buffer != buffer.flatten()[:1]).any())
     return _fixed(buffer, why) if several else fresh(buffer.shape, why)
 
 
