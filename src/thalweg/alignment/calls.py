@@ -86,9 +86,11 @@ class Called(nn.Module):
         try:
             return torch.export.export(self, self.inputs(), strict=False)
         except Exception:
+            private: Any = torch.export
             with suppress(Exception):  # below autograd, gradients that a call computes are seen; torch promises it not
-                private: Any = torch.export
                 return private._trace._export(self, self.inputs(), strict=False, pre_dispatch=False)
+            with suppress(Exception), _uncompiled():
+                return torch.export.export(self, self.inputs(), strict=False)
             raise
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
@@ -291,3 +293,14 @@ def _blind() -> Iterator[None]:
     finally:
         transformer._detect_is_causal_mask = look
         Distribution.set_default_validate_args(check)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Networks that look whether they are compiled compute as they do elsewhere: compiled, some need a mask, say."""
+    look = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: False
+    try:
+        yield
+    finally:
+        torch.compiler.is_compiling = look
