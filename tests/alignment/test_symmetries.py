@@ -387,6 +387,17 @@ def test_symmetries_refuse_a_batch_that_does_not_fit():
         tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
 
 
+def test_symmetries_name_the_way_out_where_a_layer_does_not_compute_in_float64():
+    def forward(net, x):
+        if net.one.weight.dtype == torch.float64:
+            raise RuntimeError("Expected mat_a to be Float32")
+        return net.two(F.relu(net.one(x)))
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    with pytest.raises(tw.ThalwegError, match=r"mat_a.*in its own precision it takes it.*choose an implementation"):
+        tw.symmetries(net, TASK, vectors())
+
+
 def test_symmetries_advise_one_batch_where_a_list_of_them_is_given():
     batches = [(torch.randn(5, 6), torch.zeros(5).long()) for _ in range(3)]
     with pytest.raises(tw.ThalwegError, match="if this is a list of batches, give one of them"):
