@@ -185,6 +185,31 @@ def masked_in_place(net, x):
     return net.two(net.one(x).relu()).mean((2, 3))
 
 
+@pytest.mark.parametrize("hidden", [15, 17])
+def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the_same_mask(hidden):
+    def forward(net, x):
+        x = torch.tanh(F.linear(x, net.first * net.one.weight, net.one.bias))
+        x = torch.tanh(F.linear(x, net.second * net.two.weight, net.two.bias))
+        return F.linear(x, net.third * net.three.weight, net.three.bias)
+
+    net = Of(forward, one=nn.Linear(6, hidden), two=nn.Linear(hidden, hidden), three=nn.Linear(hidden, 6))
+    seen, places = torch.arange(hidden) % 5, torch.arange(6)
+    net.register_buffer("first", seen[:, None] >= places)
+    net.register_buffer("second", seen[:, None] >= seen)
+    net.register_buffer("third", (places[:, None] > seen).float())
+    batch, a = (vectors()[0], vectors()[0]), tw.Weights.of(net)
+    symmetries = tw.symmetries(net, tw.regression(), batch)
+    assert {(n, g.size, g.within) for n, g in symmetries.groups.items()} == {
+        ("one.weight[0]", 3, "pinned one.weight[0]"), ("two.weight[0]", 3, "pinned two.weight[0]")
+    }  # fmt: skip
+    b = random_permutation(symmetries).apply(a)
+    assert a.distance(b) > 1
+    assert torch.equal(tw.align(net, a, b, tw.regression(), [batch]).vector, a.vector)
+    x = vectors()[0].double()
+    one, two = (weights.load_into(net) or net.double()(x) for weights in (a, b))
+    assert torch.allclose(one, two, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 16), (2, 0, 3)])
 @pytest.mark.parametrize("by", ["weights", "activations"])
 def test_symmetries_take_a_saved_buffer_without_entries(shape, by):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ThalwegError, first_line
 from ..weightspace.layout import named_buffers
 from ..weightspace.weights import Weights
-from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle, unify
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, product, settle, total, unify
 from .calls import Called, recorded, scripted_parts
 from .further_calls import RANDOM_PATH, FurtherCalls, warn_of_training
 from .groups import Proposed, grouped
@@ -253,5 +253,20 @@ def _saved(buffer: Tensor, why: str) -> Axes:
 
 def _fixed(value: Tensor, why: str) -> Axes:
     """The axes of a constant, pinned where its values differ along them."""
-    rows = [value.movedim(k, 0) for k in range(value.ndim)]
-    return Axes(Atom(len(each), pinned=why if bool((each != each[:1]).any()) else "") for each in rows)
+    return Axes(_alike(value.movedim(k, 0), why) for k in range(value.ndim))
+
+
+def _alike(rows: Tensor, why: str) -> Atom:
+    """Rows that are all equal, or of which every so many are, as of the masks of autoregressive flows: these have an
+    order among themselves.
+    """
+    size = len(rows)
+    if not bool((rows != rows[:1]).any()):
+        return Atom(size)
+    real = torch.view_as_real(rows) if rows.is_complex() else rows
+    kinds = real.flatten(1).unique(dim=0, return_inverse=True)[1] if rows.ndim > 1 else rows
+    steps = range(2, size // 2 + 1)
+    step = next((n for n in steps if kinds[0] == kinds[n] and torch.equal(kinds[n:], kinds[:-n])), size)
+    whole = size // step
+    parts = [product([Atom(whole), Atom(step, pinned=why)]), Atom(size - whole * step, pinned=why)]
+    return total([part for part in parts if part.size])
