@@ -649,3 +649,19 @@ def test_network_that_needs_more_arguments_where_it_is_compiled_is_traced():
     looks = torch.compiler.is_compiling
     assert [*tw.symmetries(Masked(), tw.classification(), vectors()).groups] == ["one.weight[0]"]
     assert torch.compiler.is_compiling is looks
+
+
+def test_block_that_uses_no_more_than_the_size_of_a_tensor_is_traced():
+    """Under autocast, as rotary positions often are; torch then erases the tensor by half."""
+
+    def forward(net, x):
+        x = torch.relu(net.one(x))
+        scale = positions(x[:, 1:])
+        return net.two(x * scale.sum())
+
+    @torch.autocast("cuda", enabled=False)
+    def positions(x):
+        return torch.linspace(0, 1, x.shape[1])
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    assert [*tw.symmetries(net, tw.classification(), vectors()).groups] == ["one.weight[0]"]

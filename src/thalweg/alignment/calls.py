@@ -78,6 +78,9 @@ class Called(nn.Module):
         """
         with seeded(0), torch.enable_grad(), _quiet(), _blind():
             program = self._program()
+        for node in program.graph_module.graph.nodes:
+            for given in node.all_input_nodes:
+                given.users.setdefault(node)  # torch may forget some, and then fails to erase them
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
         return program
