@@ -185,6 +185,16 @@ def masked_in_place(net, x):
     return net.two(net.one(x).relu()).mean((2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool, torch.float16, torch.uint8])
+def test_symmetries_take_constants_of_every_dtype(dtype):
+    def forward(net, x):
+        return net.two(F.relu(net.one(x))) + net.table.real.sum()
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("table", torch.arange(12).view(4, 3).to(dtype))
+    assert [*tw.symmetries(net, TASK, vectors()).groups] == ["one.weight[0]"]
+
+
 @pytest.mark.parametrize("hidden", [15, 17])
 def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the_same_mask(hidden):
     def forward(net, x):

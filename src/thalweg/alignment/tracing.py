@@ -246,27 +246,23 @@ def _saved(buffer: Tensor, why: str) -> Axes:
     """As of a constant, such as a mask of positions; but where all values are equal, they may be initial ones of what
     changes in training.
     """
-    dense = buffer.layout is torch.strided and not buffer.is_nested
-    several = dense and buffer.numel() > 1 and bool((buffer != buffer.flatten()[:1]).any())
-    return _fixed(buffer, why) if several else fresh(buffer.shape, why)
+    dense = buffer.layout is torch.strided and not buffer.is_nested and buffer.numel() > 1
+    return _fixed(buffer, why) if dense and bool((buffer != buffer.flatten()[:1]).any()) else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:
     """The axes of a constant, pinned where its values differ along them."""
-    return Axes(_alike(value.movedim(k, 0), why) for k in range(value.ndim))
+    return Axes(_repeating(value.movedim(k, 0), why) if value.numel() else Atom(n) for k, n in enumerate(value.shape))
 
 
-def _alike(rows: Tensor, why: str) -> Atom:
-    """Rows that are all equal, or of which every so many are, as of the masks of autoregressive flows: these have an
-    order among themselves.
+def _repeating(rows: Tensor, why: str) -> Atom:
+    """An axis of which every so many rows are equal, as of the masks of autoregressive flows: these have an order among
+    themselves.
     """
-    size = len(rows)
-    if not bool((rows != rows[:1]).any()):
-        return Atom(size)
-    real = torch.view_as_real(rows) if rows.is_complex() else rows
-    kinds = real.flatten(1).unique(dim=0, return_inverse=True)[1] if rows.ndim > 1 else rows
-    steps = range(2, size // 2 + 1)
-    step = next((n for n in steps if kinds[0] == kinds[n] and torch.equal(kinds[n:], kinds[:-n])), size)
-    whole = size // step
-    parts = [product([Atom(whole), Atom(step, pinned=why)]), Atom(size - whole * step, pinned=why)]
-    return total([part for part in parts if part.size])
+    kinds = (
+        rows.resolve_conj().reshape(len(rows), -1).contiguous().view(torch.uint8).unique(dim=0, return_inverse=True)[1]
+    )  # which not every dtype has
+    steps = [n for n in range(1, len(rows) // 2 + 1) if kinds[n] == kinds[0]]
+    step = next((n for n in steps if torch.equal(kinds[n:], kinds[:-n])), len(rows))
+    repeated, rest = product([Atom(len(rows) // step), Atom(step, pinned=why)]), len(rows) % step
+    return total([repeated, *fresh([rest] if rest else [], why)])
