@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from align_cases import vectors
 from align_zoo import ALIGNABLE, Of
 from torch import nn
 from torch.nn import functional as F
@@ -630,3 +631,37 @@ def test_align_warns_of_parameters_that_no_batch_uses():
     net = branched(by_name)
     with pytest.warns(UserWarning, match=r"took no part .* \('heads.b.weight' and 1 more\): .* give batches that"):
         tw.align(net, tw.Weights.of(net), tw.Weights.of(branched(by_name)), TASK, [(X, "a", Y)])
+
+
+def test_network_that_needs_more_arguments_where_it_is_compiled_is_traced():
+    """As those of transformers, which make masks themselves only where they are not."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x, mask=None):
+            if mask is None and not torch.compiler.is_compiling():
+                mask = torch.ones(x.shape[0], 1)
+            return self.two(F.relu(self.one(x)) * mask[:, :1])
+
+    looks = torch.compiler.is_compiling
+    assert [*tw.symmetries(Masked(), tw.classification(), vectors()).groups] == ["one.weight[0]"]
+    assert torch.compiler.is_compiling is looks
+
+
+def test_block_that_uses_no_more_than_the_size_of_a_tensor_is_traced():
+    """Under autocast, as rotary positions often are; torch then erases the tensor by half."""
+
+    def forward(net, x):
+        x = torch.relu(net.one(x))
+        scale = positions(x[:, 1:])
+        return net.two(x * scale.sum())
+
+    @torch.autocast("cuda", enabled=False)
+    def positions(x):
+        return torch.linspace(0, 1, x.shape[1])
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    assert [*tw.symmetries(net, tw.classification(), vectors()).groups] == ["one.weight[0]"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from align_cases import vectors
 from align_zoo import ALIGNABLE, Of, found, random_permutation
 from torch import nn
 from torch.nn import functional as F
@@ -175,13 +176,6 @@ def test_symmetries_constant_of_equal_values_pins_nothing(mask, persistent, grou
     assert len(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == groups
 
 
-def test_symmetries_buffer_without_entries():
-    """As of a queue that is filled later."""
-    net = Of(lambda net, x: net.two(net.one(x).relu()), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    net.register_buffer("queue", torch.empty(0, 3))
-    assert list(tw.symmetries(net, TASK, ALIGNABLE["MLP"].batch()).groups) == ["one.weight[0]"]
-
-
 def masked(net, x):
     return net.two(F.conv2d(x, net.one.weight * net.mask, net.one.bias).relu()).mean((2, 3))
 
@@ -189,6 +183,53 @@ def masked(net, x):
 def masked_in_place(net, x):
     net.one.weight.data *= net.mask
     return net.two(net.one(x).relu()).mean((2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool, torch.float16, torch.uint8])
+def test_symmetries_take_constants_of_every_dtype(dtype):
+    def forward(net, x):
+        return net.two(F.relu(net.one(x))) + net.table.real.sum()
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("table", torch.arange(12).view(4, 3).to(dtype))
+    assert [*tw.symmetries(net, TASK, vectors()).groups] == ["one.weight[0]"]
+
+
+@pytest.mark.parametrize("hidden", [15, 17])
+def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the_same_mask(hidden):
+    def forward(net, x):
+        x = torch.tanh(F.linear(x, net.first * net.one.weight, net.one.bias))
+        x = torch.tanh(F.linear(x, net.second * net.two.weight, net.two.bias))
+        return F.linear(x, net.third * net.three.weight, net.three.bias)
+
+    net = Of(forward, one=nn.Linear(6, hidden), two=nn.Linear(hidden, hidden), three=nn.Linear(hidden, 6))
+    seen, places = torch.arange(hidden) % 5, torch.arange(6)
+    net.register_buffer("first", seen[:, None] >= places)
+    net.register_buffer("second", seen[:, None] >= seen)
+    net.register_buffer("third", (places[:, None] > seen).float())
+    batch, a = (vectors()[0], vectors()[0]), tw.Weights.of(net)
+    symmetries = tw.symmetries(net, tw.regression(), batch)
+    assert {(n, g.size, g.within) for n, g in symmetries.groups.items()} == {
+        ("one.weight[0]", 3, "pinned one.weight[0]"), ("two.weight[0]", 3, "pinned two.weight[0]")
+    }  # fmt: skip
+    b = random_permutation(symmetries).apply(a)
+    assert a.distance(b) > 1
+    assert torch.equal(tw.align(net, a, b, tw.regression(), [batch]).vector, a.vector)
+    x = vectors()[0].double()
+    one, two = (weights.load_into(net) or net.double()(x) for weights in (a, b))
+    assert torch.allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 16), (2, 0, 3)])
+@pytest.mark.parametrize("by", ["weights", "activations"])
+def test_symmetries_take_a_saved_buffer_without_entries(shape, by):
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    net.register_buffer("cache", torch.empty(shape))
+    batch, a = vectors(), tw.Weights.of(net)
+    symmetries = tw.symmetries(net, TASK, batch)
+    assert [*symmetries.groups] == ["0.weight[0]"]
+    b = random_permutation(symmetries).apply(a)
+    assert torch.equal(tw.align(net, a, b, TASK, [batch], by=by).vector, a.vector)
 
 
 @pytest.mark.parametrize("forward", [masked, masked_in_place])
@@ -379,6 +420,17 @@ def test_symmetries_refuse_no_batch():
 def test_symmetries_refuse_a_batch_that_does_not_fit():
     with pytest.raises(tw.ThalwegError, match=r"must take the batch.* mat1 and mat2 .*: check the batch and the task"):
         tw.symmetries(ALIGNABLE["MLP"].module(1), TASK, (torch.randn(5, 7), torch.zeros(5)))
+
+
+def test_symmetries_name_the_way_out_where_a_layer_does_not_compute_in_float64():
+    def forward(net, x):
+        if net.one.weight.dtype == torch.float64:
+            raise RuntimeError("Expected mat_a to be Float32")
+        return net.two(F.relu(net.one(x)))
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    with pytest.raises(tw.ThalwegError, match=r"mat_a.*in its own precision it takes it.*choose an implementation"):
+        tw.symmetries(net, TASK, vectors())
 
 
 def test_symmetries_advise_one_batch_where_a_list_of_them_is_given():

@@ -9,6 +9,7 @@ from inspect import getclosurevars
 from io import StringIO
 from types import FunctionType, MethodType
 from typing import Any
+from unittest.mock import patch
 from weakref import ref
 
 import torch
@@ -78,6 +79,9 @@ class Called(nn.Module):
         """
         with seeded(0), torch.enable_grad(), _quiet(), _blind():
             program = self._program()
+        for node in program.graph_module.graph.nodes:
+            for given in node.all_input_nodes:
+                given.users.setdefault(node)  # torch may forget some, and then fails to erase them
         unused = self.used is not None and len(self.used) < self.made
         self.spare = program.graph_module.graph.eliminate_dead_code(writes) or unused
         return program
@@ -86,9 +90,11 @@ class Called(nn.Module):
         try:
             return torch.export.export(self, self.inputs(), strict=False)
         except Exception:
+            private: Any = torch.export
             with suppress(Exception):  # below autograd, gradients that a call computes are seen; torch promises it not
-                private: Any = torch.export
                 return private._trace._export(self, self.inputs(), strict=False, pre_dispatch=False)
+            with suppress(Exception), patch.object(torch.compiler, "is_compiling", bool):  # as they compute elsewhere
+                return torch.export.export(self, self.inputs(), strict=False)
             raise
 
     def arguments(self, task: Task, batch: Any) -> list[Tensor] | None:
@@ -201,7 +207,7 @@ def _matters(places: Sequence[int], answer: Any, net: nn.Module, task: Task, bat
         def changed(item: Any) -> Any:
             return change(item) if isinstance(item, Tensor) and next(count) in places else copied(item)
 
-        with computing(), torch.no_grad(), _answering(net, lambda *_, **__: mapped(answer, changed)):
+        with computing(), torch.no_grad(), patch.dict(vars(net), forward=lambda *_, **__: mapped(answer, changed)):
             return predicted(net, task, mapped(batch, copied))
 
     def other(number: int, t: Tensor) -> Tensor:
@@ -221,18 +227,6 @@ def _equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
         mine.shape == yours.shape and torch.allclose(mine, yours, rtol=0, atol=0, equal_nan=True)
         for mine, yours in zip(one, two, strict=True)
     )
-
-
-@contextmanager
-def _answering(net: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward for a network."""
-    own, before = vars(net), vars(net).get("forward")
-    own["forward"] = forward
-    try:
-        yield
-    finally:
-        del own["forward"]
-        own |= {"forward": before} if before else {}
 
 
 def outputs_in(output: Any) -> list[Tensor]:
@@ -283,11 +277,8 @@ def _blind() -> Iterator[None]:
     """Transformers look whether a mask is causal, to compute the same faster, and distributions whether they can have
     their arguments; a graph must not depend on values.
     """
-    look, check = transformer._detect_is_causal_mask, Distribution._validate_args
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    Distribution.set_default_validate_args(False)
-    try:
+    with (
+        patch.object(transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+        patch.object(Distribution, "_validate_args", False),
+    ):
         yield
-    finally:
-        transformer._detect_is_causal_mask = look
-        Distribution.set_default_validate_args(check)

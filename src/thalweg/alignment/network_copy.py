@@ -145,6 +145,12 @@ class NetworkCopy:
         why = f"{type(failure).__name__}: {first_line(failure)}"
         listed = isinstance(batches[-1], list) and all(isinstance(item, tuple | list | dict) for item in batches[-1])
         advice = "if this is a list of batches, give one of them" if listed else "check the batch and the task"
+        with suppress(Exception):
+            self._steps(batches[0])
+            advice = (
+                "in its own precision it takes it, so some layer does not compute in float64; choose an implementation "
+                "of it that does, such as experts_implementation='batched_mm' in transformers"
+            )
         raise ThalwegError(
             f"the network must take the batch, in float64, as its task calls it; it failed with {why}: {advice}"
         ) from failure

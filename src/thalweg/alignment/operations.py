@@ -84,7 +84,8 @@ def _perform(node: fx.Node, args: Any, kwargs: Any, seen: Seen) -> Any:
         return trace(args[inner], args[inner + 1 :], seen)
     name = named(node)
     shape = _shape(node.meta.get("val"), name)
-    known = _is_torchs(node) and node.kwargs.get("generator") is None  # whose numbers may be the same in every call
+    torchs = getattr(node.target, "namespace", "aten") in ("aten", "prims")  # not one of the same name that was added
+    known = torchs and node.kwargs.get("generator") is None  # whose numbers may be the same in every call
     rule = (RULES.get(name) or (tensors.elementwise if _pointwise(name) else unknown)) if known else unknown
     if rule is unknown and (found := _decomposed(node, args, kwargs, shape, seen)) is not None:
         return found
@@ -131,11 +132,6 @@ def _decomposed(node: fx.Node, args: Any, kwargs: Any, shape: Any, seen: Seen) -
             node.meta[DECOMPOSED] = parts.graph.nodes
             return found if isinstance(shape, list) else found[0]
     return None
-
-
-def _is_torchs(node: fx.Node) -> bool:
-    """Not one of the same name that somebody has added."""
-    return getattr(node.target, "namespace", "aten") in ("aten", "prims")
 
 
 def takes_part(node: fx.Node) -> bool:

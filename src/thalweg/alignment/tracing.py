@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ThalwegError, first_line
 from ..weightspace.layout import named_buffers
 from ..weightspace.weights import Weights
-from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, settle, unify
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, product, settle, total, unify
 from .calls import Called, recorded, scripted_parts
 from .further_calls import RANDOM_PATH, FurtherCalls, warn_of_training
 from .groups import Proposed, grouped
@@ -246,12 +246,23 @@ def _saved(buffer: Tensor, why: str) -> Axes:
     """Those of a constant, such as a mask of positions; but if all values are equal, they may be initial values that
     training changes, and every axis is pinned.
     """
-    dense = buffer.layout is torch.strided and not buffer.is_nested
-    found = _fixed(buffer, why) if dense else Axes()
-    return found if any(axis.pinned for axis in found) else fresh(buffer.shape, why)
+    dense = buffer.layout is torch.strided and not buffer.is_nested and buffer.numel() > 1
+    return _fixed(buffer, why) if dense and bool((buffer != buffer.flatten()[:1]).any()) else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:
     """The axes of a constant, pinned where its values differ along them."""
-    rows = [value.movedim(k, 0) for k in range(value.ndim)]
-    return Axes(Atom(len(each), pinned=why if bool((each != each[:1]).any()) else "") for each in rows)
+    return Axes(_repeating(value.movedim(k, 0), why) if value.numel() else Atom(n) for k, n in enumerate(value.shape))
+
+
+def _repeating(rows: Tensor, why: str) -> Atom:
+    """An axis of which every so many rows are equal, as of the masks of autoregressive flows: these have an order among
+    themselves.
+    """
+    kinds = (
+        rows.resolve_conj().reshape(len(rows), -1).contiguous().view(torch.uint8).unique(dim=0, return_inverse=True)[1]
+    )  # which not every dtype has
+    steps = [n for n in range(1, len(rows) // 2 + 1) if kinds[n] == kinds[0]]
+    step = next((n for n in steps if torch.equal(kinds[n:], kinds[:-n])), len(rows))
+    repeated, rest = product([Atom(len(rows) // step), Atom(step, pinned=why)]), len(rows) % step
+    return total([repeated, *fresh([rest] if rest else [], why)])
