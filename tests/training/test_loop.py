@@ -63,3 +63,30 @@ def test_diverged_fit_names_bad_inputs():
         tw.Diverged, match=r"in step 2 with learning rate 0\.\d+: item 0 of the batch of that step holds NaN"
     ):
         tw.fit(case.module(1), case.task, batches, epochs=2, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "tensor"),
+    [
+        *((call, "0.weight") for call in ("fit", "start", "end", "bend", "walk")),
+        *((call, "1.running_var") for call in ("fit", "start", "walk")),  # a curve is trained with those of its start
+    ],
+)
+def test_training_refuses_a_start_that_is_not_finite(call, tensor, tmp_path):
+    """Which is no fault of the data or of the rate; and there is nothing to resume."""
+    net, batches = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), ONES
+    fine = tw.Weights.of(net)
+    net.state_dict()[tensor].view(-1)[0] = torch.nan
+    bad, task, common = tw.Weights.of(net), tw.regression(), {"epochs": 1, "lr": 0.1, "run": tmp_path / "run"}
+    calls = {
+        "fit": lambda: tw.fit(net, task, batches, **common),
+        "start": lambda: tw.connect(net, tw.Bezier(bad, fine), task, batches, **common),
+        "end": lambda: tw.connect(net, tw.Bezier(fine, bad), task, batches, **common),
+        "bend": lambda: tw.connect(net, tw.Bezier(fine, fine).with_bends([bad.vector]), task, batches, **common),
+        "walk": lambda: tw.walk(
+            net, task, batches, tw.SWA(lr=0.1), start=bad, **{k: v for k, v in common.items() if k != "lr"}
+        ),
+    }
+    with pytest.raises(tw.ThalwegError, match="training starts from weights or batch-norm statistics that hold NaN"):
+        calls[call]()
+    assert not (tmp_path / "run" / "state.safetensors").exists()

@@ -130,8 +130,8 @@ def align(
     check_list(others, "align")
     for other in others:
         check_agreement(a, other, "a", "b")
-        if not (a.vector.isfinite().all() and other.vector.isfinite().all()):
-            raise ThalwegError("only finite weights can be matched, and some of a or b are not: train them again")
+        if bad := [name for name, weights in (("a", a), ("b", other)) if not weights.vector.isfinite().all()]:
+            raise ThalwegError(f"the weights of {' and '.join(bad)} hold NaN or infinity: train again")
     if groups is not None and by == "activations":
         raise ThalwegError(
             "activations can be matched only where groups are traced, and these are given by hand: leave groups= out, "

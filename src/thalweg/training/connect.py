@@ -118,16 +118,19 @@ def connect(
         train(trainable, task, batches, settings, call, f"connecting ({type(curve).__name__})", Observer(), run=held)
         return trainable.snapshot()
 
-    arguments = {
-        "settings": settings,
-        "module": module,
-        "task": task,
-        "batches": batches,
-        "curve": curve,
-        "loss": loss,
-        "same_t": same_t,
-        "compute": call.compute,
-    }
-    return call.resumed(run, "connect", arguments, StoredResult.of(CURVE, type(curve)), trained).to(
-        curve.start.vector.device
-    )
+    return call.resumed(
+        run,
+        "connect",
+        {
+            "settings": settings,
+            "module": module,
+            "task": task,
+            "batches": batches,
+            "curve": curve,
+            "loss": loss,
+            "same_t": same_t,
+            "compute": call.compute,
+        },
+        StoredResult.of(CURVE, type(curve)),
+        trained,
+    ).to(curve.start.vector.device)

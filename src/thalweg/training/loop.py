@@ -79,11 +79,11 @@ class Settings:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        given: Any = self.schedule
         for name, fits, rule in (
             (
                 "schedule",
-                given is None or (callable(getattr(given, "plan", given)) and not isinstance(given, type)),
+                self.schedule is None
+                or (callable(getattr(self.schedule, "plan", self.schedule)) and not isinstance(self.schedule, type)),
                 "a function from the iteration, counted from 1, to its rate, or one like WarmupCosine(lr_max, warmup), "
                 "not a scheduler of torch (see help(thalweg.fit))",
             ),
@@ -161,6 +161,8 @@ def train(
         lr = schedule(progress.done) if progress.done else 0.0
         while progress.epoch <= settings.epochs:
             watch = _Divergence(trainable)
+            if not progress.done:
+                watch.end(0, lr)
             for batch in progress.rest_of_epoch():
                 lr = schedule(progress.done + 1)
                 loss = loop.step(batch, lr)
@@ -186,8 +188,7 @@ class _Divergence:
         self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
     def see(self, step: int, loss: Tensor, lr: float, batch: Any) -> None:
-        t = self.trainable.t
-        self.seen.append((step, t.clone() if isinstance(t, Tensor) else t, lr, loss))
+        self.seen.append((step, t.clone() if isinstance(t := self.trainable.t, Tensor) else t, lr, loss))
         if loss.device.type == "cpu":
             self.check(batch)
             self.seen.clear()
@@ -195,16 +196,24 @@ class _Divergence:
     def check(self, batch: Any = ()) -> None:
         if self.seen and not bool(torch.isfinite(torch.stack([loss for *_, loss in self.seen])).all()):
             step, t, lr, loss = next(entry for entry in self.seen if not entry[-1].isfinite())
-            where = "" if t is None else f" at t = {float(t):.4f}"
-            self._stop(f"the loss became {float(loss)} in step {step}{where}", step, lr, t, batch)
+            where = f"step {step}" if t is None else f"step {step} at t = {float(t):.4f}"
+            self._stop(f"the loss became {float(loss)} in {where}", step, lr, t, batch)
 
     def end(self, step: int, lr: float) -> None:
-        """After an epoch: its last update may have broken weights whose losses were all finite so far."""
+        """Before training, and after an epoch, whose last update may have broken weights whose losses were finite."""
         self.check()
-        statistics = [layer.get_buffer("running_var") for _, layer in batch_norms(self.trainable.probe.module)]
-        looked = [values for values in self.trainable.vectors + statistics if values.numel()]  # a shard may be empty
-        broken = sum(not bool(torch.linalg.vector_norm(values, torch.inf).isfinite()) for values in looked)
+        statistics = (layer.get_buffer("running_var") for _, layer in batch_norms(self.trainable.probe.module))
+        broken = sum(
+            not bool(torch.linalg.vector_norm(values, torch.inf).isfinite())
+            for values in [*self.trainable.vectors, *statistics]
+            if values.numel()  # a shard may be empty
+        )
         if self.trainable.probe.layout.total(torch.tensor(broken)):
+            if not step:
+                raise ThalwegError(
+                    "training starts from weights or batch-norm statistics that hold NaN or infinity, so a network "
+                    "they come from has diverged: train it again"
+                )
             self._stop(f"the weights or their batch-norm statistics are no longer finite after step {step}", step, lr)
         self.trainable.probe.check()
 
