@@ -19,6 +19,8 @@ from thalweg.alignment.further_calls import FurtherCalls
 from thalweg.alignment.modes import training
 from thalweg.alignment.network_copy import NetworkCopy
 
+pytestmark = pytest.mark.filterwarnings("ignore:renumbering .* of groups= changes")
+
 TASK = tw.classification()
 BATCH = torch.randn(32, 6), torch.zeros(32).long()
 

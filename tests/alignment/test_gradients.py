@@ -7,6 +7,8 @@ from torch import nn
 
 import thalweg as tw
 
+pytestmark = pytest.mark.filterwarnings("ignore:renumbering .* of groups= changes")
+
 TASK = tw.classification()
 X, Y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(8).long()
 RAMP = torch.linspace(0.1, 2, 16)

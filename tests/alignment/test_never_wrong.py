@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 import thalweg as tw
 
+pytestmark = pytest.mark.filterwarnings("ignore:renumbering .* of groups= changes")
+
 TASK = tw.classification()
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 6, generator=DRAW), torch.zeros(8).long()

@@ -14,6 +14,8 @@ from thalweg.alignment.network_copy import NetworkCopy
 from thalweg.alignment.outputs import apart
 from thalweg.alignment.trial import Trial, _order
 
+pytestmark = pytest.mark.filterwarnings("ignore:renumbering .* of groups= changes")
+
 TASK = tw.classification()
 HAND = {"hidden": {"one.weight": 0, "one.bias": 0, "two.weight": 1}}
 WRONG = {"hidden": {"one.weight": 0, "two.weight": 1}}

@@ -91,6 +91,11 @@ def proven(network: NetworkCopy, proposed: Proposed) -> Symmetries:
         if error_of(groups.values()) > close:  # each alone, but not all
             groups, failed = _together(trial, groups, error_of, close)
             dropped |= failed
+    if proposed.by_hand and dropped:
+        warn(
+            f"renumbering {' and '.join(map(repr, dropped))} of groups= changes the outputs or gradients, so it was "
+            "left out: a tensor may be missing, or have a wrong axis"
+        )
     return _result(trial, {name: groups[name] for name in proposed.groups if name in groups}, dropped)
 
 

@@ -142,7 +142,8 @@ def _aligned(
 def _share(aligned: alignment.Aligned, by: str) -> str:
     found = aligned.symmetries
     if not found.groups:
-        return "no units of this network can be renumbered, so nothing has changed"
+        why = "every group failed the proof" if found.dropped else "no units of this network can be renumbered"
+        return f"{why}, so nothing has changed"
     how = "" if by == "weights" else f"; matched by {by}"
     return f"{100 * found.share:.1f} % of the parameters lie in tensors whose units can be renumbered{how}"
 
