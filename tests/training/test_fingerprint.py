@@ -478,7 +478,7 @@ CASES = {  # the call, what it was started with, what it is given then, what mus
         scan,
         A,
         {"target": ends()},
-        "it depended on the curve and does not now; it did not depend on the points",
+        "of was 'Segment' and is 'Weights'; use another folder",
     ),
     "scan: grid of a plane": (
         scan,

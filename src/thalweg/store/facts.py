@@ -64,13 +64,16 @@ def is_fact(value: Any) -> bool:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Each difference as a clause; plain settings come first.
+    """Each difference as a clause: those of plain settings, or those of facts, which follow from settings, if there are
+    none.
 
     >>> differences({"lr": 0.1, "the start": content("a")}, {"lr": 0.2, "the start": content("b")})
-    ['lr was 0.1 and is 0.2', 'the start has changed']
+    ['lr was 0.1 and is 0.2']
     """
-    keys = sorted({*old, *new}, key=lambda key: (is_fact(new.get(key, old.get(key))), key))
-    return [clause for key in keys for clause in _compared(key, old.get(key), new.get(key))]
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for key in sorted({*old, *new}):
+        found[is_fact(new.get(key, old.get(key)))] += _compared(key, old.get(key), new.get(key))
+    return found[False] or found[True]
 
 
 def _compared(name: str, old: Any, new: Any) -> Iterator[str]:

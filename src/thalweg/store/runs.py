@@ -138,7 +138,8 @@ class Run:
             settings: What would be computed.
             result: The file that a finished run holds; it may then be read by many processes.
         """
-        known = json.loads(json.dumps({**self.note, **settings}))
+        given = {key: value for key, value in self.note.items() if value is not None}
+        known = json.loads(json.dumps({**self.note, **settings, **given}))
         with files.writing(self.folder):  # which may not be readable
             finished, occupied = result and (self.folder / result).is_file(), _occupied(self.folder)
         if finished or occupied:
@@ -175,7 +176,7 @@ class Run:
             )
         given = {key for key, value in self.note.items() if value is not None and key not in PATH_SETTINGS}
         if not given <= before["settings"].keys():  # of Python, or of another command that makes the same call
-            raise ThalwegError(f"{self.folder} holds a run of {command} by another command or call: {ELSEWHERE}")
+            raise _foreign(self.folder, command)
         if not self.resume:
             state, advice = ("finished ", "") if "finished" in before else ("", "resume it (resume=True), or ")
             raise ThalwegError(
@@ -194,6 +195,8 @@ class Run:
                 for each in ({**before["settings"], **before["facts"]}, settings)
             )
             changed = differences(old, new)
+        if any(value is not None and not is_fact(value) and key not in new for key, value in old.items()):
+            raise _foreign(self.folder, command)
         if changed:
             measured = any("first batch" in clause for clause in changed)
             why = ": the task, the model or the data has changed" if measured else ""
@@ -231,6 +234,10 @@ def check_no_run(folder: Path) -> None:
     """Raise if a folder for several runs is itself that of one."""
     if (folder / RECORD).is_file():
         raise ThalwegError(f"{folder} holds a run, and several networks need a folder that holds none: {ELSEWHERE}")
+
+
+def _foreign(folder: Path, command: str) -> ThalwegError:
+    return ThalwegError(f"{folder} holds a run of {command} by another command or call: {ELSEWHERE}")
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
