@@ -194,14 +194,15 @@ def test_page_escapes_names(tmp_path):
 
 
 def test_page_reports_an_unfinished_run(tmp_path):
-    files.save_json(tmp_path / "scan" / "run.json", "run", RECORD)
-    files.save_json(tmp_path / "python" / "run.json", "run", {**RECORD, "settings": {}})
-    with pytest.raises(tw.ThalwegError, match=r"holds no results that a page could show: scan has no scan\.json"):
+    begun = {key: value for key, value in RECORD.items() if key != "finished"}
+    files.save_json(tmp_path / "walk" / "run.json", "run", {**begun, "command": "walk", "facts": {"start": {}}})
+    files.save_json(tmp_path / "demo" / "run.json", "run", {**begun, "command": "demo", "facts": {}})
+    files.save_json(tmp_path / "scan" / "run.json", "run", {**RECORD, "finished": "2026", "facts": {"start": {}}})
+    note = "walk holds a run of walk without its result: resume it (`--resume` on the command line)."
+    with pytest.raises(tw.ThalwegError, match=f"could show: .*{re.escape(note)}"):
         made(tmp_path)
-    curve().save(tmp_path / "python" / "scan.json")
-    assert made(tmp_path)["notes"] == [
-        "scan has no scan.json, so its run has not finished: give its command again with `--resume`."
-    ]
+    curve().save(tmp_path / "scan" / "scan.json")
+    assert made(tmp_path)["notes"] == [note]
 
 
 @pytest.mark.parametrize(

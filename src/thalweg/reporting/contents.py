@@ -37,10 +37,15 @@ def content(found: Sequence[ResultFile]) -> dict[str, Any]:
     for item in parts["run"]:
         with files.reading(item.path):
             check_run(item.content)
-    notes = [note for item in parts["run"] if (note := _unfinished(item))]
     lines = {item.path.parent for item in parts["run"] if item.content["command"] in ("barriers", "soup")}
     parts["scan"] = [item for item in parts["scan"] if not lines & {*item.path.parents}]  # steps of a larger result
     parts["trace"], parts["run"] = _without_copies(parts["trace"]), _top_level(parts["run"])
+    notes = [
+        f"{item.full_label} holds a run of {item.content['command']} without its result: resume it (`--resume` on the "
+        "command line)."
+        for item in parts["run"]
+        if _lacks_result(item)
+    ]
     read = {kind: [_read(reader, item) for item in parts[kind]] for kind, reader in READERS.items()}
     scans = _with_distinct_labels(read["scan"])
     groups = list(dict.fromkeys(scan["group"] for scan in scans))
@@ -271,8 +276,7 @@ def _run(item: ResultFile) -> dict[str, Any]:
         **_flat(record["code"] or {}, "code "),
         **_flat(record["settings"]),
     }
-    title = f"{command}, {_time(record['started'])}"
-    return {"label": item.full_label, "title": title, "facts": list(facts.items())}
+    return {"label": item.full_label, "title": f"{command}, {_time(record['started'])}", "facts": list(facts.items())}
 
 
 def _soup(item: ResultFile) -> str:
@@ -324,13 +328,11 @@ def _data_of(runs: Iterable[ResultFile]) -> dict[str, str]:
     return {str(folder): name for folder, name in named if isinstance(name, str)}
 
 
-def _unfinished(item: ResultFile) -> str:
-    """A line about a command without a result."""
-    result = RESULTS.get(item.content["command"])
-    by_command = "task" in item.content["settings"]  # in Python, the caller saves results anywhere
-    if result is None or not by_command or (item.path.parent / result).is_file():
-        return ""
-    return f"{item.full_label} has no {result}, so its run has not finished: give its command again with `--resume`."
+def _lacks_result(item: ResultFile) -> bool:
+    """Of runs that can be resumed: those without facts cannot. In Python, the caller saves results anywhere."""
+    command = item.content["command"] if "task" in item.content["settings"] else ""
+    ended = "finished" in item.content and (item.path.parent / RESULTS.get(command, "")).exists()
+    return bool(item.content.get("facts")) and not ended
 
 
 READERS = {
