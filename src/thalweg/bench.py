@@ -123,8 +123,8 @@ class Bench:
 
     def step(self, trainable: Trainable) -> Accelerated:
         trainable.probe.module.train()
-        step = Step(trainable, self.inputs.task, make_optimizer(trainable.vectors, MOMENTUM), DECAY)
-        return Accelerated(step, Context(), self.compute)
+        optimizer = make_optimizer(trainable.vectors, MOMENTUM)
+        return Accelerated(Step(trainable, self.inputs.task, optimizer, DECAY), Context(), self.compute)
 
     def plain_step(self) -> Callable[[], object]:
         return partial(self.step(Network(Probe(self.inputs.model, None, self.compute))), self.batch, RATE)

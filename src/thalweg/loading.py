@@ -85,8 +85,9 @@ def _is_plain(path: Path, key: str) -> bool:
     """Whether a file of others holds tensors alone, none of them under the key."""
     if _kind(path) is not None:
         return False
-    found = list(checkpoints.read_tensors(path, key))
-    return not any(label or f".{key}." in f".{name}" for label, tensors in found for name in tensors)
+    return not any(
+        label or f".{key}." in f".{name}" for label, tensors in checkpoints.read_tensors(path, key) for name in tensors
+    )
 
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
@@ -180,7 +181,8 @@ def _find(spec: str) -> Any:
         )
         raise ThalwegError(f"the task {spec} cannot be imported: {where}{in_a_sentence(error)}") from error
     if not hasattr(found, name):
-        raise ThalwegError(f"the task {spec} cannot be found: {place} has no '{name}'")
+        advice = "".join(f"; did you mean {near}?" for near in get_close_matches(name, vars(found), 1))
+        raise ThalwegError(f"the task {spec} cannot be found: {place} has no '{name}'{advice}")
     return getattr(found, name)
 
 

@@ -287,8 +287,9 @@ def _inside(value: Any) -> Iterator[tuple[Any, Place]]:
 
 def _of_object(value: Any) -> Iterator[tuple[str, Place]]:
     """The attributes of an instance and of its classes, and what their methods use."""
-    own = list(getattr(value, "__dict__", {}).items())
-    yield from ((key, Place(value, key, item)) for key, item in own if key not in OPAQUE)
+    yield from (
+        (key, Place(value, key, item)) for key, item in [*getattr(value, "__dict__", {}).items()] if key not in OPAQUE
+    )
     for kind in filter(_is_own, type(value).__mro__):
         for key, item in list(vars(kind).items()):
             if isinstance(item, MemberDescriptorType) and key != "__dict__" and hasattr(value, key):
@@ -307,8 +308,11 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Place
         yield from (
             (f"group/{k}/{key}", Place(group, key, item)) for key, item in group.items() if key not in ("params", "lr")
         )
-    own = vars(optimizer).items()
-    yield from ((key, Place(optimizer, key, item)) for key, item in own if key not in ("state", "param_groups"))
+    yield from (
+        (key, Place(optimizer, key, item))
+        for key, item in vars(optimizer).items()
+        if key not in ("state", "param_groups")
+    )
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Place]]:

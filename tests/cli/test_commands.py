@@ -318,6 +318,38 @@ def test_command_line_does_not_resume_the_run_of_a_script(here):
     assert "script holds a run of fit by another command or call: choose another folder (--out)" in refused.output
 
 
+def test_script_does_not_resume_the_run_of_a_command(here):
+    made = tw.loading.load_inputs("mine:circle", 0, None)
+    ok("fit", "--task", "mine:circle", "--epochs", "1", "--lr", "0.1", "--out", "command")
+    with pytest.raises(
+        tw.ThalwegError, match=r"^command holds a run of fit by another command or call: choose another folder"
+    ):
+        tw.fit(made.model, made.task, made.train, epochs=1, lr=0.1, run="command")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--schedule cosine", "--lr 0.2 --schedule cosine"),
+        ("--schedule constant", "--lr 0.2 --schedule constant"),
+        ("--optimizer adamw", "--lr 0.2 --optimizer adamw --weight-decay 0.01"),
+    ],
+)
+def test_next_command_after_align_trains_as_the_networks_were_trained(words, expected, here):
+    shutil.rmtree("both", ignore_errors=True)
+    decay = ["--weight-decay", "0.01"] if "adamw" in words else []
+    ok("fit", "--runs", "2", "--task", "mine:circle", "--lr", "0.2", *words.split(), *decay, "--out", "both")
+    output = ok("align", "both/seed-0", "both/seed-1", "--task", "mine:circle", "--out", "renumbered")
+    assert f"next: thalweg connect both/seed-0 renumbered --task mine:circle {expected} --out " in output
+    shutil.rmtree("renumbered")
+
+
+def test_resume_names_the_option_that_changed_and_not_what_follows_from_it(here):
+    ok("fit", "--task", "mine:circle", "--lr", "0.2", "--out", "rates")
+    refused = invoke("fit", "--task", "mine:circle", "--lr", "0.1", "--out", "rates", "--resume")
+    assert "rates was made by a different call: lr was 0.2 and is 0.1; use another" in refused.output
+
+
 def test_page_command_refuses_an_existing_file_before_it_reads_runs(here):
     (here / "mine.html").write_text("mine")
     refused = invoke("page", "nowhere", "--out", "mine.html")
@@ -431,7 +463,8 @@ def test_connect_command_with_points_needs_statistics_before_training(here, alig
 @pytest.mark.parametrize("command", ["connect", "align"])
 def test_commands_name_groups_that_failed_the_proof(here, command):
     given = ("a", "b", "--task", "mine:wrong_groups", "--out", f"failed-{command}")
-    output = ok(command, *given, *(("--align", "--epochs", "1", "--points", "3") if command == "connect" else ()))
+    with pytest.warns(UserWarning, match="renumbering 'hidden' of groups= changes the outputs or gradients"):
+        output = ok(command, *given, *(("--align", "--epochs", "1", "--points", "3") if command == "connect" else ()))
     assert "dropped, since renumbering them changed the outputs or gradients: hidden (by " in output
     assert "aligned Bezier" not in output
 
@@ -557,6 +590,7 @@ BAD = {
     "a task file that fails": ((*FIT, "failing.py:task"), "ZeroDivisionError: division by zero ("),
     "a factory that fails inside a library": ((*FIT, "mine.py:bad_json"), "line 1 column 1 (char 0) ("),
     "a task that is not there": ((*FIT, "mine:nothing"), "mine has no 'nothing'"),
+    "a task with a typing error": ((*FIT, "mine:cirlce"), "mine has no 'cirlce'; did you mean circle?"),
     "a module that is not there": (
         (*FIT, "nowhere:task"),
         "and among the installed packages; ModuleNotFoundError: No module named 'nowhere'",
@@ -1077,13 +1111,14 @@ def test_page_command_of_what_commands_wrote(here):
     assert "shown.html already exists: choose another name, or ask to replace it (--replace" in refused.output
     (here / "shown" / "scan" / "scan.json").unlink()
     ok("page", "shown", "-o", "shown.html", "--replace")
-    assert "scan has no scan.json" in (here / "shown.html").read_text()
+    assert "scan holds a run of scan without its result: resume it" in (here / "shown.html").read_text()
 
 
 def test_page_command_writes_nothing_when_there_is_nothing_to_show(here):
     ok("scan", "curve", "--task", "mine:circle", "--out", "lost", "--points", "3", "--no-line")
     (here / "lost" / "scan.json").unlink()
-    for folders, said in ((("a", "curve"), "make some with `thalweg scan`"), (("lost",), "lost has no scan.json")):
+    lost = "lost holds a run of scan without its result: resume it"
+    for folders, said in ((("a", "curve"), "make some with `thalweg scan`"), (("lost",), lost)):
         refused = invoke("page", *folders, "-o", "nothing.html")
         assert refused.exit_code == 2
         assert f"{', '.join(folders)} holds no results that a page could show: {said}" in refused.output

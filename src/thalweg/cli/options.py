@@ -98,7 +98,7 @@ Device = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="No progress, neither a bar on a terminal nor a line a minute elsewhere.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder from where it stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder, or start it if there is none.")]
 Every = Annotated[
     str,
     typer.Option(

@@ -98,8 +98,9 @@ def place_legend(ax: "Axes", above: int = 0, **style: Any) -> None:
         ax.legend(**style)
         return
     above = above or max(1, min(len(ax.get_legend_handles_labels()[1]), int(1 / width)))
-    high = 1.06 if ax.texts else 1  # above what is written there
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, high), ncols=above, frameon=False)
+    ax.legend(  # above what is written there
+        loc="lower center", bbox_to_anchor=(0.5, 1.06 if ax.texts else 1), ncols=above, frameon=False
+    )
 
 
 def _legend_size(ax: "Axes") -> tuple[float, float]:

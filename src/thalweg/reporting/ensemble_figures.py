@@ -204,8 +204,9 @@ def equivalents(
         ticks = [*(k for k in NUMBERS if 1.15 * k < end), int(end)]
         axis.set_ticks(ticks, map(str, ticks))
         axis.set_ticks([], minor=True)
-    labels = "networks in the ensemble (forward passes)", "independent networks with that calibrated NLL"
-    return finish(ax, *labels, above=2)
+    return finish(
+        ax, "networks in the ensemble (forward passes)", "independent networks with that calibrated NLL", above=2
+    )
 
 
 def _worth(

@@ -76,13 +76,15 @@ def profile(
     for (name, runs), (colour, style) in zip(named.items(), styles, strict=True):
         t, values, label = _over_seeds(runs, data, quantity)
         of = f", mean ± SD of {len(runs)} seeds" if len(runs) > 1 else ""
-        marker = "." if runs[0].knots else None  # points that are not equally spaced
-        ax.plot(t, values.mean(0), color=colour, linestyle=style, marker=marker, label=f"{name}{of}")
+        ax.plot(  # with dots if the points are not equally spaced
+            t, values.mean(0), color=colour, linestyle=style, marker="." if runs[0].knots else None, label=f"{name}{of}"
+        )
         if of:
             band = values.mean(0) + values.std(0, ddof=1) * np.array([[-1], [1]])
             ax.fill_between(t, *band, color=colour, alpha=0.2, linewidth=0)
-    banded = any(len(runs) > 1 for runs in named.values())
-    return finish(ax, "t", label, limits=(0, 1), legend=len(named) > 1, above=1 if banded else 0)
+    return finish(
+        ax, "t", label, limits=(0, 1), legend=len(named) > 1, above=int(any(len(runs) > 1 for runs in named.values()))
+    )
 
 
 def _over_seeds(runs: Sequence[Scan], data: str | None, quantity: str) -> tuple[np.ndarray, np.ndarray, str]:
@@ -333,8 +335,11 @@ def trace(
     axes = ensure_panels(axes, 3, 1, sharex=True)
     iterations = np.arange(1, len(trace.lr) + 1)
     collected = np.array(trace.collected, dtype=int)
-    panels = [("learning rate", iterations, trace.lr), ("distance from the start", iterations, trace.distance)]
-    panels.insert(1, _watched(trace, data, quantity) if trace.watched else ("mini-batch loss", iterations, trace.loss))
+    panels = [
+        ("learning rate", iterations, trace.lr),
+        _watched(trace, data, quantity) if trace.watched else ("mini-batch loss", iterations, trace.loss),
+        ("distance from the start", iterations, trace.distance),
+    ]
     for ax, (label, at, values) in zip(axes, panels, strict=True):
         marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
         ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)
