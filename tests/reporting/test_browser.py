@@ -562,21 +562,23 @@ def test_page_segment_is_placed_in_a_plane_of_its_ends(ends, place, browser, tmp
 
 
 def test_page_off_plane_curve_is_faded_with_its_distance(browser, tmp_path):
-    away = {"Bezier": [0.0] * 121, "Far": [3.0] * 121, "members": [2.5, 0.0]}
+    away = {"Bezier": [0.0] * 121, "Far": [3.0] * 121, "Farther": [4.0] * 121, "members": [2.5, 0.0]}
     found = plane()
     far = [(x, y + 0.5) for x, y in found.paths["Bezier"]]
-    paths = {"Bezier": found.paths["Bezier"], "Far": far}
+    paths = {"Bezier": found.paths["Bezier"], "Far": far, "Farther": far}
     replace(found, paths=paths, marks={"members": [(1.0, 1.0), (2.0, 2.0)]}, away=away).save(tmp_path / "plane.json")
     curve().save(tmp_path / "scan.json")
     path = page.write(tmp_path / "page.html", [tmp_path])
     tab = Tab(browser, path)
     check(tab, path)
     words = tab.run("[...document.querySelectorAll('#plane .legend li')].map((item) => item.textContent)")
-    assert words == ["Bezier", "Far, up to 3 off the plane", "members, up to 2.5 off the plane"]
-    styles = (
-        "[...document.querySelectorAll('#plane path[stroke=\"#000\"]')].map((line) => line.getAttribute('opacity'))"
-    )
-    assert tab.run(styles)[:2] == [None, "0.5"]
+    assert words == [
+        "Bezier",
+        *(f"{name} off the plane" for name in ("Far, up to 3", "Farther, up to 4", "members, up to 2.5")),
+    ]
+    lines = "[...document.querySelectorAll('#plane path[stroke=\"#000\"]')]"
+    assert tab.run(f"{lines}.map((line) => line.getAttribute('opacity'))")[:3] == [None, "0.5", "0.5"]
+    assert len({*tab.run(f"{lines}.map((line) => line.getAttribute('stroke-dasharray'))")[:3]}) == 3
     assert "Faded: what does not lie in the plane" in tab.run("document.getElementById('plane-text').textContent")
     tab.screenshot(SCREENSHOTS / "off-plane.png")
 

@@ -403,6 +403,9 @@ def test_surface_off_plane_curve_is_faded_with_its_distance():
     assert drawn["inside"].get_alpha() is None
     assert drawn["outside, up to 1.5 off the plane"].get_alpha() == 0.5
     assert drawn["outside, up to 1.5 off the plane"].get_linestyle() == "--"
+    paths = dict.fromkeys(("one", "two", "three"), path)
+    lines = tw.figures.surface(replace(scan, paths=paths, away={name: [0, 1, 0] for name in paths}, marks={})).lines
+    assert len({line._dash_pattern[1] and tuple(line._dash_pattern[1]) for line in lines[:3]}) == 3
     assert drawn["members, up to 0.5 off the plane"].get_alpha() == 0.5
     assert drawn["near"].get_alpha() is None
 

@@ -192,8 +192,9 @@ def identity(call: Operation) -> Axes | None:
 def cat(call: Operation) -> Axes:
     tensors = [axes for axes in call.tensors if axes != () and 0 not in [axis.size for axis in axes]]
     dim = int(call["dim"]) % len(tensors[0])  # an empty one may have fewer
-    others = broadcast(*(_replaced(axes, dim, Atom(1)) for axes in tensors))
-    return _replaced(others, dim, total([axes[dim] for axes in tensors]))
+    return _replaced(
+        broadcast(*(_replaced(axes, dim, Atom(1)) for axes in tensors)), dim, total([axes[dim] for axes in tensors])
+    )
 
 
 def _pieces(axis: Atom, sizes: Sequence[int]) -> Sequence[Atom]:

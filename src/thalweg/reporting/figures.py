@@ -42,7 +42,8 @@ __all__ = [
 DISTANCE = "distance in weight space"
 LEGIBLE = 12  # in a matrix of more networks, numbers would not be
 ACROSS, UPRIGHT, LONGEST = 50, 12, 40  # letters along a matrix and left of it, in a name below, and in one left of it
-FADED = {"alpha": 0.5, "linestyle": (0, (2, 2))}  # for points outside the plane, whose loss is not the one drawn there
+FADED = 0.5  # opacity of what lies outside the plane, where its loss is not the one drawn
+SHORT = ((0, (2, 2)), (0, (5, 2)), (0, (5, 2, 1, 2)), (0, (1, 1)))  # dashes of curves outside the plane
 
 
 def profile(
@@ -156,20 +157,29 @@ def surfaces(
 
 
 def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
+    from matplotlib.patheffects import withStroke
+
     x, y, shares = smooth(_need(scan.x, "a surface"), _need(scan.y, "a surface"), scale.share(values))
     levels = np.linspace(0, 1, LEVELS)
     filled = ax.contourf(x, y, shares, levels, cmap="viridis_r", extend="both")
     ax.contour(x, y, shares, levels, colors="white", linewidths=0.5)
     off = scan.off_plane()
-    for (name, path), (_, style) in zip(scan.paths.items(), cycle(STYLES), strict=False):
-        own: Any = FADED if name in off else {"linestyle": style}
-        ax.plot(*zip(*path, strict=True), color="black", linewidth=2, label=_legend(name, off), **own)
+    for (name, path), (_, style), short in zip(scan.paths.items(), cycle(STYLES), cycle(SHORT), strict=False):
+        own: Any = {"alpha": FADED, "linestyle": short} if name in off else {"linestyle": style}
+        ax.plot(
+            *zip(*path, strict=True),
+            color="black",
+            linewidth=2,
+            path_effects=[withStroke(linewidth=4, foreground="white")],  # for dark parts of the map
+            label=_legend(name, off),
+            **own,
+        )
     farthest = max((max(scan.away[name]) for name in scan.marks if scan.away.get(name)), default=0.0)
     for (name, points), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         if scan.shares:
             _mark_fitted(ax, points, np.array(scan.away[name]) / (farthest or 1.0), marker, _legend(name, off))
             continue
-        own = {"alpha": FADED["alpha"], "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
+        own = {"alpha": FADED, "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
         ax.plot(*zip(*points, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
     if not scan.shares:
         ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
@@ -191,7 +201,7 @@ def _room_above(scan: Scan) -> float:
 def _mark_fitted(ax: "Axes", points: Any, away: np.ndarray, marker: str, label: str) -> None:
     """Points in their order, each the darker the farther it is off the plane."""
     x, y = zip(*points, strict=True)
-    ax.plot(x, y, color="black", linewidth=1, alpha=FADED["alpha"])
+    ax.plot(x, y, color="black", linewidth=1, alpha=FADED)
     ax.scatter(
         x, y, 24, 1 - away, marker=marker, cmap="gray", vmin=0, vmax=1, edgecolors="black", zorder=3, label=label
     )

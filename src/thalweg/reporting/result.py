@@ -27,8 +27,10 @@ class Claim:
     earlier: str = ""
 
     def __str__(self) -> str:
-        verdict = "holds" if self.holds else "DOES NOT HOLD"
-        return f"{verdict}: {self.says} ({self.measured}{self.earlier and f'; earlier: {self.earlier}'})"
+        return (
+            f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.says} "
+            f"({self.measured}{self.earlier and f'; earlier: {self.earlier}'})"
+        )
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,12 @@ function colourBar(svg, scale, { left, y, w, label }) {
 
 const MAP_DASHES = ["", "8 5", "11 4 3 4", "3 4"];
 const MAP_MARKS = ["diamond", "cross", "dot"];
-const FADED = { opacity: 0.5, "stroke-dasharray": "3 4" }; // what does not lie in the plane
+const FADED = { opacity: 0.5 }; // what does not lie in the plane
+const SHORT_DASHES = ["3 4", "7 3", "7 3 2 3", "1 2"];
+const dashed = (plane, name, i) =>
+  plane.off[name]
+    ? { ...FADED, "stroke-dasharray": SHORT_DASHES[i % 4] }
+    : { "stroke-dasharray": MAP_DASHES[i % 4] };
 
 /** How far something drawn in a plane leaves it, in words; nothing if it does not. */
 const offText = (plane, name) =>
@@ -183,9 +188,9 @@ function drawn(plane, across, up) {
   const fitted = plane.shares?.length > 0; // to many networks, which are drawn as marks, in their order
   Object.entries(plane.paths).forEach(([name, path], i) => {
     const d = trail(path, across, up);
-    const style = plane.off[name] ? FADED : { "stroke-dasharray": MAP_DASHES[i % 4] };
-    const halo = { opacity: 0.75, ...(plane.off[name] ? FADED : {}) };
-    parts.push(draw("path", { d, fill: "none", stroke: "#fff", "stroke-width": 4.5, ...halo }));
+    const style = dashed(plane, name, i);
+    const halo = plane.off[name] ? style : { opacity: 0.75 };
+    parts.push(draw("path", { d, fill: "none", stroke: "#fff", ...halo, "stroke-width": 4.5 }));
     parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, ...style }));
   });
   Object.entries(plane.marks).forEach(([name, places], i) => {
@@ -206,7 +211,7 @@ function mapLegend(plane) {
   const named = (name) => name + offText(plane, name);
   const paths = Object.keys(plane.paths).map((name, i) => ({
     name: named(name),
-    style: style(name, { "stroke-dasharray": MAP_DASHES[i % 4] }),
+    style: style(name, dashed(plane, name, i)),
   }));
   const marks = Object.keys(plane.marks).map((name, i) => ({
     name: named(name),
