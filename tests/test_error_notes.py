@@ -452,7 +452,7 @@ def test_read_only_disk_is_a_sentence_with_the_path(known, here, monkeypatch):
     monkeypatch.setattr("builtins.open", read_only)
     name = {"nothing": "out", "the folder": r"out/\.lock", "a stopped run": r"out/\.lock"}[known]
     said = rf"{name} could not be written \(Read-only file system\), and what was there before is unchanged: choose .*"
-    other = "out was made by a different call" if known == "a stopped run" else said  # which is known before writing
+    other = "out holds a run of fit by another" if known == "a stopped run" else said  # which is known before writing
     with pytest.raises(tw.ThalwegError, match=other):
         tw.fit(network(0), tw.classification(), [(torch.ones(2, 3), torch.tensor([0, 1]))], epochs=1, lr=0.1, run="out")
     result = invoke("fit", "--task", "theirs:plain", "--epochs", 1, "--out", "out", "--quiet", "--resume")

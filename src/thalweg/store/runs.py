@@ -195,7 +195,7 @@ class Run:
                 for each in ({**before["settings"], **before["facts"]}, settings)
             )
             changed = differences(old, new)
-        if any(value is not None and not is_fact(value) and key not in new for key, value in old.items()):
+        if "task" in before["settings"] and "task" not in settings:  # of a command, resumed in Python
             raise _foreign(self.folder, command)
         if changed:
             measured = any("first batch" in clause for clause in changed)
