@@ -299,9 +299,7 @@ def only_counted(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor | None
 
 def summed(values: Tensor, counted: Tensor | None) -> tuple[Tensor, Number]:
     """The values to sum up, and how many count."""
-    if counted is None:
-        return values, values.numel()
-    return torch.where(counted, values, 0.0), counted.sum()
+    return (values, values.numel()) if counted is None else (torch.where(counted, values, 0.0), counted.sum())
 
 
 class _CrossEntropy:

@@ -411,7 +411,7 @@ def test_connect_command_with_points_scans_and_resumes(here, monkeypatch):
     alone = tw.Scan.load("alone-scan")
     assert (whole.name, whole.t.tolist()) == (alone.name, alone.t.tolist())
     assert whole.values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
-    assert tw.Scan.load("whole/scan/line").t.tolist() == [0, 0.5, 1]
+    assert tw.Scan.load("whole/scan/line").t.tolist() == [0, 0.25, 0.5, 0.75, 1]  # fewer than the curve only above 9
     shutil.rmtree(here / "whole" / "scan")  # as if killed between the two
     ok(*command, "--points", "5", "--resume")
     assert tw.Scan.load("whole/scan").values["train"]["loss"].tolist() == alone.values["train"]["loss"].tolist()
@@ -868,6 +868,15 @@ def test_command_seeds_are_explained_by_what_they_draw():
     commands = typer.main.get_command(app).commands.items()
     found = {name: parameter.help for name, each in commands for parameter in each.params if parameter.name == "seed"}
     assert found == SEEDS
+
+
+def test_command_help_names_options_in_full_on_a_narrow_terminal():
+    for columns in (80, 120):
+        environment = {**os.environ, "COLUMNS": str(columns)}
+        words = [sys.executable, "-m", "thalweg", "fit", "-h"]
+        said = subprocess.run(words, check=True, capture_output=True, env=environment, text=True).stdout
+        assert {"--checkpoint-every", "--stop-if-stalled", "<decay|cosine|constant>"} <= {*said.split()}
+        assert max(map(len, said.splitlines())) <= columns
 
 
 def test_command_help_answers_at_once():

@@ -68,9 +68,7 @@ def terms(atom: Atom) -> list[Atom]:
     if atom.kind == "sum":
         return list(chain.from_iterable(map(terms, atom.parts)))
     first, *rest = factors(atom) or [atom]
-    if rest and first.kind == "sum":
-        return [product([term, *rest]) for term in terms(first)]
-    return [atom]
+    return [product([term, *rest]) for term in terms(first)] if rest and first.kind == "sum" else [atom]
 
 
 def leaves(axis: Atom) -> Iterator[Atom]:

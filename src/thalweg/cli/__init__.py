@@ -26,14 +26,14 @@ from .demo import demo
 from .ensembles import compare, ensemble, walk
 from .networks import align, fit
 from .page import page
-from .usage import Commands
+from .usage import MARKUP, Commands
 from .wording import typed
 
 app = typer.Typer(
     name="thalweg",
     cls=Commands,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help=(
@@ -174,7 +174,10 @@ for _command in (demo, fit, align, connect, scan, plane, barriers, soup, walk, e
     app.command()(_plainly(_command))
 
 _paper = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Every table and figure of the 2018 paper, one entry each."
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=MARKUP,
+    help="Every table and figure of the 2018 paper, one entry each.",
 )
 _paper.command("list")(_plainly(paper.list_entries))
 for _function in (paper.run, paper.show, paper.draw):

@@ -1,6 +1,7 @@
 """What a command line that cannot be understood is answered, in one sentence."""
 
 from difflib import get_close_matches
+from shutil import get_terminal_size
 from typing import Any
 
 import typer
@@ -11,6 +12,7 @@ RULES = {
     "float_parsing": "a number",
     "greater_than_equal": "at least {ge}",
 }  # what pydantic, by which typer reads values, found wrong -> what is right
+MARKUP: Any = "markdown" if get_terminal_size().columns >= 100 else None  # of help, in columns if there is room
 UsageError: Any = typer.BadParameter.__base__  # which typer does not export
 
 
@@ -25,6 +27,11 @@ class Commands(TyperGroup):
             if "\n" in error.message:  # not an error, but the help of a group without a command
                 raise
             raise refused(usage_error(error)) from error
+
+    def format_help(self, context: Any, formatter: Any) -> None:
+        """A list of commands has room for columns on any terminal."""
+        self.rich_markup_mode = "markdown"
+        super().format_help(context, formatter)
 
     def resolve_command(self, context: Any, args: list[str]) -> Any:
         """Find a command by its name, the first of the words."""

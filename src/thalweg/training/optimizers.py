@@ -129,9 +129,8 @@ def user_optimizer(named: Sequence[tuple[str, Tensor]], settings: Settings) -> O
 
 def named_optimizer(name: str, weight_decay: float) -> OptimizerFactory | None:
     """The optimizer that the command line calls sgd, adam or adamw; adamw decays only matrices."""
-    if name == "adamw":
-        return partial(_decaying_matrices, weight_decay)
-    return Adam if name == "adam" else None
+    made: dict[str, OptimizerFactory] = {"adam": Adam, "adamw": partial(_decaying_matrices, weight_decay)}
+    return made.get(name)
 
 
 def _decaying_matrices(weight_decay: float, named: Sequence[tuple[str, Tensor]]) -> Optimizer:
