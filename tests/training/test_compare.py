@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from zoo import ZOO
 
 import thalweg as tw
+from thalweg.evaluation.ensemble_comparison import EnsembleComparison, ExampleScores
 from thalweg.training import compare as module_under_test
 from thalweg.training.sgd import decay
 
@@ -236,9 +237,9 @@ def test_compare_keeps_time_beside_the_result(tmp_path):
 def test_compare_leaves_out_an_average_that_cannot_be_made():
     result = run(methods=METHODS[:3], seeds=(1,), multiples=(1,), bn_batches=None)
     assert "averaged" not in result.entries["FGE"]
-    assert "give bn_batches," in result.entries["FGE"]["not averaged"]
+    assert "set bn_batches= to" in result.entries["FGE"]["not averaged"]
     assert "B FGE, averaged" not in result.costs()
-    assert "FGE, not averaged: an average has no batch-norm statistics of its own: give bn_batches," in result.table()
+    assert "FGE, not averaged: an average has no batch-norm statistics of its own: set bn_batches= to" in result.table()
 
 
 def test_comparison_costs_name_a_missing_temperature():
@@ -247,6 +248,17 @@ def test_comparison_costs_name_a_missing_temperature():
     both = "Independent; Independent, averaged"
     assert f"\n{both}, not calibrated: no temperature has the lowest NLL on the held-out data: " in result.costs()
     assert "calibrated_nll" not in result.entries["Independent"]["runs"][0]
+
+
+@pytest.mark.parametrize(
+    ("without", "said"), [({1}, "at 1B, why"), ({1, 3}, "at 1B and 3B, why"), ({1, 2, 3}, "why"), (set(), None)]
+)
+def test_comparison_names_the_budgets_without_a_temperature(without, said):
+    def score(members):
+        return ExampleScores({"error": 0.1}, {}, "why" if len(members) in without else "")
+
+    own = EnsembleComparison(*[None] * 6)._pools([["a"], ["b"], ["c"]], (1, 2, 3), [], score)
+    assert own.get("not calibrated") == said
 
 
 def test_compare_says_when_held_out_data_are_the_test_data():

@@ -391,7 +391,7 @@ class Ensemble:
             return mean
         if bn_batches is None:
             raise ThalwegError(
-                "an average has no batch-norm statistics of its own: give bn_batches, the training batches"
+                "an average has no batch-norm statistics of its own: set bn_batches= to the training batches"
             )
         return update_bn(self.module, mean, bn_batches, task).to("cpu")
 

@@ -95,14 +95,15 @@ class EnsembleComparison:
         each = [score(run) for run in runs]
         pooled = {k: score([*chain(*runs[:k])]) for k in multiples if k > 1}
         found = {1: each, **{k: [scores] for k, scores in pooled.items()}}
-        whys = [scores.why_none for scores in (*each, *pooled.values()) if scores.why_none]
+        whys = {k: scores.why_none for k, own in found.items() for scores in own if scores.why_none}
+        where = f"at {' and '.join(f'{k}B' for k in whys)}, " if len(whys) < len(found) else ""
         return {
             "runs": [scores.means for scores in each],
             "pooled": {str(k): scores.means for k, scores in pooled.items()},
             "differences": {
                 str(k): paired([scores.examples for scores in own], one) for k, own in found.items() if one
             },
-            **({"not calibrated": whys[0]} if whys else {}),
+            **({"not calibrated": f"{where}{next(iter(whys.values()))}"} if whys else {}),
         }
 
     def _score(self, members: Sequence[Weights]) -> ExampleScores:
