@@ -141,13 +141,13 @@ def test_soup_warns_of_a_barrier_with_its_height(how):
     assert float(re.search(r"there is one of ([\d.]+)", said)[1]) == pytest.approx(middle - sum(own) / 2, rel=1e-2)
     assert f"the loss of the average is {middle:.3g}, of its parts {min(own):.3g} to {max(own):.3g}" in said
     assert len(found.members) == (1 if how == "greedy" else 2)
-    assert ("with '-0.8' the loss" in said) == (how == "greedy")
+    assert ("with '-0.8': the loss" in said) == (how == "greedy")
 
 
 def test_soup_calls_networks_without_names_by_their_places():
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: ((outputs / x).square() - 1).square().flatten(), metrics={})
-    with pytest.warns(UserWarning, match="with part 1 the loss of the average is"):
+    with pytest.warns(UserWarning, match="with part 1: the loss of the average is"):
         found = tw.soup(one_weight(), list(slopes(-0.8, 0.9).values()), task, [(x, x)])
     assert found.members == ("2",)
     with pytest.warns(UserWarning, match="the score of part 1 on the held-out data is NaN or infinite: left out"):
@@ -170,7 +170,7 @@ def test_soup_barrier_is_that_of_the_average_so_far():
 def test_soup_warns_of_a_barrier_between_networks_without_any_loss(how):
     x = X[X.abs() > 0.1][:, None]
     task = tw.Task(lambda outputs, targets: (1 - (outputs / x).abs()).flatten(), metrics={})
-    with pytest.warns(UserWarning, match=r"one of 1: with .* the loss of the average is 1, of its parts 0 to 0"):
+    with pytest.warns(UserWarning, match=r"one of 1 with .*: the loss of the average is 1, of its parts 0 to 0"):
         tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how=how)
 
 
@@ -182,7 +182,7 @@ def test_soup_warns_of_a_clearly_higher_error():
         metrics={"error": lambda outputs, targets: 0.6 + 0.3 * (1 - (outputs / x).abs()).flatten()},
     )
     with pytest.warns(
-        UserWarning, match=r"one of 0.3: with all the error of the average is 0.9, of its parts 0.6 to 0.6"
+        UserWarning, match=r"one of 0.3 with all networks: the error of the average is 0.9, of its parts 0.6 to 0.6"
     ):
         tw.soup(one_weight(), slopes(1.0, -1.0), task, [(x, x)], how="uniform")
     lower = replace(task, loss=lambda outputs, targets: 3 + 0.1 * (outputs / x).square().flatten())

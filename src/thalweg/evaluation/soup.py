@@ -230,7 +230,7 @@ class Selection:
     def uniform(self, order: Sequence[str]) -> None:
         self.members, parts = list(order), [self.alone[name] for name in order]
         self.best = self._average(self.members)
-        self._note_barrier("all", parts, [1 / len(parts)] * len(parts), self.best)
+        self._note_barrier("all networks", parts, [1 / len(parts)] * len(parts), self.best)
 
     def greedy(self, order: Sequence[str]) -> None:
         first, *others = order
@@ -255,9 +255,8 @@ class Selection:
             if not clear > FAINT:  # where not even the loss is higher, the error is so by chance
                 return
             if found[quantity] > max(own) and clear > CLEAR:
-                own_range = f"{min(own):.3g} to {max(own):.3g}"
-                said = f"{excess:.3g}: with {name} the {quantity} of the average is {found[quantity]:.3g}, of its parts"
-                self.barriers.append((clear, f"{said} {own_range}"))
+                said = f"{excess:.3g} with {name}: the {quantity} of the average is {found[quantity]:.3g}"
+                self.barriers.append((clear, f"{said}, of its parts {min(own):.3g} to {max(own):.3g}"))
                 return
 
 

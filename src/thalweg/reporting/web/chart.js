@@ -8,6 +8,8 @@ const styleOf = (index) => ({
 const MARKS = {
   cross: "M-4,-4L4,4M-4,4L4,-4",
   diamond: "M0,-6L6,0L0,6L-6,0Z",
+  triangle: "M0,-6L6,5L-6,5Z",
+  square: "M-4.5,-4.5L4.5,-4.5L4.5,4.5L-4.5,4.5Z",
   dot: "M-3.5,0A3.5,3.5 0 1,0 3.5,0A3.5,3.5 0 1,0 -3.5,0Z",
 };
 

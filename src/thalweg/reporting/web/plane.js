@@ -171,7 +171,7 @@ function colourBar(svg, scale, { left, y, w, label }) {
 }
 
 const MAP_DASHES = ["", "8 5", "11 4 3 4", "3 4"];
-const MAP_MARKS = ["diamond", "cross", "dot"];
+const MAP_MARKS = ["diamond", "cross", "dot", "triangle", "square"];
 const FADED = { opacity: 0.5 }; // what does not lie in the plane
 const SHORT_DASHES = ["3 4", "7 3", "7 3 2 3", "1 2"];
 const dashed = (plane, name, i) =>
@@ -196,7 +196,7 @@ function drawn(plane, across, up) {
   Object.entries(plane.marks).forEach(([name, places], i) => {
     const group = draw("g", plane.off[name] ? { opacity: FADED.opacity } : {});
     if (fitted) group.append(draw("path", { d: trail(places, across, up), fill: "none", stroke: "#000" }));
-    group.append(...places.map(([x, y]) => mark(MAP_MARKS[i % 3], across(x), up(y), "#000")));
+    group.append(...places.map(([x, y]) => mark(MAP_MARKS[i % MAP_MARKS.length], across(x), up(y), "#000")));
     parts.push(group);
   });
   for (const [x, y] of fitted ? [] : plane.corners) {
@@ -216,7 +216,7 @@ function mapLegend(plane) {
   const marks = Object.keys(plane.marks).map((name, i) => ({
     name: named(name),
     line: false,
-    mark: MAP_MARKS[i % 3],
+    mark: MAP_MARKS[i % MAP_MARKS.length],
     style: style(name, {}),
   }));
   return paths.length + marks.length ? [legend([...paths, ...marks])] : [];
