@@ -235,14 +235,12 @@ def select(call: Operation) -> Axes:
 
 
 def unbind(call: Operation) -> list[Axes]:
-    x, dim = call.tensors[0], call.dim()
-    return [_chosen(x, dim, k) for k in range(x[dim].size)]
+    return [_chosen(call.tensors[0], call.dim(), k) for k in range(len(call.shape))]
 
 
 def _chosen(x: Axes, dim: int, index: int) -> Axes:
-    chooser = x[dim]
+    chooser, rest = x[dim], [*x[:dim], *x[dim + 1 :]]
     pin(chooser, INDEXED)
-    rest = [axis for k, axis in enumerate(x) if k != dim]
     return Axes(choose(axis, chooser, index % chooser.size) for axis in rest)
 
 
@@ -289,6 +287,8 @@ def written(call: Operation) -> Axes | None:
     """Values written to places that indices, or a mask, give."""
     nodes = [node for node in tree_leaves(call.node.args[1]) if isinstance(node, fx.Node)]
     if not any(node.meta["val"].dtype in MASKS for node in nodes):
+        for axes in axes_in([] if call["accumulate"] else call["indices"]):
+            _pin_each(*axes)  # of several values for one place, the last stays
         broadcast(indexed(call), call["values"])
         return call["self"]
     x, (mask, *rest) = call["self"], call["indices"]
@@ -300,22 +300,22 @@ def written(call: Operation) -> Axes | None:
 
 def gathered(call: Operation) -> Axes:
     """Entries taken from places along one axis that an index gives, or added there."""
-    x, dim, index = call["self"], call.dim(), call["index"]
-    source = call["src"] or call["source"]
-    pin(x[dim], INDEXED)
+    x, dim, index, source = call["self"], call.dim(), call["index"], call["src"] or call["source"]
     call.mix_dims(x, [dim])
     if call.name.startswith("index"):
         index = _replaced(source or x, dim, index[0] if index else Atom(1))
+    overwrites = source and call.name in ("scatter", "index_copy") and not call["reduce"]  # then the last one stays
+    _pin_each(x[dim], *([index[dim]] if overwrites else []))
     for other in (index, source) if source else (index,):
         for k, axis in enumerate(other):
             alike = index[k] if k == dim else x[k]
-            (unify if alike.size == axis.size else _pin_both)(alike, axis)
+            (unify if alike.size == axis.size else _pin_each)(alike, axis)
     return x if source or "scatter" in call.name else index
 
 
-def _pin_both(one: Atom, two: Atom) -> None:
-    pin(one, INDEXED)
-    pin(two, INDEXED)
+def _pin_each(*axes: Atom) -> None:
+    for axis in axes:
+        pin(axis, INDEXED)
 
 
 def padded(call: Operation) -> Axes:
