@@ -85,10 +85,14 @@ def leaves(axis: Atom) -> Iterator[Atom]:
 def pin(atom: Atom, why: str) -> None:
     """Units that keep their order."""
     atom = find(atom)
-    for part in atom.parts:
-        pin(part, why)
+    pin_all(atom.parts, why)
     if not atom.parts:
         atom.pinned = atom.pinned or why
+
+
+def pin_all(atoms: Iterable[Atom], why: str) -> None:
+    for atom in atoms:
+        pin(atom, why)
 
 
 def merge_pinned(axis: Atom) -> None:
@@ -264,8 +268,7 @@ def unify(one: Atom, two: Atom) -> None:
     if one is two or one.size == 1 or two.size == 1:
         return
     if one.size != two.size:
-        pin(one, APART)
-        return pin(two, APART)
+        return pin_all([one, two], APART)
     if one.chooser and two.chooser and find(one.chooser) is find(two.chooser):
         for mine, yours in zip(one.parts, two.parts, strict=True):
             unify(mine, yours)
@@ -285,8 +288,7 @@ def unify(one: Atom, two: Atom) -> None:
     sums = max(map(len, added)) > 1
     parts, divide = (added, cut) if sums else ([factors(one), factors(two)], split)
     if not _side_by_side(parts[0], parts[1], divide):
-        pin(one, APART)
-        pin(two, APART)
+        pin_all([one, two], APART)
 
 
 def _side_by_side(one: list[Atom], two: list[Atom], divide: Callable[[Atom, int], Sequence[Atom] | None]) -> bool:
