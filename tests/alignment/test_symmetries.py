@@ -4,6 +4,7 @@ import copy
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -220,6 +221,25 @@ def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the
     x = vectors()[0].double()
     one, two = (weights.load_into(net) or net.double()(x) for weights in (a, b))
     assert torch.allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_symmetries_keep_the_order_of_a_sparse_buffer(persistent):
+    def forward(net, x):
+        return net.two(torch.einsum("ij,bj->bi", net.links.to_dense().to(x), net.one(x)))
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("links", torch.eye(8).to_sparse(), persistent=persistent)
+    assert not tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups
+
+
+def test_symmetries_look_at_a_long_mask_only_once():
+    net = Of(lambda net, x: net.two(net.one(x)) + net.mask.mean(), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("mask", torch.ones(300_000), persistent=False)
+    net.mask[-1] = 0
+    start = perf_counter()
+    assert len(tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups) == 1
+    assert perf_counter() - start < 20  # where steps were tried one by one, a minute and more
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 16), (2, 0, 3)])
