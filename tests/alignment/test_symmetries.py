@@ -17,7 +17,7 @@ from zoo import bits, same_bits
 
 import thalweg as tw
 from thalweg.alignment import network_copy
-from thalweg.alignment.axes import Axes
+from thalweg.alignment.axes import Atom, Axes, find, product, total, unify
 from thalweg.alignment.groups import Group
 from thalweg.alignment.network_copy import NetworkCopy
 from thalweg.alignment.operations import RULES
@@ -221,6 +221,31 @@ def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the
     x = vectors()[0].double()
     one, two = (weights.load_into(net) or net.double()(x) for weights in (a, b))
     assert torch.allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [product, total])
+def test_axes_of_the_same_parts_become_one(kind):
+    parts = Atom(2), Atom(3)
+    one, two = kind(parts), kind(parts)
+    unify(one, two)
+    assert find(one) is find(two)
+
+
+def test_symmetries_come_to_an_end_where_units_are_chosen_twice():
+    def forward(net, x):
+        h = torch.tanh(F.linear(x, net.w))
+        h = h * net.m + h.flip(0) * net.m.sin()
+        h = (h.unsqueeze(-1) * torch.stack(net.v.unbind(1), -1)).flatten(-2)
+        h = torch.cat([h, h[..., :18].cos()], -1) * net.s
+        one, two, three = h.unflatten(-1, (14, 3)).unbind(-1)
+        first, second = (one + two.cos() + 3 * three).chunk(2, -1)
+        more = torch.stack([first, second.sin()], -2)[..., :5].reshape(-1, 2, 5).narrow(-1, 2, 3)
+        four = F.conv1d(h[..., None], net.c, groups=2)[..., 0].narrow(-1, 1, 3)
+        return F.linear(four, net.p) + F.linear(more.flatten(1), net.o)
+
+    shapes = {"w": (8, 6), "m": (8,), "v": (8, 3), "s": (42,), "c": (4, 21, 1), "p": (4, 3), "o": (4, 6)}
+    net = Of(forward, **{name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()})
+    assert not tw.symmetries(net, tw.regression(), (torch.randn(4, 6), torch.randn(4, 4))).dropped
 
 
 @pytest.mark.parametrize("persistent", [True, False])

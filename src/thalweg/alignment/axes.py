@@ -272,6 +272,7 @@ def unify(one: Atom, two: Atom) -> None:
     if one.chooser and two.chooser and find(one.chooser) is find(two.chooser):
         for mine, yours in zip(one.parts, two.parts, strict=True):
             unify(mine, yours)
+        one.link = None if find(two) is one else two
         return
     for atom in (one, two):
         if atom.kind == "choice":
@@ -289,6 +290,8 @@ def unify(one: Atom, two: Atom) -> None:
     parts, divide = (added, cut) if sums else ([factors(one), factors(two)], split)
     if not _side_by_side(parts[0], parts[1], divide):
         pin_all([one, two], APART)
+    more, less = (one, two) if one.kind == "product" else (two, one)
+    less.link = None if find(more) is less else more  # or what is alike would be found again and again
 
 
 def _side_by_side(one: list[Atom], two: list[Atom], divide: Callable[[Atom, int], Sequence[Atom] | None]) -> bool:
