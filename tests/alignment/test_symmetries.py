@@ -258,6 +258,15 @@ def test_symmetries_keep_the_order_of_a_sparse_buffer(persistent):
     assert not tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("mask", [torch.arange(8.0).view(1, 8), torch.arange(32.0).view(4, 8)[:1]])
+def test_symmetries_take_a_mask_of_one_row_however_it_is_laid_out(mask, persistent):
+    for laid_out in (mask, mask.t().contiguous().t(), mask.t().as_strided((8, 1), (1, 8)).t()):
+        net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+        net.register_buffer("mask", laid_out, persistent=persistent)
+        assert not tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups
+
+
 def test_symmetries_look_at_a_long_mask_only_once():
     net = Of(lambda net, x: net.two(net.one(x)) + net.mask.mean(), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     net.register_buffer("mask", torch.ones(300_000), persistent=False)

@@ -260,8 +260,8 @@ def _repeating(rows: Tensor, why: str) -> Atom:
     """An axis of which every so many rows are equal, as of the masks of autoregressive flows: these have an order among
     themselves. The longest beginning that is an end too says how many, in a single pass.
     """
-    plain = rows.resolve_conj().resolve_neg().reshape(len(rows), -1).contiguous().view(torch.uint8)
-    kinds, same, ends = [row.tobytes() for row in plain.cpu().numpy()], 0, [0]
+    plain = rows.resolve_conj().resolve_neg().reshape(len(rows), -1).clone(memory_format=torch.contiguous_format)
+    kinds, same, ends = [row.tobytes() for row in plain.view(torch.uint8).cpu().numpy()], 0, [0]
     for kind in kinds[1:]:
         while same and kind != kinds[same]:
             same = ends[same - 1]
