@@ -43,6 +43,12 @@ def test_alike_compares_shapes_of_tensors_and_values_of_everything_else(make):
         assert not alike(make(x, ids), make(x[1:], same))
 
 
+def test_alike_tells_dicts_apart_whose_tensors_come_in_another_order():
+    x = torch.zeros(2, 3)
+    assert alike({"x": x, "y": x}, {"x": x + 1, "y": x})
+    assert not alike({"x": x, "y": x}, {"y": x, "x": x})
+
+
 def test_alike_takes_objects_that_cannot_be_compared_for_others():
     assert not alike((torch.zeros(2), Ambiguous()), (torch.zeros(2), Ambiguous()))
 

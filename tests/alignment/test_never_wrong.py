@@ -238,6 +238,17 @@ def test_a_part_that_the_task_calls_without_a_gradient_is_followed():
     assert not aligned.symmetries.dropped
 
 
+class Places(nn.Module):
+    """An index that gives every second of eight units the same place, in a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("index", torch.arange(8) % 2, persistent=False)
+
+    def forward(self):
+        return self.index
+
+
 @pytest.mark.parametrize(
     ("forward", "parts", "sizes"),
     [
@@ -258,6 +269,16 @@ def test_a_part_that_the_task_calls_without_a_gradient_is_followed():
          lambda: {"q": weight(9), "h": weight(9, 9), "w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9, 9]),
         (lambda net, x: net.o(net.w(x).type_as(x[:, :1])),
          lambda: {"w": nn.Linear(6, 9), "o": nn.Linear(9, 4)}, [9]),
+        (lambda net, x: net.o(x.new_zeros(8, 3).scatter(1, torch.zeros(8, 9).long(), net.w(x))),
+         lambda: {"w": nn.Linear(6, 9), "o": nn.Linear(3, 4)}, []),
+        (lambda net, x: net.o(x.new_zeros(8, 3).scatter(1, torch.zeros(8, 9).long(), net.w(x), reduce="add")),
+         lambda: {"w": nn.Linear(6, 9), "o": nn.Linear(3, 4)}, [9]),
+        (lambda net, x: net.o(x.new_zeros(len(x), 3).index_copy(1, net.places(), net.w(x))),
+         lambda: {"w": nn.Linear(6, 8), "o": nn.Linear(3, 4), "places": Places()}, []),
+        (lambda net, x: net.o(torch.stack([x.new_zeros(3).index_put([net.places()], each) for each in net.w(x)])),
+         lambda: {"w": nn.Linear(6, 8), "o": nn.Linear(3, 4), "places": Places()}, []),
+        (lambda net, x: net.o(torch.stack([x.new_zeros(3).index_put([net.places()], each, True) for each in net.w(x)])),
+         lambda: {"w": nn.Linear(6, 8), "o": nn.Linear(3, 4), "places": Places()}, [4]),
     ],
 )  # fmt: skip
 def test_rules_join_and_pin_what_the_proof_would_drop(forward, parts, sizes):

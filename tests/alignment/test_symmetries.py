@@ -4,6 +4,7 @@ import copy
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from zoo import bits, same_bits
 
 import thalweg as tw
 from thalweg.alignment import network_copy
-from thalweg.alignment.axes import Axes
+from thalweg.alignment.axes import Atom, Axes, find, product, total, unify
 from thalweg.alignment.groups import Group
 from thalweg.alignment.network_copy import NetworkCopy
 from thalweg.alignment.operations import RULES
@@ -220,6 +221,59 @@ def test_symmetries_units_of_an_autoregressive_network_move_among_those_with_the
     x = vectors()[0].double()
     one, two = (weights.load_into(net) or net.double()(x) for weights in (a, b))
     assert torch.allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [product, total])
+def test_axes_of_the_same_parts_become_one(kind):
+    parts = Atom(2), Atom(3)
+    one, two = kind(parts), kind(parts)
+    unify(one, two)
+    assert find(one) is find(two)
+
+
+def test_symmetries_come_to_an_end_where_units_are_chosen_twice():
+    def forward(net, x):
+        h = torch.tanh(F.linear(x, net.w))
+        h = h * net.m + h.flip(0) * net.m.sin()
+        h = (h.unsqueeze(-1) * torch.stack(net.v.unbind(1), -1)).flatten(-2)
+        h = torch.cat([h, h[..., :18].cos()], -1) * net.s
+        one, two, three = h.unflatten(-1, (14, 3)).unbind(-1)
+        first, second = (one + two.cos() + 3 * three).chunk(2, -1)
+        more = torch.stack([first, second.sin()], -2)[..., :5].reshape(-1, 2, 5).narrow(-1, 2, 3)
+        four = F.conv1d(h[..., None], net.c, groups=2)[..., 0].narrow(-1, 1, 3)
+        return F.linear(four, net.p) + F.linear(more.flatten(1), net.o)
+
+    shapes = {"w": (8, 6), "m": (8,), "v": (8, 3), "s": (42,), "c": (4, 21, 1), "p": (4, 3), "o": (4, 6)}
+    net = Of(forward, **{name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()})
+    assert not tw.symmetries(net, tw.regression(), (torch.randn(4, 6), torch.randn(4, 4))).dropped
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_symmetries_keep_the_order_of_a_sparse_buffer(persistent):
+    def forward(net, x):
+        return net.two(torch.einsum("ij,bj->bi", net.links.to_dense().to(x), net.one(x)))
+
+    net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("links", torch.eye(8).to_sparse(), persistent=persistent)
+    assert not tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("mask", [torch.arange(8.0).view(1, 8), torch.arange(32.0).view(4, 8)[:1]])
+def test_symmetries_take_a_mask_of_one_row_however_it_is_laid_out(mask, persistent):
+    for laid_out in (mask, mask.t().contiguous().t(), mask.t().as_strided((8, 1), (1, 8)).t()):
+        net = Of(lambda net, x: net.two(net.one(x) * net.mask), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+        net.register_buffer("mask", laid_out, persistent=persistent)
+        assert not tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups
+
+
+def test_symmetries_look_at_a_long_mask_only_once():
+    net = Of(lambda net, x: net.two(net.one(x)) + net.mask.mean(), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
+    net.register_buffer("mask", torch.ones(300_000), persistent=False)
+    net.mask[-1] = 0
+    start = perf_counter()
+    assert len(tw.symmetries(net, tw.regression(), (vectors()[0], vectors()[0])).groups) == 1
+    assert perf_counter() - start < 20  # where steps were tried one by one, a minute and more
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 16), (2, 0, 3)])

@@ -29,7 +29,9 @@ def _shape(item: Any) -> Any:
 
 
 def equal(one: Any, two: Any) -> bool:
-    """Equality of objects by what they are made of, with the values of the tensors inside them."""
+    """Equality of objects by what they are made of, with the values of the tensors inside them, which are passed on in
+    the order of a dict.
+    """
     if one is two:
         return True
     if type(one) is not type(two):
@@ -41,7 +43,7 @@ def equal(one: Any, two: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(equal, one, two))
     if isinstance(one, Mapping):
-        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+        return [*one] == [*two] and all(equal(one[key], two[key]) for key in one)
     if is_dataclass(one) or _by_identity(type(one)):
         return equal(one.__reduce_ex__(2), two.__reduce_ex__(2))  # what it is made of; functions raise
     return bool(one == two)

@@ -83,10 +83,14 @@ def leaves(axis: Atom) -> Iterator[Atom]:
 def pin(atom: Atom, why: str) -> None:
     """Units that keep their order."""
     atom = find(atom)
-    for part in atom.parts:
-        pin(part, why)
+    pin_all(atom.parts, why)
     if not atom.parts:
         atom.pinned = atom.pinned or why
+
+
+def pin_all(atoms: Iterable[Atom], why: str) -> None:
+    for atom in atoms:
+        pin(atom, why)
 
 
 def merge_pinned(axis: Atom) -> None:
@@ -262,11 +266,11 @@ def unify(one: Atom, two: Atom) -> None:
     if one is two or one.size == 1 or two.size == 1:
         return
     if one.size != two.size:
-        pin(one, APART)
-        return pin(two, APART)
+        return pin_all([one, two], APART)
     if one.chooser and two.chooser and find(one.chooser) is find(two.chooser):
         for mine, yours in zip(one.parts, two.parts, strict=True):
             unify(mine, yours)
+        one.link = None if find(two) is one else two
         return
     for atom in (one, two):
         if atom.kind == "choice":
@@ -283,8 +287,9 @@ def unify(one: Atom, two: Atom) -> None:
     sums = max(map(len, added)) > 1
     parts, divide = (added, cut) if sums else ([factors(one), factors(two)], split)
     if not _side_by_side(parts[0], parts[1], divide):
-        pin(one, APART)
-        pin(two, APART)
+        pin_all([one, two], APART)
+    more, less = (one, two) if one.kind == "product" else (two, one)
+    less.link = None if find(more) is less else more  # or what is alike would be found again and again
 
 
 def _side_by_side(one: list[Atom], two: list[Atom], divide: Callable[[Atom, int], Sequence[Atom] | None]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, product, settle_loose, total, unify
+from .axes import INDEXED, Atom, Axes, choose, chosen, fresh, parted, pin, pin_all, product, settle_loose, total, unify
 from .contractions import contract
 from .tensors import POSITION, Operation, broadcast, uses_places
 
@@ -25,8 +25,7 @@ def bilinear(call: Operation) -> Axes:
 def attention(call: Operation) -> Axes:
     """Heads of queries, of which several may share one of keys and values."""
     query, key, value, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
-    for axis in [query[-2], key[-2]] if call["is_causal"] else []:
-        pin(axis, POSITION)
+    pin_all([query[-2], key[-2]] if call["is_causal"] else [], POSITION)
     if len(query) < 3:
         return contract(call, "ld,sd,se,ls->le", query, key, value, mask)
     heads, places = query[-3], None if mask is None else Axes([*mask[:-3], *mask[-2:]])
@@ -100,8 +99,7 @@ def _each(given: Any, places: int, other: int) -> list[int]:
 def sampled(call: Operation) -> Axes:
     """Channels at places that a grid gives."""
     x, grid = call["input"], call["grid"]
-    for axis in (*x[2:], grid[-1]):
-        pin(axis, POSITION)
+    pin_all([*x[2:], grid[-1]], POSITION)
     return Axes([*broadcast(Axes(x[:1]), Axes(grid[:1])), x[1], *grid[1:-1]])
 
 
@@ -121,8 +119,7 @@ def renormed(call: Operation) -> Axes:
 
 
 def embedding_bag(call: Operation) -> list[Axes]:
-    for axis in (call["weight"][0], *(call["per_sample_weights"] or ())):
-        pin(axis, INDEXED)
+    pin_all([call["weight"][0], *(call["per_sample_weights"] or ())], INDEXED)
     call.mix_dims(call["weight"], [0])
     first, *rest = [fresh(shape, INDEXED) for shape in call.shape]
     return [Axes([*first[:-1], call["weight"][1]]), *rest]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -9,7 +10,22 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from .axes import APART, INDEXED, Atom, Axes, choose, fresh, parted, pieces, pin, product, regroup, total, unify
+from .axes import (
+    APART,
+    INDEXED,
+    Atom,
+    Axes,
+    choose,
+    fresh,
+    parted,
+    pieces,
+    pin,
+    pin_all,
+    product,
+    regroup,
+    total,
+    unify,
+)  # fmt: skip
 
 POSITION = "its entries are positions, not units"
 MASKS = (torch.bool, torch.uint8)  # which choose entries one by one
@@ -74,8 +90,7 @@ def unknown(call: Operation, why: str = "") -> Any:
     if call.shape is None and not getattr(getattr(call.target, "_schema", None), "is_mutable", False):
         return None  # an assertion
     why = why or (call.unknown if call.tensors else CONSTANT)
-    for axis in [axis for axes in call.tensors for axis in axes]:
-        pin(axis, why)
+    pin_all(chain(*call.tensors), why)
     if isinstance(call.shape, list):
         return [None if shape is None else fresh(shape, why) for shape in call.shape]
     return None if call.shape is None else fresh(call.shape, why)
@@ -112,8 +127,7 @@ def reduction(call: Operation) -> Any:
         for one, two in (gone, gone[::-1]):
             call.mix(x[one], [x[two]])
     if call.name in ("argmax", "argmin") or (several and uses_places(call)):
-        for k in gone:
-            pin(x[k], INDEXED)
+        pin_all([x[k] for k in gone], INDEXED)
     kept = [Atom(1) if k in gone else axis for k, axis in enumerate(x)]
     found = Axes(kept if call["keepdim"] else [axis for k, axis in enumerate(kept) if k not in gone])
     return [found] * len(call.shape) if several else found
@@ -134,8 +148,8 @@ def along(call: Operation) -> Any:
     call.mix_dims(x, dims)
     for axes in others if call.name == "diff" else ():  # what is put before and after
         broadcast(*(Axes(Atom(1) if k in dims else axis for k, axis in enumerate(each)) for each in (x, axes)))
-    for k in dims if call.name not in ("sort", "topk") or uses_places(call) else ():
-        pin(x[k], call.unknown)
+    if call.name not in ("sort", "topk") or uses_places(call):
+        pin_all([x[k] for k in dims], call.unknown)
     found = [
         Axes(x[k] if k < len(x) and k not in dims else Atom(size, pinned=call.unknown) for k, size in enumerate(shape))
         for shape in (call.shape if several else [call.shape])
@@ -156,8 +170,7 @@ def reshape(call: Operation) -> Axes:
                 sizes.append(after.pop(0))
         run = regroup(taken, sizes)
         if run is None:
-            for axis in taken:
-                pin(axis, APART)
+            pin_all(taken, APART)
         found += run or fresh(sizes, APART)
     return Axes(found)
 
@@ -235,14 +248,12 @@ def select(call: Operation) -> Axes:
 
 
 def unbind(call: Operation) -> list[Axes]:
-    x, dim = call.tensors[0], call.dim()
-    return [_chosen(x, dim, k) for k in range(x[dim].size)]
+    return [_chosen(call.tensors[0], call.dim(), k) for k in range(len(call.shape))]
 
 
 def _chosen(x: Axes, dim: int, index: int) -> Axes:
-    chooser = x[dim]
+    chooser, rest = x[dim], [*x[:dim], *x[dim + 1 :]]
     pin(chooser, INDEXED)
-    rest = [axis for k, axis in enumerate(x) if k != dim]
     return Axes(choose(axis, chooser, index % chooser.size) for axis in rest)
 
 
@@ -269,16 +280,14 @@ def diagonals(call: Operation) -> Axes | None:
 def sorted_into(call: Operation) -> Axes | None:
     """The place of each entry among given values."""
     values = call["sorted_sequence"]
-    for axis in values:
-        pin(axis, POSITION)
+    pin_all(values, POSITION)
     return call["self"] if len(values) == 1 else None
 
 
 def indexed(call: Operation) -> Axes:
     x, indices = call["self"], call["indices"]
     used = [k for k, index in enumerate(indices) if index is not None]
-    for k in used:
-        pin(x[k], INDEXED)
+    pin_all([x[k] for k in used], INDEXED)
     call.mix_dims(x, used)
     before = used[0] if used == [*range(used[0], used[-1] + 1)] else 0  # others come first
     kept = [axis for k, axis in enumerate(x) if k not in used]
@@ -289,6 +298,8 @@ def written(call: Operation) -> Axes | None:
     """Values written to places that indices, or a mask, give."""
     nodes = [node for node in tree_leaves(call.node.args[1]) if isinstance(node, fx.Node)]
     if not any(node.meta["val"].dtype in MASKS for node in nodes):
+        if not call["accumulate"]:  # of several values for one place, the last stays
+            pin_all(chain(*axes_in(call["indices"])), INDEXED)
         broadcast(indexed(call), call["values"])
         return call["self"]
     x, (mask, *rest) = call["self"], call["indices"]
@@ -300,22 +311,18 @@ def written(call: Operation) -> Axes | None:
 
 def gathered(call: Operation) -> Axes:
     """Entries taken from places along one axis that an index gives, or added there."""
-    x, dim, index = call["self"], call.dim(), call["index"]
-    source = call["src"] or call["source"]
-    pin(x[dim], INDEXED)
+    x, dim, index, source = call["self"], call.dim(), call["index"], call["src"] or call["source"]
     call.mix_dims(x, [dim])
     if call.name.startswith("index"):
         index = _replaced(source or x, dim, index[0] if index else Atom(1))
+    overwrites = source and call.name in ("scatter", "index_copy") and not call["reduce"]  # then the last one stays
+    pin_all([x[dim], index[dim]] if overwrites else [x[dim]], INDEXED)
     for other in (index, source) if source else (index,):
         for k, axis in enumerate(other):
             alike = index[k] if k == dim else x[k]
-            (unify if alike.size == axis.size else _pin_both)(alike, axis)
+            unify(alike, axis)
+            pin_all([alike, axis] if alike.size != axis.size else [], INDEXED)
     return x if source or "scatter" in call.name else index
-
-
-def _pin_both(one: Atom, two: Atom) -> None:
-    pin(one, INDEXED)
-    pin(two, INDEXED)
 
 
 def padded(call: Operation) -> Axes:

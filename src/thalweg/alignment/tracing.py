@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ThalwegError, first_line
 from ..weightspace.layout import named_buffers
 from ..weightspace.weights import Weights
-from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, product, settle, total, unify
+from .axes import INDEXED, Atom, Axes, fresh, leaves, merge_pinned, pin, pin_all, product, settle, total, unify
 from .calls import Called, recorded, scripted_parts
 from .further_calls import RANDOM_PATH, FurtherCalls, warn_of_training
 from .groups import Proposed, grouped
@@ -53,8 +53,7 @@ class Tracing:
         self._follow(self.called, self.program)
         self._follow_training(self.called, network.few)
         self.calls.follow_kinds(others, self._unused, self._follow_batch)
-        for leaf in self._idle():
-            pin(leaf, "it is not used on this batch")
+        pin_all(self._idle(), "it is not used on this batch")
         self.proposed = self._proposed()
 
     def _exported(self, batch: Any) -> tuple[Called, Any]:
@@ -246,23 +245,28 @@ def _saved(buffer: Tensor, why: str) -> Axes:
     """Those of a constant, such as a mask of positions; but if all values are equal, they may be initial values that
     training changes, and every axis is pinned.
     """
-    dense = buffer.layout is torch.strided and not buffer.is_nested and buffer.numel() > 1
-    return _fixed(buffer, why) if dense and bool((buffer != buffer.flatten()[:1]).any()) else fresh(buffer.shape, why)
+    found = _fixed(buffer, why)
+    return found if any(leaf.pinned for axis in found for leaf in leaves(axis)) else fresh(buffer.shape, why)
 
 
 def _fixed(value: Tensor, why: str) -> Axes:
-    """The axes of a constant, pinned where its values differ along them."""
-    return Axes(_repeating(value.movedim(k, 0), why) if value.numel() else Atom(n) for k, n in enumerate(value.shape))
+    """The axes of a constant, pinned where its values differ along them, or cannot be looked at."""
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
+        return fresh(value.shape, "" if not value.numel() else why)
+    return Axes(_repeating(value.movedim(k, 0), why) for k in range(value.ndim))
 
 
 def _repeating(rows: Tensor, why: str) -> Atom:
     """An axis of which every so many rows are equal, as of the masks of autoregressive flows: these have an order among
-    themselves.
+    themselves. The longest beginning that is an end too says how many, in a single pass.
     """
-    kinds = (
-        rows.resolve_conj().reshape(len(rows), -1).contiguous().view(torch.uint8).unique(dim=0, return_inverse=True)[1]
-    )  # which not every dtype has
-    steps = [n for n in range(1, len(rows) // 2 + 1) if kinds[n] == kinds[0]]
-    step = next((n for n in steps if torch.equal(kinds[n:], kinds[:-n])), len(rows))
+    plain = rows.resolve_conj().resolve_neg().reshape(len(rows), -1).clone(memory_format=torch.contiguous_format)
+    kinds, same, ends = [row.tobytes() for row in plain.view(torch.uint8).cpu().numpy()], 0, [0]
+    for kind in kinds[1:]:
+        while same and kind != kinds[same]:
+            same = ends[same - 1]
+        same += kind == kinds[same]
+        ends.append(same)
+    step = len(rows) - same if 2 * same >= len(rows) else len(rows)
     repeated, rest = product([Atom(len(rows) // step), Atom(step, pinned=why)]), len(rows) % step
     return total([repeated, *fresh([rest] if rest else [], why)])
