@@ -175,8 +175,9 @@ class Run:
                 f"it cannot be known whether this is the same: {ELSEWHERE}"
             )
         given = {key for key, value in self.note.items() if value is not None and key not in PATH_SETTINGS}
-        if not given <= before["settings"].keys():  # of Python, or of another command that makes the same call
-            raise _foreign(self.folder, command)
+        in_python = "task" in before["settings"] and "task" not in self.note  # and the run is of a command
+        if in_python or not given <= before["settings"].keys():  # or the other way, or of another that makes this call
+            raise ThalwegError(f"{self.folder} holds a run of {command} by another command or call: {ELSEWHERE}")
         if not self.resume:
             state, advice = ("finished ", "") if "finished" in before else ("", "resume it (resume=True), or ")
             raise ThalwegError(
@@ -195,8 +196,6 @@ class Run:
                 for each in ({**before["settings"], **before["facts"]}, settings)
             )
             changed = differences(old, new)
-        if "task" in before["settings"] and "task" not in settings:  # of a command, resumed in Python
-            raise _foreign(self.folder, command)
         if changed:
             measured = any("first batch" in clause for clause in changed)
             why = ": the task, the model or the data has changed" if measured else ""
@@ -234,10 +233,6 @@ def check_no_run(folder: Path) -> None:
     """Raise if a folder for several runs is itself that of one."""
     if (folder / RECORD).is_file():
         raise ThalwegError(f"{folder} holds a run, and several networks need a folder that holds none: {ELSEWHERE}")
-
-
-def _foreign(folder: Path, command: str) -> ThalwegError:
-    return ThalwegError(f"{folder} holds a run of {command} by another command or call: {ELSEWHERE}")
 
 
 def _record(folder: Path, command: str, settings: Mapping[str, Any]) -> None:
