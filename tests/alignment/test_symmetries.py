@@ -485,7 +485,9 @@ def test_symmetries_name_the_way_out_where_a_layer_does_not_compute_in_float64()
         return net.two(F.relu(net.one(x)))
 
     net = Of(forward, one=nn.Linear(6, 8), two=nn.Linear(8, 4))
-    with pytest.raises(tw.ThalwegError, match=r"mat_a.*in its own precision it takes it.*choose an implementation"):
+    with pytest.raises(
+        tw.ThalwegError, match=r"mat_a.*it works in the network's own precision.*choose an implementation"
+    ):
         tw.symmetries(net, TASK, vectors())
 
 

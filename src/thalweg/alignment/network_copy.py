@@ -148,8 +148,8 @@ class NetworkCopy:
         with suppress(Exception):
             self._steps(batches[0])
             advice = (
-                "in its own precision it takes it, so some layer does not compute in float64; choose an implementation "
-                "of it that does, such as experts_implementation='batched_mm' in transformers"
+                "it works in the network's own precision, so some layer does not compute in float64; choose an "
+                "implementation of it that does, such as experts_implementation='batched_mm' in transformers"
             )
         raise ThalwegError(
             f"the network must take the batch, in float64, as its task calls it; it failed with {why}: {advice}"

@@ -25,7 +25,7 @@ from .axes import (
     regroup,
     total,
     unify,
-)  # fmt: skip
+)
 
 POSITION = "its entries are positions, not units"
 MASKS = (torch.bool, torch.uint8)  # which choose entries one by one

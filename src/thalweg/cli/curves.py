@@ -65,8 +65,8 @@ def connect(
         int | None,
         typer.Option(
             min=2,
-            help="Then measure this many points along the curve, and a third of them (9 or more) on the straight line, "
-            "and draw them, into OUT/scan: `thalweg scan`.",
+            help="Then measure this many points along the curve, and a third of them, but not fewer than 9, on the "
+            "straight line, and draw them, into OUT/scan: `thalweg scan`.",
         ),
     ] = None,
     stream: Annotated[
@@ -109,9 +109,8 @@ def connect(
     options.done(out, None)
     known = {name: measured.get(name, parameter.default) for name, parameter in signature(scan).parameters.items()}
     known |= {"what": [out], "out": out / "scan", "points": str(points)}
-    _scan(
-        options.Arguments("scan", known, inputs), on_lines=max(points // 3, min(points, 9)) | 1
-    )  # odd, with the middle
+    on_lines = max(points // 3, min(points, 9)) | 1  # odd, with the middle
+    _scan(options.Arguments("scan", known, inputs), on_lines)
 
 
 def _permutation(path: Path) -> Path | None:

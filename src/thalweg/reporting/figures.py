@@ -351,8 +351,8 @@ def trace(
         ("distance from the start", iterations, trace.distance),
     ]
     for ax, (label, at, values) in zip(axes, panels, strict=True):
-        marker = None if len(at) == len(iterations) else "."  # where it was measured, if not after every step
-        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=marker)
+        every = len(at) == len(iterations)  # else with dots where it was measured
+        ax.plot(at / trace.steps, values, color=STYLES[0][0], linewidth=1, marker=None if every else ".")
         ax.plot(
             collected / trace.steps, values[np.searchsorted(at, collected)], "o", color=STYLES[1][0], label="collected"
         )

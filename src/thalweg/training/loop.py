@@ -188,7 +188,8 @@ class _Divergence:
         self.seen: list[tuple[int, float | Tensor | None, float, Tensor]] = []
 
     def see(self, step: int, loss: Tensor, lr: float, batch: Any) -> None:
-        self.seen.append((step, t.clone() if isinstance(t := self.trainable.t, Tensor) else t, lr, loss))
+        t = self.trainable.t
+        self.seen.append((step, t.clone() if isinstance(t, Tensor) else t, lr, loss))
         if loss.device.type == "cpu":
             self.check(batch)
             self.seen.clear()
