@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -145,7 +145,7 @@ class TextExperiment(Experiment):
     def scan_with_dropout(self, name: str, target: Any) -> tw.Scan:
         """The training set, with dropout as in training, the same at every point."""
         other = copy(self)
-        noisy: Any = deepcopy(self.architecture)
+        noisy: Any = self.model(0)  # not a deep copy, which would lose the memory layout that cuDNN needs
         noisy.dropout = ActiveDropout(noisy.dropout.p)
         other.architecture, other.data = noisy, {"train": self.train}
         other.compute = replace(self.compute, graph=False)  # whose first pass would draw other random numbers
