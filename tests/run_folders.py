@@ -74,7 +74,7 @@ def comparison():
     def entry(error):
         return {"settings": "", "epochs": 10, "members": 1, **scores(error), "averaged": scores(error + 0.02)}
 
-    return tw.Comparison(10, [1, 2], [0, 1], {"Ind": entry(0.1), "FGE": entry(0.08)})
+    return tw.Comparison(10, [1, 2], [0, 1], {"Independent": entry(0.1), "FGE": entry(0.08)})
 
 
 def barriers(networks=("a", "b", "c"), aligned=True):

@@ -24,6 +24,17 @@ HOSTILE = "</script><img src=x onerror=\"document.title='broken'\">" + "long" * 
 NONE = "\N{EN DASH}"
 SPOTS = "[...document.querySelectorAll('{} .spot')].map((spot) => [+spot.dataset.x, +spot.dataset.y])"
 
+BROKEN_WORDS = """(() => {
+  const broken = (node, word) => {
+    const range = document.createRange()
+    range.setStart(node, word.index)
+    range.setEnd(node, word.index + word[0].length)
+    return range.getClientRects().length > 1
+  }
+  const texts = [...document.querySelectorAll(".words")].flatMap((cell) => [...cell.childNodes].filter((n) => n.data))
+  return texts.flatMap((node) => [...node.data.matchAll(/\\S{1,20}/g)].filter((word) => broken(node, word))).map(String)
+})()"""
+
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
@@ -67,6 +78,7 @@ def test_page_draws_quietly_and_fits_the_window(browser, folder, width, scheme):
     assert tab.run("document.querySelectorAll('svg[role=img], canvas[role=img]').length") == 6
     paper = tab.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (min(paper) > 200) if scheme == "light" else (max(paper) < 60)
+    assert tab.run(BROKEN_WORDS) == []
     tab.screenshot(SCREENSHOTS / f"page-{width}-{scheme}.png")
 
 

@@ -60,7 +60,7 @@ def test_page_comparison_shows_averages_and_equivalents(tmp_path):
     rows = {(row["method"], row["quantity"]): (row["1B"], row["2B"]) for row in found["rows"]}
     assert rows["FGE, averaged", "error"] == pytest.approx((0.105, 0.09))
     assert rows["FGE", "equivalent in independent networks"] == pytest.approx((1.5, None))  # more than there are
-    assert rows["Ind", "equivalent in independent networks"] == pytest.approx((1, 2))
+    assert rows["Independent", "equivalent in independent networks"] == pytest.approx((1, 2))
 
 
 def test_page_of_many_results_is_small_and_fast(tmp_path):
