@@ -137,3 +137,19 @@ def test_equivalents_figure(scored):
     assert list(ax.lines[1].get_ydata()) == pytest.approx([1.5])
     with pytest.raises(tw.ThalwegError, match="give it as reference="):
         tw.figures.equivalents(reports)
+
+
+def test_equivalents_figure_shows_independent_networks_as_the_table_does():
+    nlls = {"runs": [{"error": 0.1, "calibrated_nll": 1.0}], "pooled": {"2": {"calibrated_nll": 0.8}}}
+    nlls["pooled"]["3"] = {"calibrated_nll": 0.9}  # by chance worse than two
+    entry = {"settings": "Independent()", "epochs": 4, "members": 1, **nlls}
+    found = tw.Comparison(4, [1, 2, 3], [1, 2, 3], {"Independent": entry})
+    alone = tw.figures.equivalents(found, ax=Figure().subplots()).lines[0]
+    assert list(alone.get_xdata()) == [1, 2, 3]
+    assert (
+        list(alone.get_ydata()) == [found.equivalent("Independent", k) for k in (1, 2, 3)] == pytest.approx([1, 2, 1.5])
+    )
+    reference = tw.Report([{"calibrated_nll": nll} for nll in (1.0, 0.8, 0.9)], [], [], [])
+    assert list(tw.figures.equivalents({}, reference, Figure().subplots()).lines[0].get_ydata()) == pytest.approx(
+        [1, 2, 1.5]
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ThalwegError
-from ..results import Comparison, CurveEnsemble, Report, known_score, titled
+from ..results import Comparison, CurveEnsemble, Report, equivalent, known_score, titled
 from .axes import STYLES, ensure_axes, ensure_panels, factor, finish, style_numbers, styled
 
 if TYPE_CHECKING:
@@ -190,16 +190,16 @@ def equivalents(
     Returns:
         The axes; their figure is `ax.figure`.
     """
-    series, most = _worth(found, reference)
-    ax = ensure_axes(ax)
-    ax.plot([1, most], [1, most], color="grey", linewidth=1, label="independent networks")
+    series, independent = _worth(found, reference)
+    ax, most = ensure_axes(ax), max(independent, default=1)
+    ax.plot([*independent], [*independent.values()], color="grey", linewidth=1, label="independent networks")
     for (label, at, worth), (colour, style) in zip(series.values(), styled(series), strict=True):
         drawn = np.clip(worth, 1, most)
         ax.plot(at, drawn, color=colour, linestyle=style, linewidth=1, marker="o", markersize=4, label=label)
         for beyond, triangle in ((worth > most, 10), (worth < 1, 11)):  # based on the point, up and down
             ax.plot(at[beyond], drawn[beyond], marker=triangle, markersize=8, linestyle="", color=colour)
     widest = max([most, *(at.max() for _, at, _ in series.values())])
-    ax.set(xscale="log", yscale="log")
+    ax.set(xscale="log", yscale="log", ylim=(0.95 * most**-0.05, 1.05 * most**1.05))  # also where nothing is known
     for axis, end in ((ax.xaxis, widest), (ax.yaxis, most)):
         ticks = [*(k for k in NUMBERS if 1.15 * k < end), int(end)]
         axis.set_ticks(ticks, map(str, ticks))
@@ -211,10 +211,12 @@ def equivalents(
 
 def _worth(
     found: Comparison | Mapping[str, Report], reference: Report | None
-) -> tuple[dict[str, tuple[str, np.ndarray, np.ndarray]], int]:
-    """For each method its label, its numbers of networks and their equivalents; and how many are independent."""
+) -> tuple[dict[str, tuple[str, np.ndarray, np.ndarray]], dict[int, float]]:
+    """For each method its label, its numbers of networks and their equivalents; and the equivalents of each number of
+    independent networks, which chance can make smaller than the number.
+    """
     if isinstance(found, Comparison):
-        budgets = found.multiples
+        budgets, known = found.multiples, found.independent()
         return {
             name: (
                 found.titled(name),
@@ -223,10 +225,10 @@ def _worth(
             )
             for name in found.entries
             if name not in ("Independent", "Ind")
-        }, max(found.independent(), default=1)
+        }, {k: equivalent(nll, known) for k, nll in known.items()}
     if reference is None:
         raise ThalwegError("reports are compared with that of independent networks: give it as reference=")
     return {
         name: (name, np.arange(1, len(report.growth) + 1), np.array(report.equivalents(reference)))
         for name, report in found.items()
-    }, len(reference.growth)
+    }, dict(enumerate(reference.equivalents(reference), start=1))
