@@ -500,6 +500,10 @@ def test_plane_command_of_a_curve_and_of_three_networks(here):
     assert list(scan.paths) == ["Bezier"]
     ok("plane", "a", "b", "c", "--task", "mine:circle", "--out", "plane3", "--grid", "3", "--margin", "0.5")
     assert (here / "plane3" / "surface.pdf").exists()
+    scan = tw.Scan.load("plane3")
+    assert [[pytest.approx(point, abs=1e-5) for point in scan.marks[name]] for name in "abc"] == [
+        [c] for c in scan.corners
+    ]
 
 
 def test_plane_command_picks_its_directions_by_what_it_is_given(here):

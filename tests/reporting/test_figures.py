@@ -137,6 +137,9 @@ def test_surface_shows_its_points_and_the_curve_in_it(scans):
     assert np.allclose(np.column_stack(path.get_data()), plane.paths["Bezier"])
     assert np.allclose(np.column_stack(corners.get_data()), plane.corners)
     assert ax.get_aspect() == 1.0
+    named = tw.figures.surface(replace(plane, marks={"one": plane.corners[:1]}, away={}), ax=Figure().subplots()).lines
+    assert [line.get_label() for line in named][2:] == ["one"], "drawn above the dot that it names"
+    assert named[1].get_markersize() > named[2].get_markersize()
 
 
 def plane_of(values, corners=()):

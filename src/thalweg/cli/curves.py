@@ -265,7 +265,6 @@ def plane(
     overlay = {
         type(item).__name__ if len(items) == 1 and isinstance(item, tw.Curve) else str(path): item
         for path, item in items.items()
-        if isinstance(item, tw.Curve) or target.shares is not None
     }
     points = "adaptive" if adaptive else None
     _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, points=points, overlay=overlay)})

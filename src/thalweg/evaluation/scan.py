@@ -90,7 +90,7 @@ def scan(
         bn_batches: Batches as in training, augmentation included, on which batch-norm statistics are recomputed at
             every point; every point sees the same.
         overlay: For a plane: curves, weights and lists of weights by name, whose coordinates in the plane are kept for
-            the figure.
+            the figure; with the plane's own networks, such as `{"a": a, "b": b}`, its dots have names.
         compute: How to compute; see `Compute`.
         run: A folder that stores every measured point. If the call is interrupted, the same call resumes from it.
         progress: Whether to show a progress bar. By default it is shown on a terminal.

@@ -174,6 +174,14 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
             label=_legend(name, off),
             **own,
         )
+    if not scan.shares:  # below the marks, which may name them
+        ax.plot(
+            *zip(*scan.corners, strict=True),
+            "o",
+            color="white",
+            markeredgecolor="black",
+            markersize=11 if scan.marks else 8,
+        )
     farthest = max((max(scan.away[name]) for name in scan.marks if scan.away.get(name)), default=0.0)
     for (name, points), marker in zip(scan.marks.items(), cycle("sD^v*"), strict=False):
         if scan.shares:
@@ -181,8 +189,6 @@ def _contours(scan: Scan, values: np.ndarray, ax: "Axes", scale: Scale) -> Any:
             continue
         own = {"alpha": FADED, "fillstyle": "none"} if name in off else {"markeredgecolor": "white"}
         ax.plot(*zip(*points, strict=True), marker, color="black", markersize=6, label=_legend(name, off), **own)
-    if not scan.shares:
-        ax.plot(*zip(*scan.corners, strict=True), "o", color="white", markeredgecolor="black", markersize=8)
     ax.set(aspect=drawn_height(scan) * np.ptp(x) / np.ptp(y))
     ax.set_xlabel("\n".join([_along(scan, 0), *_caption(scan, values, shares)]))
     if scan.paths or scan.marks:

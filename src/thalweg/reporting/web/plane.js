@@ -193,15 +193,16 @@ function drawn(plane, across, up) {
     parts.push(draw("path", { d, fill: "none", stroke: "#fff", ...halo, "stroke-width": 4.5 }));
     parts.push(draw("path", { d, fill: "none", stroke: "#000", "stroke-width": 2, ...style }));
   });
+  const r = Object.keys(plane.marks).length ? 10 : 6; // room for a mark that names it
+  for (const [x, y] of fitted ? [] : plane.corners) {
+    parts.push(draw("circle", { cx: across(x), cy: up(y), r, fill: "#fff", stroke: "#000", "stroke-width": 1.5 }));
+  }
   Object.entries(plane.marks).forEach(([name, places], i) => {
     const group = draw("g", plane.off[name] ? { opacity: FADED.opacity } : {});
     if (fitted) group.append(draw("path", { d: trail(places, across, up), fill: "none", stroke: "#000" }));
     group.append(...places.map(([x, y]) => mark(MAP_MARKS[i % MAP_MARKS.length], across(x), up(y), "#000")));
     parts.push(group);
   });
-  for (const [x, y] of fitted ? [] : plane.corners) {
-    parts.push(draw("circle", { cx: across(x), cy: up(y), r: 6, fill: "#fff", stroke: "#000", "stroke-width": 1.5 }));
-  }
   return parts;
 }
 
