@@ -49,8 +49,7 @@ def convolution(call: Operation) -> Axes:
     x, weight = call["input"], call["weight"]
     groups, turned = call["groups"], "transpose" in call.name or call["transposed"]
     places = len(weight) - 2
-    channels = x[-places - 1]
-    theirs, own = parted(channels, groups), parted(weight[0], groups)
+    theirs, own = parted(x[-places - 1], groups), parted(weight[0], groups)
     unify(theirs[0], own[0])
     unify(theirs[1], own[1] if turned else weight[1])
     out = product([own[0], weight[1]]) if turned else weight[0]

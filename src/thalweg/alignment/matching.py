@@ -200,8 +200,7 @@ class Matching:
             worth = worth.maximum(more)
             best = {each: torch.where(better, other[each], best[each]) for each in best}
         order = _assigned(worth + _gains(plain, name).cpu() if plain else worth)
-        rows = torch.arange(size)
-        return {name: order} | {other: found[rows, order] for other, found in best.items()}
+        return {name: order} | {other: found[torch.arange(size), order] for other, found in best.items()}
 
     def _inside(
         self, name: str, pairs: Sequence[Pair], start: torch.Generator | None = None

@@ -81,8 +81,9 @@ class Operation:
 
 def axes_in(values: Any) -> list[Axes]:
     """The axes of all tensors in nested values, which are themselves tuples."""
-    found = tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes))
-    return [value for value in found if isinstance(value, Axes)]
+    return [
+        value for value in tree_leaves(values, is_leaf=lambda value: isinstance(value, Axes)) if isinstance(value, Axes)
+    ]
 
 
 def unknown(call: Operation, why: str = "") -> Any:

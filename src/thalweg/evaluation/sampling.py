@@ -290,8 +290,9 @@ def sampling_of(
     if isinstance(target, Plane):
         return _plane_sampling(target, grid, margin, adaptive)
     steps = [0.0, *(a.distance(b) for a, b in pairwise(target))]
-    where = {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}
-    return AllAtOnce(target, where, [{} for _ in target])
+    return AllAtOnce(
+        target, {"name": "Weights", "kind": "points", "length": array(np.cumsum(steps))}, [{} for _ in target]
+    )
 
 
 def _curve_sampling(curve: Curve, points: Any, adaptive: bool, tolerance: float | None) -> Sampling:

@@ -158,8 +158,7 @@ def _proven(
     call.compute.check(probe.device)
     _check(probe, target, data, bn_batches)
     with on_side_stream(probe.device, call.context.stream):
-        first = next(iter(data.values()))
-        return probe, prove_measuring(probe, task, first, call.compute) if probe.copied else None
+        return probe, prove_measuring(probe, task, next(iter(data.values())), call.compute) if probe.copied else None
 
 
 def _kept(run: Run, labels: Sequence[dict[str, float]], done: int) -> list[Any]:

@@ -181,8 +181,7 @@ class _Runner:
 
     def _plan(self, contender: Contender, budget: int) -> Plan | None:
         """The schedule of each of its walks."""
-        epochs = _branches(contender, budget)[1]
-        return contender.plan(self.steps, epochs) if isinstance(contender, Method) else None
+        return contender.plan(self.steps, _branches(contender, budget)[1]) if isinstance(contender, Method) else None
 
     def fresh(self, seed: int) -> nn.Module:
         with during(f"making the network of seed {seed}"), seeded(seed):

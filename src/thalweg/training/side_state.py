@@ -106,8 +106,10 @@ class SideState:
             )
 
     def _traversed(self) -> list[Found]:
-        ours = {**self.hidden.sources, "optimizer": self.optimizer}
-        return [traverse(ours, whole=True), traverse({"data": self.batches})]
+        return [
+            traverse({**self.hidden.sources, "optimizer": self.optimizer}, whole=True),
+            traverse({"data": self.batches}),
+        ]
 
     def _unsaved(self) -> dict[str, Any]:
         """What cannot be restored: objects that are no values, and values in objects that did not exist when training

@@ -184,8 +184,10 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
         path: Its path, for the error message.
     """
     try:
-        entries = _Reader(content, path).load()
-        return {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
+        return {
+            key.decode() if isinstance(key, bytes) else key: value
+            for key, value in _Reader(content, path).load().items()
+        }
     except ThalwegError:
         raise
     except Exception as error:  # a damaged pickle may end in any of them
