@@ -82,6 +82,7 @@ def test_equivalents_of_a_comparison_are_interpolated(scored):
     assert changed.equivalent("Half", 2) == float("inf")
     alone = tw.Comparison(20, [1, 2], [1, 2], {"Snapshot": result.entries["Snapshot"]})
     assert alone.equivalent("Snapshot", 1) != alone.equivalent("Snapshot", 1)
+    assert repr(changed) == "Comparison(Independent, Snapshot, Half, budget=20, multiples=[1, 2])"
 
 
 def test_compare_scores_averages_as_one_network(scored):

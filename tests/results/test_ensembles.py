@@ -17,6 +17,7 @@ def test_report_save_and_load(tmp_path):
     report = tw.Ensemble(case.module(7), members_of(case)).report(case.task, case.batches())
     report.save(tmp_path / "report.json")
     assert type(report).load(tmp_path / "report.json").to_dict() == report.to_dict()
+    assert repr(report).startswith(f"Report(members: 4, error (%) {100 * report.scores['error']:.2f}, nll ")
 
 
 def test_report_equivalents_are_interpolated():

@@ -36,6 +36,9 @@ class Comparison(Saved):
     entries: dict[str, dict[str, Any]]
     milliseconds: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(self.entries)}, budget={self.budget}, multiples={self.multiples})"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything but the time, which no two runs have in common; `save` writes it too."""
         return {key: value for key, value in super().to_dict().items() if key != "milliseconds"}

@@ -45,6 +45,10 @@ class Report(Saved):
     megabytes_averaged: float | None = None
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        scores = (f"{titled(name)} {shown(name, value)}" for name, value in self.scores.items())
+        return f"Report(members: {len(self.members)}, {', '.join(scores)})"
+
     def check(self) -> None:
         self.table()
 
@@ -120,3 +124,6 @@ class CurveEnsemble(Saved):
     reliability: dict[str, list[list[float]]]
     fitted_on: str
     train_data_loss: list[float] = field(default_factory=list)  # files of 0.1.0 have none
+
+    def __repr__(self) -> str:
+        return f"CurveEnsemble({len(self.t)} points, {', '.join(self.scores)})"

@@ -28,14 +28,14 @@ class Trace(Saved):
 
     saved_as = "trace"
     names = ("trace.json", "trace-1.json")
-    lr: np.ndarray
-    loss: np.ndarray
-    distance: np.ndarray
+    lr: np.ndarray = field(repr=False)
+    loss: np.ndarray = field(repr=False)
+    distance: np.ndarray = field(repr=False)
     collected: list[int]
     steps: int
-    watched_at: list[int] = field(default_factory=list)
-    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    units: dict[str, str] = field(default_factory=UNITS.copy)
+    watched_at: list[int] = field(default_factory=list, repr=False)
+    watched: dict[str, dict[str, list[float]]] = field(default_factory=dict, repr=False)
+    units: dict[str, str] = field(default_factory=UNITS.copy, repr=False)
 
     def check(self) -> None:
         if not self.lr.shape == self.loss.shape == self.distance.shape == (len(self.lr),) or self.steps < 1:
@@ -57,3 +57,6 @@ class Walk:
 
     members: "tuple[Weights, ...]"
     traces: tuple[Trace, ...]
+
+    def __repr__(self) -> str:
+        return f"Walk(members: {len(self.members)}, {', '.join(map(repr, self.traces))})"

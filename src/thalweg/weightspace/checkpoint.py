@@ -25,10 +25,10 @@ class Checkpoint:
     """
 
     weights: Weights
-    optimizer: dict[str, Tensor]
+    optimizer: dict[str, Tensor] = field(repr=False)
     kind: str
     epoch: int
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def save(self, path: str | Path, apart: bool = False) -> None:
         """Write one safetensors file.
@@ -59,5 +59,6 @@ class Checkpoint:
                 files.below(tensors, "extra/"), about.get("extra", {})
             )  # older files do not have it
             own = {key: about[key] for key in ("kind", "epoch")}
-            state = files.below(tensors, "optimizer/")
-            return records.decoded(cls, {"weights": weights, "optimizer": state, "extra": extra, **own})
+            return records.decoded(
+                cls, {"weights": weights, "optimizer": files.below(tensors, "optimizer/"), "extra": extra, **own}
+            )

@@ -76,7 +76,7 @@ class Curve(ABC):
         return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64) @ values
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.bends)} bends, {self.start!r})"
+        return f"{type(self).__name__}(bends: {len(self.bends)}, {self.start!r})"
 
     @property
     def start(self) -> Weights:
