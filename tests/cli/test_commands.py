@@ -955,7 +955,7 @@ def test_barriers_and_soup_commands(here):
     assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
     assert soup.has_statistics
     assert "next: thalweg barriers near b --task mine:circle --align --out " in output
-    output = ok("soup", "near", "--task", "mine:circle", "--out", "near-soup")
+    output = ok("soup", "near", "--task", "mine:circle", "--held-out", "train", "--out", "near-soup")
     assert "next: thalweg barriers near --task mine:circle --out " in output
     ok("page", "between", "mixed", "-o", "mixed.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "mixed.html").read_text(), re.DOTALL)[1])

@@ -96,6 +96,8 @@ def soup(
     data: Annotated[
         str | None,
         typer.Option(
+            "--held-out",
+            "--data",
             help="Which of the factory's data to choose by, preferably used for nothing else. [default: the last]",
             show_default=False,
         ),
