@@ -55,12 +55,12 @@ def test_swa_is_constant_and_collects_at_the_end_of_each_cycle():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01).plan(5, 4), "an even number of iterations"),
+        (lambda: tw.FGE(cycle=1, lr_max=0.1, lr_min=0.01).plan(5, 4), "an even .* one of 1 epoch has 5: give 2 epochs"),
         (lambda: tw.FGE(cycle=tw.Iterations(7), lr_max=0.1, lr_min=0.01).plan(5, 4), "an even number of iterations"),
         (lambda: tw.FGE(cycle=0.3, lr_max=0.1, lr_min=0.01).plan(5, 4), "a whole number of iterations"),
         (lambda: tw.FGE(cycle=0, lr_max=0.1, lr_min=0.01).plan(5, 4), "at least 1"),
-        (lambda: tw.FGE(cycle=float("nan"), lr_max=0.1, lr_min=0.01).plan(5, 4), "nan epochs of 5 iterations are nan"),
-        (lambda: tw.SWA(lr=0.1, cycle=float("inf")).plan(5, 4), "inf epochs of 5 iterations are inf"),
+        (lambda: tw.FGE(cycle=float("nan"), lr_max=0.1, lr_min=0.01).plan(5, 4), "nan epochs of 5 iterations has nan"),
+        (lambda: tw.SWA(lr=0.1, cycle=float("inf")).plan(5, 4), "inf epochs of 5 iterations has inf"),
         (
             lambda: tw.FGE(cycle=6, lr_max=0.1, lr_min=0.01).plan(5, 4),
             "must not be longer than the run; it is 30 iterations",

@@ -145,7 +145,7 @@ class Ensemble:
             (torch.Size([1, 3]), torch.Size([5, 1, 3]), torch.Size([1]))
 
         Args:
-            inputs: The inputs of the network: a tensor, a tuple of them, or a dict by name.
+            inputs: The inputs of the network, without targets: a tensor, a tuple of them, or a dict by name.
             task: The task, if its `probabilities=` is not a softmax over dimension 1 of the outputs, or if the outputs
                 have three dimensions.
 

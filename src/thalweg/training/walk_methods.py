@@ -117,7 +117,7 @@ class FGE(Method):
             even = even if isinstance(self.cycle, Iterations) else f"{2 * self.cycle:g} epochs, in Python {even}"
             raise ThalwegError(
                 "a cycle of FGE must be an even number of iterations, with its lowest rate in the middle; "
-                f"{_in_words(self.cycle)} are {length}: give {even}, or another batch size"
+                f"one of {_in_words(self.cycle)} has {length}: give {even}, or another batch size"
             )
         return Plan(triangle(self.lr_max, self.lr_min, length), lambda i: i % length == length // 2, steps * epochs)
 
@@ -270,7 +270,7 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
     if not isfinite(length) or round(length) < 1 or abs(length - round(length)) >= 1e-6:
         raise ThalwegError(
             "a cycle must be a whole number of iterations, at least 1; "
-            f"{_in_words(cycle)} of {steps} iterations are {length:g}"
+            f"one of {_in_words(cycle)} of {steps} iterations has {length:g}"
         )
     if round(length) > steps * epochs:
         raise ThalwegError(
@@ -281,4 +281,4 @@ def _iterations(cycle: float | Iterations, steps: int, epochs: int) -> int:
 
 
 def _in_words(cycle: float | Iterations) -> str:
-    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle:g} epochs"
+    return f"{cycle}" if isinstance(cycle, Iterations) else f"{cycle:g} epoch{'s' * (cycle != 1)}"
