@@ -336,7 +336,7 @@ def test_growth_figure_marks_single_networks_and_ensembles_at_every_budget():
     assert np.allclose(np.column_stack(crosses.get_data()), [[10, 30], [20, 28]])
     assert np.allclose(diamonds.get_ydata(), [30, 25])
     assert [text.get_text() for text in ax.texts] == ["1B", "2B"]
-    assert ax.get_xlabel() == "epochs spent"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("epochs spent", "error (%)")  # on whatever data
     counted = tw.figures.growth({"Ind": report([0.3, 0.28], [0.3, 0.25], None)}, budget=10, ax=Figure().subplots())
     assert counted.get_autoscalex_on()  # for whoever plots more into it
     assert counted.get_xlabel() == "networks"

@@ -149,7 +149,7 @@ def _aligned(folder: Path, result: Result, axes: Any) -> None:
 
 def _growth(folder: Path, result: Result, ax: Any) -> None:
     reports = {name: Report.load(file) for name in METHODS if (file := folder / f"{name}.json").is_file()}
-    figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=ax)
+    figures.growth(reports, budget=result.about["recipe"]["epochs"], ax=ax).set_ylabel("test error (%)")
 
 
 def _trace(folder: Path, result: Result, axes: Any) -> None:

@@ -140,7 +140,7 @@ def growth(
             ax.axvline(k * budget, color="grey", linestyle=":", linewidth=1)
             ax.annotate(f"{k}B", (k * budget, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom")
     ax.locator_params(axis="x", integer=True)
-    return finish(ax, "epochs spent" if timed else "networks", f"test {titled(score)}")
+    return finish(ax, "epochs spent" if timed else "networks", titled(score))
 
 
 def budget(comparison: Comparison, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
