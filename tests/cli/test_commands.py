@@ -497,7 +497,8 @@ def test_plane_command_of_a_curve_and_of_three_networks(here):
     ok("plane", "curve", "--task", "mine:circle", "--out", "plane", "--grid", "4")
     scan = tw.Scan.load("plane/scan.json")
     assert scan.values["train"]["error"].shape == (4, 4)
-    assert list(scan.paths) == ["Bezier"]
+    assert (list(scan.paths), list(scan.marks)) == (["Bezier"], ["bend of Bezier"])
+    assert scan.marks["bend of Bezier"] == [pytest.approx(scan.corners[2], abs=1e-5)]
     ok("plane", "a", "b", "c", "--task", "mine:circle", "--out", "plane3", "--grid", "3", "--margin", "0.5")
     assert (here / "plane3" / "surface.pdf").exists()
     scan = tw.Scan.load("plane3")

@@ -52,8 +52,7 @@ def matmul(call: Operation) -> Axes:
     *added, one, two = call.tensors
     left, right = ("...ij" if len(one) > 1 else "j"), ("...jk" if len(two) > 1 else "j")
     dots = "..." if len(left) > 1 or len(right) > 1 else ""
-    kept = contract(call, f"{left},{right}->{dots}{left[3:4]}{right[4:]}", one, two)
-    return broadcast(kept, *added)
+    return broadcast(contract(call, f"{left},{right}->{dots}{left[3:4]}{right[4:]}", one, two), *added)
 
 
 def distances(call: Operation) -> Axes:

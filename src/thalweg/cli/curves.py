@@ -266,8 +266,13 @@ def plane(
         type(item).__name__ if len(items) == 1 and isinstance(item, tw.Curve) else str(path): item
         for path, item in items.items()
     }
-    points = "adaptive" if adaptive else None
-    _write_scans({out: _measured(own, target, grid=(grid, grid), margin=margin, points=points, overlay=overlay)})
+    bends = {
+        f"bend of {name}": item.bends
+        for name, item in overlay.items()
+        if target.shares is None and isinstance(item, tw.Curve) and item.bends
+    }
+    where = {"grid": (grid, grid), "margin": margin, "points": "adaptive" if adaptive else None}
+    _write_scans({out: _measured(own, target, overlay={**overlay, **bends}, **where)})
     options.done(out, options.following(page, own.given, out, out="page.html"))
 
 
