@@ -260,7 +260,7 @@ def test_reports_and_comparisons_of_soft_labels_have_tables_and_figures():
     batches, task = batches_of(mixed), tw.classification()
     points = [tw.Weights.of(network(seed)) for seed in range(2)]
     report = tw.Ensemble(network(), points).report(task, batches)
-    assert tw.figures.growth(report).get_ylabel() == "test nll"
+    assert tw.figures.growth(report).get_ylabel() == "nll"
     compared = tw.compare(network, task, batches, batches, [tw.Independent], budget=1, multiples=[1], seeds=[0], lr=0.1)
     assert compared.table().startswith("nll")
     assert tw.figures.budget(compared).get_ylabel() == "nll"
