@@ -1,10 +1,12 @@
 """What the library says, in the words of the command line."""
 
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from thalweg.cli import _options_of_commands, app
 from thalweg.cli.usage import value_error
@@ -42,6 +44,20 @@ def test_arguments_are_shown_as_options(message, said, monkeypatch):
 )
 def test_values_are_refused_by_typer_without_pydantic_too(message, said):
     assert value_error(typer.BadParameter(message, param=SimpleNamespace(opts=["-o", "--out"]))) == said
+
+
+@pytest.mark.parametrize("words", [["--verson"], ["--verson", "fit"], ["paper", "--verson"], ["fit", "--verson"]])
+def test_unknown_options_are_refused_alike_before_and_after_a_command(words):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"thalweg: no such option: --verson; (did you mean --.*\?|add -h .*)\n", result.output)
+
+
+@pytest.mark.parametrize("words", [[], ["paper"]])
+def test_group_without_a_command_shows_its_help(words):
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
 
 
 def test_completion_by_a_shell_passes_over_unknown_commands(capsys):

@@ -19,14 +19,13 @@ UsageError: Any = typer.BadParameter.__base__  # which typer does not export
 class Commands(TyperGroup):
     """A group of commands that answers in the words of this library, not in those of typer's."""
 
+    def make_context(self, *words: Any, **settings: Any) -> Any:
+        """Read the options before the command."""
+        return _explained(super().make_context, *words, **settings)
+
     def invoke(self, context: Any) -> Any:
-        """Perform a command; what is wrong with its words is said in one sentence."""
-        try:
-            return super().invoke(context)
-        except UsageError as error:
-            if "\n" in error.message:  # not an error, but the help of a group without a command
-                raise
-            raise refused(usage_error(error)) from error
+        """Perform the command."""
+        return _explained(super().invoke, context)
 
     def format_help(self, context: Any, formatter: Any) -> None:
         """A list of commands has room for columns on any terminal."""
@@ -41,6 +40,16 @@ class Commands(TyperGroup):
         near = get_close_matches(name, known, 1)
         advice = f"did you mean {near[0]}?" if near else f"commands are {', '.join(known)}"
         raise refused(f"there is no command '{name}': {advice}")
+
+
+def _explained(work: Any, *words: Any, **settings: Any) -> Any:
+    """Do this work; what is wrong with the words of the command line is said in one sentence."""
+    try:
+        return work(*words, **settings)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not an error, but the help of a group without a command
+            raise
+        raise refused(usage_error(error)) from error
 
 
 def refused(message: str) -> typer.Exit:
