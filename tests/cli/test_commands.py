@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import thalweg as tw
 from thalweg.cli import app, options, scan
+from thalweg.loading import load_inputs
 from thalweg.store.files import save_json
 
 TASK = """
@@ -978,9 +980,26 @@ def test_walk_command_from_a_kept_epoch_has_its_momentum(here):
 
 
 def test_snapshot_and_swa_on_the_command_line(here):
-    for method in ("snapshot", "swa"):
+    following = {"snapshot": "ensemble snapshot --task mine:circle", "swa": "soup swa --how uniform --task mine:circle"}
+    for method, command in following.items():
         flags = ("--method", method, "--epochs", "4", "--cycles", "2", "--cycle", "2", "--lr-max", "0.1")
-        assert "collected 2 networks" in ok("walk", "--task", "mine:circle", "--out", method, *flags)
+        said = ok("walk", "--task", "mine:circle", "--out", method, *flags)
+        assert "collected 2 networks" in said
+        assert f"next: thalweg {command} --out " in said
+
+
+def test_next_command_after_swa_makes_its_network(here):
+    walk = ("walk", "--method", "swa", "--task", "mine:circle", "--cycle", "1", "--lr-max", "0.1", "--epochs")
+    line = ok(*walk, "3", "--out", "swa-3").partition("next: thalweg ")[2]
+    ok(*line.partition(" --out ")[0].split(), "--out", "swa-network")
+    inputs = load_inputs("mine:circle", 0, "cpu")
+    module, batches = inputs.model, inputs.bn_batches
+    wanted = tw.update_bn(module, tw.average(tw.Ensemble.load("swa-3/members", module).members), batches)
+    found = tw.Weights.load("swa-network", module)
+    torch.testing.assert_close(found.vector, wanted.vector)
+    torch.testing.assert_close(dict(found.buffers), dict(wanted.buffers))
+    assert "next: thalweg ensemble swa-1 " in ok(*walk, "1", "--out", "swa-1")  # a soup needs two networks
+    assert "next: thalweg ensemble swa-ab " in ok(*walk, "2", "--out", "swa-ab", "--start", "a", "--start", "b")
 
 
 BAD_ENSEMBLES = {
@@ -1165,6 +1184,13 @@ def test_next_line_names_a_free_folder(tmp_path, monkeypatch, capsys):
         options.done(tmp_path, options.following(scan, {"task": "mine:task"}, "curve", out="scan"))
         assert capsys.readouterr().out.endswith(f"next: thalweg scan curve --task mine:task --out {expected}\n")
         (tmp_path / expected).mkdir()
+
+
+def test_next_line_names_folders_that_look_like_options_or_have_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"task": "mine:task"}
+    assert "scan ./-curve --task" in options.following(scan, given, Path("-curve"), out="scan")
+    assert options.following(scan, given, out=".").endswith(f" --out {tmp_path}-2")
 
 
 def words_of(line):

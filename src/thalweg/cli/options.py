@@ -332,7 +332,8 @@ def following(command: Callable[..., None], given: Mapping[str, Any], *words: st
     """The suggested next command, with the options of this one that it accepts and that are not its defaults."""
     known = {name: parameter.default for name, parameter in signature(command).parameters.items() if name in CARRIED}
     flags = [_flag(name, given[name]) for name in known if name in given and given[name] != known[name]]
-    return shlex.join([*program(), command.__name__, *map(str, words), *chain(*flags), "--out", _free(out)])
+    named = [f"./{word}" if isinstance(word, Path) and str(word)[0] == "-" else str(word) for word in words]
+    return shlex.join([*program(), command.__name__, *named, *chain(*flags), "--out", _free(out)])
 
 
 def program() -> list[str]:
@@ -368,6 +369,6 @@ def _flag(name: str, value: Any) -> list[str]:
 
 def _free(name: str) -> str:
     """A file or folder of that name, or with a number where there is one already."""
-    path = Path(name)
+    path = Path(name if Path(name).name else os.path.abspath(name))  # "." has no name to number
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return str(next(free for free in chain([path], numbered) if not os.path.lexists(free)))
