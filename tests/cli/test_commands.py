@@ -944,7 +944,7 @@ def test_barriers_and_soup_commands(here):
         assert f"between/{name}" in output
     assert "next: thalweg page between" in output
     found = tw.Barriers.load("between")
-    assert found.networks == ["a", "b", "near 1", "near 2"]
+    assert found.networks == ["a", "b", "near/1", "near/2"]
     assert found.table() in output
     assert found.matrix[0, 1] > 5 * found.matrix[2, 3]
     ok("page", "between", "-o", "between.html")
@@ -955,7 +955,7 @@ def test_barriers_and_soup_commands(here):
     assert "on 'train'" in output
     module = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
     soup = tw.Weights.load("mixed", module)
-    assert sorted(soup.made["soup"]["members"]) == ["b", "near 1", "near 2"]
+    assert sorted(soup.made["soup"]["members"]) == ["b", "near/1", "near/2"]
     assert soup.has_statistics
     assert "next: thalweg barriers near b --task mine:circle --align --out " in output
     output = ok("soup", "near", "--task", "mine:circle", "--held-out", "train", "--out", "near-soup")
@@ -963,6 +963,26 @@ def test_barriers_and_soup_commands(here):
     ok("page", "between", "mixed", "-o", "mixed.html")
     shown = json.loads(re.search(r'id="data">(.*?)</script>', (here / "mixed.html").read_text(), re.DOTALL)[1])
     assert (shown["summary"], [run["label"] for run in shown["runs"]]) == ([], ["between", "mixed"])
+
+
+@pytest.mark.filterwarnings("ignore:averaging cannot work")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "chosen on 'validation', the last of the data: for others, give --data\n"),
+        (("--data", "test"), "chosen on 'test'\n"),
+        (("--data", "test", "--how", "uniform"), "scored on 'test'\n"),
+    ],
+)
+def test_soup_command_says_on_which_data_it_chose(flags, said, here, tmp_path):
+    assert said in ok("soup", "a", "b", "--task", "mine:halves", *flags, "--out", str(tmp_path / "soup"))
+
+
+def test_barriers_command_counts_a_network_named_like_a_member_of_a_walk(here):
+    ok("walk", "--task", "mine:circle", "--epochs", "4", "--cycle", "2", "--start", "a", "--out", "pair")
+    shutil.copytree("b", "pair 1")
+    ok("barriers", "pair", "pair 1", "--task", "mine:circle", "--points", "3", "--out", "all three")
+    assert tw.Barriers.load("all three").networks == ["pair/1", "pair/2", "pair 1"]
 
 
 def test_walk_command_from_a_kept_epoch_has_its_momentum(here):

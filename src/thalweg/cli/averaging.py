@@ -134,7 +134,8 @@ def soup(
         bn_batches=inputs.bn_batches,
         **own.running,
     )
-    typer.echo(f"on '{name}'\n{found}")
+    others = "" if data or len(inputs.data) == 1 else ", the last of the data: for others, give --data"
+    typer.echo(f"{'chosen' if how == 'greedy' else 'scored'} on '{name}'{others}\n{found}")
     scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
     typer.echo(replace(scan, name="the average").table())
     asked = {**own.given, "align": bool(found.barrier)}
@@ -154,7 +155,7 @@ def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":
         raise tw.ThalwegError(f"{rule}, and {what[0]} holds a single one: give another RUN with it")
     device = next(model.parameters()).device
     return {
-        f"{name} {number}" if len(members) > 1 else name: member.to(device)
+        f"{name}/{number}" if len(members) > 1 else name: member.to(device)
         for name, members in found.items()
         for number, member in enumerate(members, start=1)
     }
