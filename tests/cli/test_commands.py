@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -912,6 +913,31 @@ def test_ensemble_command_keeps_a_temperature(here):
     assert "fitted on held-out data" in output
     refused = invoke("ensemble", "a", "--task", "mine:circle", "--held-out", "x", "--out", "other")
     assert "the task's data are train; got 'x'" in refused.output
+
+
+@pytest.mark.parametrize("name", ["train", "held-out"])
+def test_ensemble_command_refuses_to_replace_its_report_by_one_on_other_data(name, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed = "inputs, labels = made[{!r}][0]; made[{!r}] = [(inputs, 1 - labels)]\n"
+    task = """
+import mine
+def both(seed):
+    batches = mine.circle(seed)["train"]
+    made = {"train": batches[:1], "held-out": batches[1:2]}
+    return {**mine.circle(seed), "data": made}
+"""
+    (tmp_path / "mine.py").write_text(TASK)
+    (tmp_path / "other.py").write_text(task)
+    words = ("ensemble", str(place / "a"), "--task", "other.py:both", "--held-out", "held-out", "--out", "pooled")
+    run = partial(subprocess.run, [sys.executable, "-m", "thalweg", *words, "--quiet", "--resume"], capture_output=True)
+    first = run()
+    assert first.returncode == 0, first.stderr
+    before = everything(tmp_path / "pooled")
+    (tmp_path / "other.py").write_text(task.replace("    return", f"    {changed.format(name, name)}    return"))
+    refused = run(text=True)
+    assert refused.returncode == 2
+    assert f"the first batch of the data '{name}' has changed" in refused.stderr
+    assert everything(tmp_path / "pooled") == before
 
 
 def test_walk_ensemble_and_compare_commands(here):
