@@ -43,7 +43,7 @@ def explained(module: nn.Module, batch: Any) -> Iterator[None]:
         raise
 
 
-def in_a_sentence(error: Exception) -> str:
+def in_a_sentence(error: Exception | SystemExit) -> str:
     """The error, the line of user code where it happened, and what the network was given, as far as these are known."""
     where = users_line(error)
     if isinstance(error, OSError) and not where:

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Collection
+from contextlib import chdir
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,9 +45,9 @@ class Inputs:
 
 def load_inputs(spec: str, seed: int, device: str | None) -> Inputs:
     """Call `factory(seed)` of `file.py:factory`, or of `package.module:factory`, also from the current folder."""
-    with seeded(0):  # data drawn at import or in the factory are the same in every command
+    with chdir("."), seeded(0):  # data drawn at import or in the factory are the same in every command
         factory = _find(spec)
-    with seeded(seed):
+    with chdir("."), seeded(seed):
         made = _call(factory, spec, seed)
     if not isinstance(made, dict):
         raise ThalwegError(f"{spec} must return a dict with {KEYS}; it returned {type(made).__name__}")
@@ -173,10 +174,12 @@ def _find(spec: str) -> Any:
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     try:
         found = importlib.import_module(place) if path is None else _from_file(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # as from a script that reads its own command line
         where = (
             f"looked in {Path.cwd()} and among the installed packages; "
             if isinstance(error, ModuleNotFoundError)
+            else "it ends the program: put what is for a script alone under `if __name__ == '__main__':`; "
+            if isinstance(error, SystemExit)
             else ""
         )
         raise ThalwegError(f"the task {spec} cannot be imported: {where}{in_a_sentence(error)}") from error
@@ -209,7 +212,7 @@ def _call(factory: Any, spec: str, seed: int) -> Any:
         return factory(seed)
     except ThalwegError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise ThalwegError(f"a task factory takes one argument, the seed; {spec} does not ({error})") from error
         raise ThalwegError(f"the task factory {spec} failed with {in_a_sentence(error)}") from error

@@ -797,6 +797,36 @@ def test_task_file_anywhere_with_siblings_and_workers(context, name, above, tmp_
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "from argparse import ArgumentParser; ArgumentParser().parse_args(['--lr'])",
+            r"cannot be imported: it ends the program: put .*; SystemExit: 2 \(.*script\.py, line 2\)",
+        ),
+        ("def task(seed): exit()", r"failed with SystemExit: None \(.*script\.py, line 2\)"),
+    ],
+)
+def test_task_file_that_ends_the_program_is_named(line, said, tmp_path):
+    (tmp_path / "script.py").write_text(f"import os\n{line}\n")
+    words = ["fit", "--task", f"{tmp_path / 'script.py'}:task", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "thalweg", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.search(said, done.stderr), done.stderr
+
+
+def test_task_that_changes_the_folder_does_not_move_the_run(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    (tmp_path / "moves.py").write_text(
+        f"import os, mine\nos.chdir({str(tmp_path)!r})\n"
+        f"def task(seed):\n    os.chdir({str(tmp_path)!r})\n    return mine.circle(seed)\n"
+    )
+    said = ok("fit", "--task", f"{tmp_path / 'moves.py'}:task", "--epochs", "1", "--out", "stays")
+    assert "wrote stays/" in said
+    assert (place / "stays" / "weights.safetensors").is_file()
+    shutil.rmtree("stays")
+
+
 def test_task_files_of_one_name_are_distinguished(tmp_path):
     from thalweg.loading import load_inputs
 
