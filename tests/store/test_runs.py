@@ -1,9 +1,11 @@
 """Run folders: who may write there, and what a killed process leaves."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -128,6 +130,44 @@ def test_finished_run_folder_is_read_from_a_read_only_disk(tmp_path, monkeypatch
     monkeypatch.setattr(builtins, "open", read_only)
     assert torch.equal(go(), whole)
     assert not (tmp_path / ".lock").exists()
+
+
+def test_run_lock_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    """As on a full disk, or on one without locks."""
+    from thalweg.store import runs
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for function, error in (("getpid", full), ("flock", OSError(errno.ENOLCK, "No locks available"))):
+        with monkeypatch.context() as patched:
+            patched.setattr({"getpid": runs.os, "flock": runs.fcntl}[function], function, Mock(side_effect=error))
+            said = rf"\.lock could not be written \({error.strerror}\), and"
+            with pytest.raises(tw.ThalwegError, match=said), Run(tmp_path).opened("fit", {}):
+                pass
+
+
+def test_run_lock_of_another_program_may_be_binary(tmp_path):
+    (tmp_path / ".lock").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(tw.ThalwegError, match="belongs to another program"), Run(tmp_path).opened("fit", {}):
+        pass
+    assert (tmp_path / ".lock").read_bytes() == b"\xff\xfe\0"
+
+
+def test_run_lock_cut_short_by_a_full_disk_is_ours(tmp_path):
+    (tmp_path / ".lock").write_bytes(b"proc")
+    with Run(tmp_path).opened("fit", {}):
+        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
+
+
+def test_run_record_of_a_repository_with_names_in_another_encoding(tmp_path, monkeypatch):
+    from thalweg.store import runs
+
+    monkeypatch.chdir(tmp_path)
+    settings = ["-c", "user.name=a", "-c", "user.email=b", "-c", "core.quotepath=false"]
+    for words in (["init", "-q"], ["config", "core.quotepath", "false"], ["commit", "-qm", "c", "--allow-empty"]):
+        subprocess.run(["git", *settings, *words], check=True)
+    assert runs._code()["changed"] is False
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).touch()
+    assert runs._code()["changed"] is True
 
 
 def test_run_lock_is_not_held_by_forked_workers(tmp_path):

@@ -158,7 +158,7 @@ def place(path: str | Path) -> Path:
     """A path that the caller gave, checked: of the right type, and one that the system can look up."""
     try:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            os.lstat(path)
+            os.lstat(str(path).encode().decode())  # names that are not UTF-8 cannot be read by safetensors
         return Path(path)
     except (OSError, TypeError, ValueError) as error:
         raise ThalwegError(

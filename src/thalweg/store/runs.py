@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -269,25 +270,27 @@ def _occupied(folder: Path) -> bool:
 def _locked(path: Path, command: str) -> Iterator[None]:
     """Held by the operating system as long as the process lives, so a killed one never blocks."""
     with files.writing(path):
-        file = open(files.no_link(path), "a+")  # noqa: SIM115
+        file = open(files.no_link(path), "a+b", buffering=0)  # noqa: SIM115
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ThalwegError(
-                f"{path.parent} is in use by {file.read().strip()}: wait for it, or choose another folder"
-            ) from None
-        os.register_at_fork(after_in_child=file.close)  # otherwise forked workers would keep the lock
-        file.seek(0)
-        if (before := file.read(len(HOLDER))) not in ("", HOLDER):
-            raise ThalwegError(
-                f"{path} belongs to another program, since it begins with {before!r}: choose another folder"
-            )
-        file.truncate(0)
-        file.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()} ({command})")
-        file.flush()
+        with files.writing(path):
+            _hold(file, path, command)
         yield
+
+
+def _hold(file: FileIO, path: Path, command: str) -> None:
+    """Lock the file, and say in it who holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().decode(errors="replace").strip()
+        raise ThalwegError(f"{path.parent} is in use by {holder}: wait for it, or choose another folder") from None
+    os.register_at_fork(after_in_child=file.close)  # otherwise forked workers would keep the lock
+    file.seek(0)
+    if not HOLDER.startswith(before := file.read(len(HOLDER)).decode(errors="replace")):
+        raise ThalwegError(f"{path} belongs to another program, since it begins with {before!r}: choose another folder")
+    file.truncate(0)
+    file.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()} ({command})".encode())
 
 
 def _hashed(entry: Mapping[str, Any]) -> str:
@@ -322,12 +325,12 @@ def _code() -> dict[str, Any] | None:
     """The git state of the user's code in the current folder, if it is in git."""
     try:
         commit, changes = (
-            subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+            subprocess.run(["git", *words], capture_output=True, timeout=5, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["--no-optional-locks", "status", "--porcelain"])
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.strip(), "changed": bool(changes.strip())}
+    return {"commit": commit.decode(), "changed": bool(changes)}  # names of files may be in any encoding
 
 
 def _now() -> str:
