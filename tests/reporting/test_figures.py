@@ -490,6 +490,20 @@ def test_surface_of_a_fitted_plane_shows_shares_and_distances(tmp_path):
     assert drawn["FGE, up to 1 off the plane"].get_array().tolist() == pytest.approx([2 / 3])
 
 
+def test_figures_of_commands_show_any_name_of_folders_and_data_as_it_is(tmp_path):
+    x, name = np.linspace(0, 4, 3), "costs_{$1$"
+    loss = {name: {"loss": np.arange(9.0).reshape(3, 3)}}
+    marks = {"_old": [(0.0, 0.0), (4.0, 0.0)], "a$b_{$": [(2.0, 1.0)]}
+    scan = tw.Scan("Plane", "plane", loss, x=x, y=x, corners=marks["_old"], marks=marks)
+    surface = tw.figures.panels(lambda ax: tw.figures.surface(scan, ax=ax))
+    tw.figures.save(surface, tmp_path / "surface")
+    assert [text.get_text().strip() for text in surface.axes[0].get_legend().get_texts()] == list(marks)
+    lines = {each: tw.Scan("Segment", "curve", {name: {"loss": x}}, t=x / 4, length=x) for each in ("$b_{$", "c")}
+    profile = tw.figures.panels(lambda ax: tw.figures.profile(lines, ax=ax))
+    tw.figures.save(profile, tmp_path / "profile")
+    assert profile.axes[0].yaxis.get_label()._preprocess_math(f"{name} loss") == (f"{name} loss", False)
+
+
 def test_barriers_figure_shows_plain_and_aligned_on_one_scale(tmp_path):
     barriers().save(tmp_path / "barriers.json")
     found = tw.Barriers.load(tmp_path)

@@ -234,7 +234,8 @@ def _along(scan: Scan, axis: int) -> str:
 
 
 def _legend(name: str, off: Mapping[str, tuple[float, float]]) -> str:
-    return f"{name}, up to {off[name][0]:.3g} off the plane" if name in off else name
+    shown = f" {name}" if name.startswith("_") else name  # a legend leaves out labels that start with it
+    return f"{shown}, up to {off[name][0]:.3g} off the plane" if name in off else shown
 
 
 def barriers(found: Barriers, data: str | None = None, quantity: str = "loss", axes: Any = None) -> Any:
@@ -407,10 +408,12 @@ def panels(
         layout: How matplotlib arranges them.
         settings: Further arguments of matplotlib's `subplots`.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(size, layout=layout)
-    plot(figure.subplots(rows, columns, **settings))
+    with rc_context({"text.parse_math": False}):  # since names of folders and data may hold dollar signs
+        plot(figure.subplots(rows, columns, **settings))
     return figure
 
 
