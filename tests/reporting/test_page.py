@@ -1,6 +1,7 @@
 """The page is made from files alone, says what they lack, and refuses what is damaged."""
 
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -206,7 +207,7 @@ def test_page_reports_an_unfinished_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda text: ""]
+    "damage", [lambda text: text[:-40], lambda text: text.replace("0.05", "0.04", 1), lambda _: "", lambda _: "\0"]
 )
 def test_page_names_a_damaged_file(damage, tmp_path):
     file = whole(tmp_path) / "plane" / "scan.json"
@@ -221,6 +222,12 @@ def test_page_ignores_foreign_files(tmp_path):
     (tmp_path / "theirs.json").write_text('{"a": 1}')
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / ".hidden.json").write_text("{")
+    (tmp_path / "commented.json").write_text('// mine\n{"a": 1}')
+    (tmp_path / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "latin.json").write_bytes(b'{"a": "caf\xe9"}')
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "dangling.json").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.json")
     assert len(made(tmp_path)["planes"]) == 1
 
 

@@ -75,7 +75,7 @@ class Entry:
         found = [pair for pair in product(sets, networks) if self.fits(pair)]
         if not found:
             raise ThalwegError(
-                f"'{self.name}' cannot be run with {', '.join(networks)} on {', '.join(sets)}: see `paper list`"
+                f"'{self.name}' cannot be run with {', '.join(networks)} on {', '.join(sets)}: see `thalweg paper list`"
             )
         return found
 

@@ -51,12 +51,20 @@ def find(folders: Sequence[str | Path]) -> list[ResultFile]:
     for root, base in zip(roots, bases, strict=True):
         for path in sorted(root.rglob("*.json")):
             hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-            if not hidden and path not in found and (kind := files.json_kind(path)) is not None:
+            if not hidden and path not in found and _may_be_ours(path) and (kind := files.json_kind(path)) is not None:
                 item = ResultFile(path, *_named(path, base, common), kind, files.load_json(path, kind))
                 known = [(each.group, each.kind, each.content) for each in found.values() if root in each.path.parents]
                 if kind == "run" or (item.group, kind, item.content) not in known:
                     found[path] = item
     return list(found.values())
+
+
+def _may_be_ours(path: Path) -> bool:
+    """Whether it has one of our names or marks, or no content, as after a crash: other files need not be JSON."""
+    with files.reading(path):
+        content = path.read_bytes() if path.is_file() else b"-"
+    marked = any(f'"{mark}"'.encode() in content for mark in files.MARKS)
+    return path.stem in USUAL or marked or not content.strip(b"\0")
 
 
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:
