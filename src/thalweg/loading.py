@@ -93,8 +93,7 @@ def _is_plain(path: Path, key: str) -> bool:
 
 def load_start(path: Path, model: nn.Module, key: str | None = None) -> Weights | Checkpoint:
     """Where a walk starts: a kept epoch with its optimizer state, or weights."""
-    kept = path.is_file() and _kind(path) == "checkpoint"
-    return Checkpoint.load(path) if kept else Weights.load(path, model, key)
+    return Checkpoint.load(path) if path.is_file() and _kind(path) == "checkpoint" else Weights.load(path, model, key)
 
 
 def load_members(path: Path, model: nn.Module, key: str | None = None) -> list[Weights]:

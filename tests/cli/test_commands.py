@@ -1035,10 +1035,10 @@ def test_soup_command_says_on_which_data_it_chose(flags, said, here, tmp_path):
 
 
 def test_barriers_command_counts_a_network_named_like_a_member_of_a_walk(here):
-    ok("walk", "--task", "mine:circle", "--epochs", "4", "--cycle", "2", "--start", "a", "--out", "pair")
-    shutil.copytree("b", "pair 1")
-    ok("barriers", "pair", "pair 1", "--task", "mine:circle", "--points", "3", "--out", "all three")
-    assert tw.Barriers.load("all three").networks == ["pair/1", "pair/2", "pair 1"]
+    ok("walk", "--task", "mine:circle", "--epochs", "4", "--cycle", "2", "--start", "a", "--out", "duo")
+    shutil.copytree("b", "duo 1")
+    ok("barriers", "duo", "duo 1", "--task", "mine:circle", "--points", "3", "--out", "all three")
+    assert tw.Barriers.load("all three").networks == ["duo/1", "duo/2", "duo 1"]
 
 
 def test_walk_command_from_a_kept_epoch_has_its_momentum(here):

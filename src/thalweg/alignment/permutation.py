@@ -104,8 +104,11 @@ class Permutation:
         if isinstance(point, Checkpoint):
             weights = self.apply(point.weights)
             _check_single(point.extra)
-            state = {name: self._state(name, value, point.optimizer) for name, value in point.optimizer.items()}
-            return replace(point, weights=weights, optimizer=state)
+            return replace(
+                point,
+                weights=weights,
+                optimizer={name: self._state(name, value, point.optimizer) for name, value in point.optimizer.items()},
+            )
         if not isinstance(point, Weights):
             raise ThalwegError(
                 f"a permutation renumbers Weights or a Checkpoint; got {got(point, 'Weights.of(module)')}"

@@ -309,8 +309,7 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
 
     what, model = own.given["what"], own.inputs.model
     if len(what) == 1 or (len(what) == 2 and all(map(is_curve, what))):
-        ordered = sorted(what, key=lambda path: _permutation(path) is None)
-        return {path: load_curve(path, model) for path in ordered}
+        return {path: load_curve(path, model) for path in sorted(what, key=lambda path: _permutation(path) is None)}
     if len(what) != 2 or any(map(is_curve, what)):
         raise tw.ThalwegError(
             f"give one curve or two networks to scan, or two curves to compare; got {' '.join(map(str, what))}"
@@ -320,8 +319,15 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
 
 def _measured(own: options.Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":
     inputs = own.inputs
-    settings = {"weight_decay": own.given["weight_decay"], "bn_batches": inputs.bn_batches, **own.running, **where}
-    return tw.scan(inputs.model, target, inputs.task, inputs.data, **settings)
+    return tw.scan(
+        inputs.model,
+        target,
+        inputs.task,
+        inputs.data,
+        weight_decay=own.given["weight_decay"],
+        bn_batches=inputs.bn_batches,
+        **{**own.running, **where},
+    )
 
 
 def _write_scans(results: Mapping[Path, "tw.Scan"]) -> None:

@@ -226,8 +226,7 @@ class Arguments:
         """--key, for each of the files that it applies to."""
         from ..loading import keys_of
 
-        paths = (self.given.get(name) or [] for name in ("what", "ends", "start"))
-        return keys_of([*chain(*paths)], self.given["key"])
+        return keys_of([*chain(*(self.given.get(name) or [] for name in ("what", "ends", "start")))], self.given["key"])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -290,10 +289,8 @@ class Arguments:
         if lr is None and schedule in (None, "constant") and self._factory_optimizes:
             return {"lr": None, "schedule": None}  # the optimizer's own
         rate = self._default_rate() if lr is None else lr
-        if schedule == "cosine":
-            return {"lr": None, "schedule": tw.WarmupCosine(rate, warmup)}
-        if schedule == "constant":
-            return {"lr": None, "schedule": lambda i: rate}
+        if schedule in ("cosine", "constant"):
+            return {"lr": None, "schedule": tw.WarmupCosine(rate, warmup) if schedule == "cosine" else lambda i: rate}
         return {"lr": rate, "schedule": None}
 
     @property

@@ -81,10 +81,12 @@ def barriers(
     between = [i / (points - 1) for i in range(1, points - 1)]
 
     def fingerprint() -> Facts:
-        measured = scan_fingerprint(module, ends[0], task, data, weight_decay, bn_batches, call.compute)
         how = by if by == "activations" else f"{groups}" if align and groups else bool(align)
-        asked = {"align": how, "points": points, "networks": list(networks)}
-        return {**asked, **points_fingerprint(ends, "list"), **measured}
+        return {
+            **{"align": how, "points": points, "networks": list(networks)},
+            **points_fingerprint(ends, "list"),
+            **scan_fingerprint(module, ends[0], task, data, weight_decay, bn_batches, call.compute),
+        }
 
     def along(target: Segment | list[Weights], name: str, points: Sequence[float] | None = None) -> Scan:
         return scan(

@@ -206,8 +206,11 @@ class Ensemble:
             size give `torch.export` the inputs by position.
         """
         self._probe.load(self.members[0])  # without state that earlier passes left in the network
-        networks = [network_at(self._probe.module, member) for member in self.members]
-        return EnsembleModule(networks, _own_probabilities(task), self.temperature)
+        return EnsembleModule(
+            [network_at(self._probe.module, member) for member in self.members],
+            _own_probabilities(task),
+            self.temperature,
+        )
 
     def calibrate(self, task: Task, held_out: Batches, *, progress: bool | None = None) -> float:
         """Fit the temperature with which `predict` and `probabilities` scale their results from then on.

@@ -253,10 +253,11 @@ def curve_fingerprint(curve: Curve) -> Facts:
     """The kind of curve, its control points, its attributes, and coefficients of a user's own kind."""
     bends = [f"bend {k} of the curve" for k in range(1, len(curve.points) - 1)]
     names = ["the start of the curve", *bends, "the end of the curve"]
-    digests = [point.digest() for point in curve.points]
     return {
         "the curve's": facts.table(_kind_of(curve)),
-        "the points of the curve": facts.sequence(digests, "the curve", "bend", names, fixed=2),
+        "the points of the curve": facts.sequence(
+            [point.digest() for point in curve.points], "the curve", "bend", names, fixed=2
+        ),
     }
 
 

@@ -107,8 +107,7 @@ def scaled(probabilities: Tensor, temperature: float | None) -> Tensor:
     """Probabilities at a temperature, if there is one, in their own precision."""
     if temperature is None:
         return probabilities
-    tiny = torch.finfo(probabilities.dtype).tiny
-    return (probabilities.clamp_min(tiny).log() / temperature).softmax(1)
+    return (probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log() / temperature).softmax(1)
 
 
 def entropy(probabilities: Tensor, dim: int) -> Tensor:

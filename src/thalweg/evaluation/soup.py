@@ -147,9 +147,11 @@ def soup(
     called = {name: repr(name) if isinstance(weights, Mapping) else f"part {name}" for name in networks}
 
     def fingerprint() -> Facts:
-        measured = scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute)
-        chosen = {"how": how, "metric": metric, "maximise": maximise, "networks": list(networks)}
-        return {**chosen, **points_fingerprint(ends, "list"), **measured}
+        return {
+            **{"how": how, "metric": metric, "maximise": maximise, "networks": list(networks)},
+            **points_fingerprint(ends, "list"),
+            **scan_fingerprint(module, ends[0], task, data, 0.0, bn_batches, call.compute),
+        }
 
     def measure(points: list[Weights], name: str) -> list[Means]:
         folder = Run.of(run, f"scores/{name}")

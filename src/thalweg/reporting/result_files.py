@@ -63,8 +63,9 @@ def _may_be_ours(path: Path) -> bool:
     """Whether it has one of our names or marks, or no content, as after a crash: other files need not be JSON."""
     with files.reading(path):
         content = path.read_bytes() if path.is_file() else b"-"
-    marked = any(f'"{mark}"'.encode() in content for mark in files.MARKS)
-    return path.stem in USUAL or marked or not content.strip(b"\0")
+    return (
+        path.stem in USUAL or not content.strip(b"\0") or any(f'"{mark}"'.encode() in content for mark in files.MARKS)
+    )
 
 
 def _named(path: Path, base: Path, common: Path) -> tuple[str, str]:

@@ -42,8 +42,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
             items = [_pack(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
             return {"tuple": items} if isinstance(value, tuple) else items
         case dict():
-            pairs = value.items()
-            return {"dict": [[_pack(key, tensors, name), _pack(item, tensors, f"{name}.{key}")] for key, item in pairs]}
+            return {"dict": [[_pack(k, tensors, name), _pack(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
     return {"absent": True} if value is ABSENT else value
 
 

@@ -104,8 +104,11 @@ def compare(
 
     def fingerprint() -> Facts:
         data = {"test": test} if held_out is None else {"test": test, "held out": held_out}
-        tested = measured_fingerprint(module, Weights.of(module), task, data, call.compute)
-        return {**runner.fingerprint(module, seeds), "multiples": list(multiples), **tested}
+        return {
+            **runner.fingerprint(module, seeds),
+            **{"multiples": list(multiples)},
+            **measured_fingerprint(module, Weights.of(module), task, data, call.compute),
+        }
 
     def compared(_: Run | None) -> Comparison:
         comparison.check()

@@ -62,13 +62,18 @@ def training_fingerprint(
 
 def fit_fingerprint(module: nn.Module, keep: Collection[int], **common: Any) -> Facts:
     start = Weights.of(module)
-    own = {"keep": sorted(keep), "the starting network": facts.content(start.digest())}
-    return own | training_fingerprint(module=module, start=start, **common)
+    return {
+        **{"keep": sorted(keep), "the starting network": facts.content(start.digest())},
+        **training_fingerprint(module=module, start=start, **common),
+    }
 
 
 def connect_fingerprint(curve: Curve, loss: str, same_t: bool, **common: Any) -> Facts:
-    trained = training_fingerprint(start=curve.start, vectors=[bend.vector for bend in curve.bends], **common)
-    return {**trained, **curve_fingerprint(curve), "loss": loss, "same_t": same_t}
+    return {
+        **training_fingerprint(start=curve.start, vectors=[bend.vector for bend in curve.bends], **common),
+        **curve_fingerprint(curve),
+        **{"loss": loss, "same_t": same_t},
+    }
 
 
 FINGERPRINTS: dict[str, Callable[..., Facts]] = {"fit": fit_fingerprint, "connect": connect_fingerprint}

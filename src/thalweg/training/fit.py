@@ -99,8 +99,9 @@ def fit(
     def trained(held: "Run | None") -> Weights:
         keeper, trainable = _Keeper(keep, held, call), Network(probe_at(module, None, call.compute, share=True))
         train(trainable, task, batches, settings, call, "training", keeper, run=held)
-        made = {"by": "fit", "epochs": epochs, "seed": settings.seed}
-        return replace(trainable.probe.weights(made), kept=keeper.kept)
+        return replace(
+            trainable.probe.weights({"by": "fit", "epochs": epochs, "seed": settings.seed}), kept=keeper.kept
+        )
 
     def load(folder: Path) -> Weights:
         return replace(Weights.load(folder / files.WEIGHTS), kept=_load_kept(folder, keep))

@@ -76,8 +76,10 @@ class SideState:
 
     def state(self) -> dict[str, Any]:
         """What has changed since training began; writes through `.data` change the bits, and leave no other trace."""
-        frozen = {name: tensor for name, tensor in self._frozen() if bit_sum(tensor) != self.sums[name]}
-        return {"values": self.hidden.state(), "frozen": frozen}
+        return {
+            "values": self.hidden.state(),
+            "frozen": {name: tensor for name, tensor in self._frozen() if bit_sum(tensor) != self.sums[name]},
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         frozen = [(name, tensor) for name, tensor in self._frozen() if name in state["frozen"]]
