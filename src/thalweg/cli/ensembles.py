@@ -103,6 +103,7 @@ def ensemble(
     Writes `report.json`, its reliability diagram as PNG and PDF, and the pooled networks into `members/`.
     """
     own = options.Arguments("ensemble", locals())
+    from ..errors import during
     from ..evaluation.fingerprint import bn_fingerprint, measured_fingerprint
     from ..loading import load_members
     from ..store.files import no_link
@@ -113,12 +114,17 @@ def ensemble(
     members = (load_members(path, inputs.model, own.keys[path]) for path in what)
     pooled = tw.Ensemble(inputs.model, [member for each in members for member in each])
     scored = {key: inputs.data[key] for key in (name, held_out) if key}
-    asked = {
-        **{"data": name, "members": [each.digest() for each in pooled.members]},
-        **measured_fingerprint(inputs.model, pooled.members[0], inputs.task, scored, own.compute),
-        **bn_fingerprint(inputs.bn_batches),
-    }
-    with own.run.opened("ensemble", asked) as run:
+    with (
+        during("scoring the ensemble"),
+        own.run.opened(
+            "ensemble",
+            {
+                **{"data": name, "members": [each.digest() for each in pooled.members]},
+                **measured_fingerprint(inputs.model, pooled.members[0], inputs.task, scored, own.compute),
+                **bn_fingerprint(inputs.bn_batches),
+            },
+        ) as run,
+    ):
         if other:
             pooled.calibrate(inputs.task, other, progress=options.progress(quiet))
         report = pooled.report(
