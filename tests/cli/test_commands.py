@@ -1025,7 +1025,7 @@ def test_barriers_and_soup_commands(here):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "chosen on 'validation', the last of the data: for others, give --data\n"),
+        ((), "chosen on 'validation', the last of the data: for others, give --held-out\n"),
         (("--data", "test"), "chosen on 'test'\n"),
         (("--data", "test", "--how", "uniform"), "scored on 'test'\n"),
     ],

@@ -134,7 +134,7 @@ def soup(
         bn_batches=inputs.bn_batches,
         **own.running,
     )
-    others = "" if data or len(inputs.data) == 1 else ", the last of the data: for others, give --data"
+    others = "" if data or len(inputs.data) == 1 else ", the last of the data: for others, give --held-out"
     typer.echo(f"{'chosen' if how == 'greedy' else 'scored'} on '{name}'{others}\n{found}")
     scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
     typer.echo(replace(scan, name="the average").table())
