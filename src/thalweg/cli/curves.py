@@ -260,19 +260,23 @@ def plane(
         for item in items.values()
         for point in ([item.start, item.end, *item.bends] if isinstance(item, tw.Curve) else item)
     }
-    single = all(isinstance(item, tw.Curve) or len(item) == 1 for item in items.values())
-    target = _plane_of(list(networks.values()), single, what, seed)
+    target = _plane_of(
+        list(networks.values()),
+        all(isinstance(item, tw.Curve) or len(item) == 1 for item in items.values()),
+        what,
+        seed,
+    )
     overlay = {
         type(item).__name__ if len(items) == 1 and isinstance(item, tw.Curve) else str(path): item
         for path, item in items.items()
     }
-    bends = {
-        f"bend of {name}": item.bends
+    overlay |= {
+        f"bend of {name}": [*item.bends]
         for name, item in overlay.items()
         if target.shares is None and isinstance(item, tw.Curve) and item.bends
     }
     where = {"grid": (grid, grid), "margin": margin, "points": "adaptive" if adaptive else None}
-    _write_scans({out: _measured(own, target, overlay={**overlay, **bends}, **where)})
+    _write_scans({out: _measured(own, target, overlay=overlay, **where)})
     options.done(out, options.following(page, own.given, out, out="page.html"))
 
 

@@ -75,9 +75,13 @@ def walk(
         figure = tw.figures.panels(partial(tw.figures.trace, trace, None, None), (7, 8), rows=3, sharex=True)
         tw.figures.save(figure, out / f"trace-{number}")
     typer.echo(f"collected {len(found.members)} networks")
-    if method == "swa" and len(found.traces) == 1 < len(found.members):  # its network is their average
-        return options.done(out, options.following(soup, own.given, out, "--how", "uniform", out="soup"))
-    options.done(out, options.following(ensemble, own.given, out, out="ensemble"))
+    averaged = method == "swa" and len(found.traces) == 1 < len(found.members)  # its network is their average
+    options.done(
+        out,
+        options.following(soup, own.given, out, "--how", "uniform", out="soup")
+        if averaged
+        else options.following(ensemble, own.given, out, out="ensemble"),
+    )
 
 
 def ensemble(
