@@ -267,3 +267,24 @@ def test_compare_says_when_held_out_data_are_the_test_data():
     said = "Independent, not held out: temperatures were fitted on the test data"
     assert said in run(**one, held_out=batches).table()
     assert said not in run(**one, held_out=ZOO["conv_bn"].batches()).table()
+
+
+def test_compare_takes_regression_with_one_number_per_example():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 3, generator=g)
+    methods, settings = [tw.Independent()], {"budget": 2, "multiples": (1,), "seeds": (0,), "lr": 0.1}
+
+    def entry(last, targets):
+        batches = [(x, targets)]
+        made = tw.compare(
+            lambda seed: torch.nn.Sequential(torch.nn.Linear(3, 1), last),
+            tw.regression(),
+            batches,
+            batches,
+            methods,
+            **settings,
+        )
+        return made.entries["Independent"]["runs"]
+
+    flat, column = entry(torch.nn.Flatten(0), x.sum(1)), entry(torch.nn.Identity(), x.sum(1, keepdim=True))
+    assert flat == [pytest.approx(column[0], rel=1e-6)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ThalwegError
-from ..tasks import Task, describe, identity
+from ..tasks import Task, describe, identity, regression
 from . import metrics
 from .calibration import Temperature, lowest_nll, tempered
 
@@ -108,7 +108,7 @@ class Scored:
     def examples(self) -> dict[str, Tensor]:
         """The scores that are means over examples, of each example."""
         if self.known is None:
-            return {"squared_error": (self.values - self.targets.double()).square().flatten(1).mean(1)}
+            return {"squared_error": regression().loss(self.values, self.targets.double())}
         probabilities, truth = self.known
         found = {"nll": metrics.log_losses(probabilities, truth)}
         if truth.ndim == 1:
