@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .errors import ThalwegError, first_line, real_number
 
 Net = Callable[..., Any]
-Number = int | Tensor  # where it depends on values on a GPU, a tensor there, since looking at it would wait for them
+Number = float | Tensor  # where it depends on values on a GPU, a tensor there, since looking at it would wait for them
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED = -100  # the label that torch's cross-entropy, and so most data, uses for padding
 MOVED = "loss takes (outputs, targets) now: move the call of the network into predict="
@@ -101,8 +101,8 @@ class Task:
         metrics: Name -> (outputs, targets) -> one value per example. By default `error`, if targets are labels.
         probabilities: Outputs -> what ensembles average. By default softmax if targets are labels, otherwise the
             outputs.
-        size: Batch -> the number of examples that a single-valued loss is the mean of; an integer, or a tensor on the
-            network's device, which does not wait for a GPU.
+        size: Batch -> the number of examples that a single-valued loss is the mean of, or their total weight; a number,
+            or a tensor on the network's device, which does not wait for a GPU.
         units: Metric -> its unit; "%" is for fractions, which tables and figures show in percent, as the built-in
             `error`.
     """
@@ -161,7 +161,9 @@ class Task:
                     "that many"
                 )
             size = self.size(batch)
-            return values, size if isinstance(size, Tensor) and size.device.type != "cpu" else int(size)
+            return values, size if isinstance(size, Tensor) and size.device.type != "cpu" else real_number(
+                size, "the size of a batch"
+            )
         return summed(values, counted)
 
     def _takes_network(self) -> bool:

@@ -1,5 +1,7 @@
 """Several batches per update do what one large batch does, and count as one iteration."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,19 @@ def test_accumulated_mean_with_a_size_is_weighted_by_it():
     mean = tw.Task(lambda outputs, targets: case.task.loss(outputs, targets).mean(), size=lambda batch: len(batch[0]))
     runs = [tw.fit(case.module(1), task, case.batches(), epochs=2, lr=0.1, accumulate=3) for task in (mean, case.task)]
     assert torch.allclose(*(run.vector for run in runs), rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_size_of_a_weighted_mean_is_the_total_weight(scale):
+    """As in cross-entropy with weights of classes, which are seldom whole numbers."""
+    case, weight = ZOO["mlp"], scale * torch.tensor([0.3, 1.7, 2.9], dtype=torch.float64)
+    mean = tw.Task(partial(nn.functional.cross_entropy, weight=weight), size=lambda batch: weight[batch[1]].sum())
+    batches = case.batches()
+    whole = [tuple(torch.cat(parts) for parts in zip(*batches, strict=True))]
+    runs = [tw.fit(case.module(1), mean, data, epochs=2, lr=0.1, accumulate=3) for data in (batches, whole)]
+    torch.testing.assert_close(runs[0].vector, runs[1].vector, rtol=1e-12, atol=1e-14)
+    scans = [tw.scan(case.module(1), runs[:1], mean, data).values["data"]["loss"] for data in (batches, whole)]
+    assert scans[0] == pytest.approx(scans[1], rel=1e-12)
 
 
 def test_accumulated_iterations_are_updates():

@@ -75,11 +75,11 @@ class Measurement:
         self.passes, self.make_batch = source(self.used, self.device)
         self.some = max(1, len(self.used) // SHARE)
         self.add = self.compute.repeated(self._add, self.module, self.device, self.pool)
-        self.sizes: dict[str, dict[str, int]] = {}
+        self.sizes: dict[str, dict[str, float]] = {}
 
     def means(self) -> dict[str, float]:
         """What the last call measured."""
-        sizes = {name: int(self._number(name)) for name in self.counts}
+        sizes = {name: float(self._number(name)) for name in self.counts}
         if sizes.get("data_loss") == 0:
             raise ThalwegError(
                 "nothing in these data counts, as where all labels are -100: the task's loss gave empty tensors"
@@ -96,11 +96,11 @@ class Measurement:
     def _measure(self, first: bool) -> None:
         for total in self.totals.values():
             total.zero_()
-        counts = self.counts = dict[str, int]()
+        counts = self.counts = dict[str, float]()
         # such as the state that a recurrent network carries
         with torch.no_grad(), preserved(self.module, self.state) as self.state:
             for number, drawn in enumerate(self.passes(), start=1):
-                self.seen: dict[str, int] = {}
+                self.seen: dict[str, float] = {}
                 with explained(self.module, drawn):
                     self.add(drawn)
                 signature = self.add.signature(drawn)

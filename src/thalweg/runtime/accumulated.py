@@ -38,10 +38,10 @@ class Accumulated:
             if not loss.requires_grad:
                 return loss
             own = step.number
-            if isinstance(own, int) and not own and (left or gradients):
+            if not isinstance(own, Tensor) and not own and (left or gradients):
                 continue  # a mean of nothing may be NaN
             found = step.probe.gradients(loss)
-            most = (number + own).clamp(min=1).double() if isinstance(own, Tensor) else max(number + own, 1)
+            most = (number + own).double().clamp(min=1e-300) if isinstance(own, Tensor) else number + own or 1
             gradients = _mixed(gradients, number / most, found, own / most) if gradients else found
             mean = mean * (number / most) + loss.detach() * (own / most) if mean is not None else loss.detach()
             number = number + own

@@ -310,8 +310,8 @@ class ShardedStep(RankStep):
         self.requested.copy_(torch.tensor(self.requests()))
         collective(dist.all_reduce, self.message)
         total = self.message[1].clone()
-        mean = (self.message[0] / total.clamp(min=1)).to(loss.dtype)
-        own = loss * (number * self.ranks.size / total.clamp(min=1)).to(loss.dtype)
+        mean = (self.message[0] / total.clamp(min=1e-30)).to(loss.dtype)
+        own = loss * (number * self.ranks.size / total.clamp(min=1e-30)).to(loss.dtype)
         return own + (mean - own).detach(), total
 
     def _clip(self, gradient: Tensor, most: float) -> None:

@@ -64,7 +64,7 @@ class Step:
         """The mean loss of a batch at this position: for a curve, at phi(t)."""
         self.trainable.set_point(position)
         loss, self.number = self.mean_loss(self.task, self.probe.module, self.make_batch, batch)
-        if isinstance(self.number, int) and self.number == 0 and not self.allows_empty:
+        if not isinstance(self.number, Tensor) and self.number == 0 and not self.allows_empty:
             raise ThalwegError(
                 "nothing in this batch counts (all labels are -100, or the loss returned no values): leave out such "
                 "batches"
