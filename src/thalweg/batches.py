@@ -70,8 +70,8 @@ def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
     return batch
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The same batch with every tensor in it on `device`."""
+def to_device(batch: Any, device: torch.device, copy: bool = False) -> Any:
+    """The same batch with every tensor in it on `device`; with `copy` in memory of its own."""
 
     def there(item: Any) -> Any:
         if not isinstance(item, torch.Tensor):
@@ -80,7 +80,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
             raise ThalwegError(
                 "a batch holds a tensor on the meta device, which has no values: make it on another device"
             )
-        return item.to(device, non_blocking=True)
+        return item.to(device, non_blocking=True, copy=copy)
 
     return mapped(batch, there)
 

@@ -353,3 +353,15 @@ batch("own_iterable", batches=Given)(tanh_mlp)
 batch("fewer_than_promised", batches=lambda: Given(3, 2), refused="length")(normed)
 batch("more_than_promised", batches=lambda: Given(3, 4), refused="length")(normed)
 batch("another_order_in_each_pass", batches=lambda: Given(turns=True), refused={"ensemble": "order"})(tanh_mlp)
+
+
+class SameMemory(Given):
+    """A loader that writes every batch into the same memory, as fast ones do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        memory = [torch.empty_like(tensor) for tensor in vectors()[0]]
+        for batch in super().__iter__():
+            yield tuple(own[: len(tensor)].copy_(tensor) for own, tensor in zip(memory, batch, strict=True))
+
+
+batch("memory_used_again", given=SameMemory)(tanh_mlp)

@@ -91,6 +91,22 @@ def test_accumulated_loss_is_the_mean_over_examples():
     assert walk.traces[0].loss.tolist() == pytest.approx([float(values.detach().mean())], rel=1e-8)
 
 
+def test_accumulated_batches_may_be_in_the_same_memory():
+    case = ZOO["mlp"]
+
+    class Reusing(list):
+        def __iter__(self):
+            memory = [torch.empty_like(tensor) for tensor in self[0]]
+            for batch in super().__iter__():
+                yield tuple(own[: len(tensor)].copy_(tensor) for own, tensor in zip(memory, batch, strict=True))
+
+    runs = [
+        tw.fit(case.module(1), case.task, batches, epochs=2, lr=0.1, accumulate=3)
+        for batches in (case.batches(), Reusing(case.batches()))
+    ]
+    assert torch.equal(runs[0].vector, runs[1].vector)
+
+
 @pytest.mark.parametrize("wrong", [0, 1.5, "2", None])
 @pytest.mark.parametrize("call", [tw.fit, tw.walk])
 def test_accumulate_refuses_a_bad_number_of_batches(call, wrong):

@@ -202,8 +202,8 @@ def predicted(
                             "with one row for each; it gave a single number, or targets that are no tensor: choose "
                             "some in predict="
                         )
-                    values.append(found.cpu())
-                    targets.append(wanted.cpu())
+                    values.append(found.to("cpu", copy=True))  # loaders and networks may use their memory again
+                    targets.append(wanted.to("cpu", copy=True))
             return _joined(values, targets)
         except torch.OutOfMemoryError:
             if used is batches:

@@ -36,20 +36,22 @@ class MadeOnDevice(Protocol):
         """The batch."""
 
 
-def moved(batches: Batches, device: torch.device) -> Iterator[Any]:
-    """Every batch of one epoch, on `device`."""
+def moved(batches: Batches, device: torch.device, held: bool = False) -> Iterator[Any]:
+    """Every batch of one epoch, on `device`. One that is held while others are drawn is copied, since a loader may use
+    its memory again.
+    """
     for batch in _counted(batches, count(batches)):
-        yield _copied_to_gpu(batch, device) if device.type == "cuda" else to_device(batch, device)
+        yield _copied_to_gpu(batch, device) if device.type == "cuda" else to_device(batch, device, copy=held)
 
 
 def source(
-    batches: Batches, device: torch.device, accumulate: int = 1
+    batches: Batches, device: torch.device, accumulate: int = 1, held: bool = False
 ) -> tuple[Callable[[], Iterator[Any]], Callable[[Any], Any]]:
     """How to iterate over the batches once, in groups if gradients are accumulated, and how to make a batch from each
-    item; on a CPU there is nothing to capture.
+    item; on a CPU there is nothing to capture. `held` is that of `moved`.
     """
     if accumulate > 1:
-        passes, make_batch = source(batches, device)
+        passes, make_batch = source(batches, device, held=True)
         return partial(_in_parts, passes, accumulate), make_batch
     if (
         device.type == "cuda"
@@ -58,7 +60,7 @@ def source(
         and defining_class(batches, "draws") is defining_class(batches, "__iter__")
     ):
         return lambda: _counted(batches.draws(), len(batches)), batches.make_batch
-    return lambda: moved(batches, device), lambda batch: batch
+    return partial(moved, batches, device, held), lambda batch: batch
 
 
 def _in_parts(passes: Callable[[], Iterator[Any]], number: int) -> Iterator[Parts]:

@@ -39,7 +39,7 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
     found = None
     # errors in this check must not stop training
     with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.preserved():
-        found = _losses(probe, task, islice(moved(batches, probe.device), MOST), compute)
+        found = _losses(probe, task, islice(moved(batches, probe.device, held=True), MOST), compute)
     if found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
         warn(
             f"the network has not begun to learn: after {epoch} of {epochs} epochs its loss on the first examples is "

@@ -141,7 +141,7 @@ def prove_on(probe: Probe, forward: Callable[[Any], Any], batches: Batches) -> P
     """Raise unless `forward` of the first batch uses the weights of the copy alone, as the caller's module would. The
     probe is moved.
     """
-    passes, make_batch = source(batches, probe.device)
+    passes, make_batch = source(batches, probe.device, held=True)
     with during("trying the first batch"), seeded(0, batches):
         proof = Proof(probe, forward, make_batch(next(iter(passes()))))
         proof.check()
