@@ -121,6 +121,13 @@ def test_label_maps_of_several_sizes_are_scored_pixel_by_pixel():
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
+def test_sequences_of_several_lengths_are_refused_where_targets_are_no_labels():
+    batches = [(torch.randn(2, steps, 4).double(), torch.randn(2, steps, 3).double()) for steps in (5, 7)]
+    ensemble = tw.Ensemble(network(0), [tw.Weights.of(network(seed)) for seed in range(2)])
+    with pytest.raises(tw.ThalwegError, match=r"are \(5, 3\) and \(5, 3\) in one batch, \(7, 3\) and \(7, 3\) in an"):
+        ensemble.score(tw.regression(), batches)
+
+
 def test_soft_labels_are_scored_against_averaged_probabilities():
     batches, members = batches_of(mixed), [network(seed) for seed in range(3)]
     points, task = [tw.Weights.of(member) for member in members], tw.classification()

@@ -258,8 +258,15 @@ def check_order(first: Tensor, targets: Tensor, what: str) -> None:
 
 def _joined(values: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor]:
     """All batches concatenated; label maps of several sizes by pixels."""
-    if len({value.shape[1:] for value in values}) > 1 and all(map(are_labels, values, targets)):
+    shapes = [*dict.fromkeys((tuple(v.shape[1:]), tuple(w.shape[1:])) for v, w in zip(values, targets, strict=True))]
+    if len(shapes) > 1 and all(map(are_labels, values, targets)):
         values, targets = [rows(value) for value in values], [wanted.flatten() for wanted in targets]
+    elif len(shapes) > 1:
+        raise ThalwegError(
+            "predictions are averaged example by example, so that all examples must have one shape; outputs and "
+            f"targets are {shapes[0][0]} and {shapes[0][1]} in one batch, {shapes[1][0]} and {shapes[1][1]} in "
+            "another: let the task's predict return them with one row for each step or pixel"
+        )
     return torch.cat(values), torch.cat(targets)
 
 

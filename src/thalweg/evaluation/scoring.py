@@ -110,9 +110,8 @@ class Scored:
         if self.known is None:
             return {"squared_error": regression().loss(self.values, self.targets.double())}
         probabilities, truth = self.known
-        found = {"nll": metrics.log_losses(probabilities, truth)}
-        if truth.ndim == 1:
-            found = {"error": (probabilities.argmax(1) != truth).double(), **found}
+        mistakes = {"error": (probabilities.argmax(1) != truth).double()} if truth.ndim == 1 else {}
+        found = {**mistakes, "nll": metrics.log_losses(probabilities, truth)}
         return found if self.after is None else {**found, "calibrated_nll": metrics.log_losses(self.after, truth)}
 
     @property
@@ -122,9 +121,11 @@ class Scored:
     @property
     def calibrated_reliability(self) -> list[list[float]]:
         """The same after scaling."""
-        if self.known is None or self.after is None or self.known[1].ndim == 2:
-            return []
-        return metrics.reliability(self.after, self.known[1])
+        return (
+            metrics.reliability(self.after, self.known[1])
+            if self.known and self.known[1].ndim == 1 and self.after is not None
+            else []
+        )
 
 
 def _squared_error(values: Tensor, targets: Tensor) -> dict[str, float]:
