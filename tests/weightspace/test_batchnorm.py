@@ -81,6 +81,27 @@ def test_update_bn_calls_the_network_as_the_task_does():
     assert torch.allclose(weights.buffers["running_mean"], batch["odd name"].mean(0))
 
 
+def test_update_bn_of_layers_in_several_precisions():
+    """As of a frozen part in another precision than the rest."""
+
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.BatchNorm1d(4, affine=False).float(), nn.BatchNorm1d(4).double()
+
+        def forward(self, x):
+            return self.last(self.first(x.float()).double())
+
+    module, batches = Cast(), [(torch.randn(size, 4).double(), None) for size in (8, 5)]
+    found = tw.update_bn(module, tw.Weights.of(module), batches).buffers
+    for name in ("first", "last"):
+        copy = Cast()
+        inputs = seen_by(copy, copy.get_submodule(name), batches)
+        assert found[f"{name}.running_var"].dtype == inputs.dtype
+        assert torch.allclose(found[f"{name}.running_mean"], inputs.mean(1), rtol=1e-6, atol=1e-7)
+        assert torch.allclose(found[f"{name}.running_var"], inputs.var(1), rtol=1e-6)
+
+
 def test_update_bn_of_a_network_without_batch_norm():
     module = ZOO["mlp"].module(1)
     weights = tw.Weights.of(module)

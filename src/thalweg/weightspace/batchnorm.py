@@ -74,8 +74,8 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
 class Statistics:
     """Recomputes the statistics at the probe's current point, and at one point after another.
 
-    A batch-norm layer with momentum 1 leaves the mean and variance of the last batch in its buffers. Here these are
-    slices of one tensor, so that each batch is added to the pool for all layers in one operation, in float64.
+    A batch-norm layer with momentum 1 leaves the mean and variance of the last batch in its buffers, from which each
+    batch is added to the pool for all layers in one operation, in float64.
 
     Attributes:
         pooled: The pool over all batches of the last pass.
@@ -97,9 +97,12 @@ class Statistics:
         if any(map(user_compiled, probe.module.modules())):
             what = "batch-norm statistics are computed without the compiler"
             warn_slow_path(what, "compiled code does not call the hooks that observe each layer")
-        kind = self.layers[0].get_buffer("running_mean").dtype
-        self.last = torch.zeros(2, sum(self.sizes), dtype=kind, device=probe.device)  # of the last batch
-        self.pieces, self.parts = self.last.split(self.sizes, dim=1), self.pooled.split(self.sizes, dim=1)
+        # the mean and variance of the last batch, and what they start from
+        self.fresh = [
+            layer.get_buffer("running_mean").new_tensor([[0.0], [1.0]]).repeat(1, size)
+            for layer, size in zip(self.layers, self.sizes, strict=True)
+        ]
+        self.pieces, self.parts = [piece.clone() for piece in self.fresh], self.pooled.split(self.sizes, dim=1)
         self.counts: dict[tuple[int, ...], Tensor] = {}
         self.custom = {
             k
@@ -119,7 +122,7 @@ class Statistics:
         if not self.layers:
             return
         self.pooled.zero_()
-        self.last.copy_(torch.tensor([[0.0], [1.0]]))  # even with momentum 1, a NaN of another point would remain
+        torch._foreach_copy_(self.pieces, self.fresh)  # even with momentum 1, a NaN of another point would remain
         with preserved(self.probe.module, self.state) as self.state, self._observed(), torch.no_grad():
             for number, drawn in enumerate(self.passes(), start=1):
                 try:
@@ -147,7 +150,7 @@ class Statistics:
             if sizes not in self.counts:
                 each = torch.tensor(sizes).double().repeat_interleave(torch.tensor(self.sizes))
                 self.counts[sizes] = each.to(self.probe.device)
-            _pool(self.pooled, self.last, self.counts[sizes])
+            _pool(self.pooled, torch.cat(self.pieces, 1), self.counts[sizes])
         else:
             for k in list(self.pending):
                 self._pool_one(k)
@@ -168,7 +171,7 @@ class Statistics:
                     "cannot be seen: call the layer itself in forward, instead of F.batch_norm with its parts"
                 )
         for name, found in zip(STATISTICS, moments(self.pooled), strict=False):
-            pairs = zip(self.layers, found.to(self.last.dtype).split(self.sizes), seen, strict=True)
+            pairs = zip(self.layers, found.split(self.sizes), seen, strict=True)
             if own := [(layer.get_buffer(name), value) for layer, value, passed in pairs if passed]:
                 torch._foreach_copy_([buffer for buffer, _ in own], [value for _, value in own])
         for layer, passed in zip(self.layers, seen, strict=True):
