@@ -229,3 +229,13 @@ def test_walk_refuses_a_loader_that_gives_less_than_its_length():
 
     with pytest.raises(tw.ThalwegError, match="of the batches is 6, but iterating gave 3"):
         tw.fit(case.module(1), case.task, Short(case.batches()), epochs=1, lr=0.1)
+
+
+def test_walk_watching_its_own_loader_with_persistent_workers_says_what_to_do():
+    """Such a loader has one iterator, which the measurement in the middle of an epoch starts over."""
+    case = ZOO["mlp"]
+    loader = torch.utils.data.DataLoader(case.batches(), batch_size=None, num_workers=1, persistent_workers=True)
+    with pytest.raises(tw.ThalwegError, match=r"iterating gave 1: a loader with persistent workers .* give watch= an"):
+        tw.walk(
+            case.module(1), case.task, loader, tw.SWA(lr=0.1, cycle=tw.Iterations(1)), epochs=1, watch={"x": loader}
+        )

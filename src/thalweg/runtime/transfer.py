@@ -41,7 +41,7 @@ def moved(batches: Batches, device: torch.device, held: bool = False) -> Iterato
     its memory again.
     """
     for batch in _counted(batches, count(batches)):
-        yield _copied_to_gpu(batch, device) if device.type == "cuda" else to_device(batch, device, copy=held)
+        yield _copied_to_gpu(batch, device, held) if device.type == "cuda" else to_device(batch, device, held)
 
 
 def source(
@@ -79,8 +79,14 @@ def _counted(batches: Iterable[Any], promised: int) -> Iterator[Any]:
         yield batch
     if given != promised:
         more = "more" if given > promised else f"{given}" if given else "none"
+        restarts = given < promised and getattr(batches, "persistent_workers", False)
         raise ThalwegError(
-            f"len() of the batches is {promised}, but iterating gave {more}: correct their length or what they yield"
+            f"len() of the batches is {promised}, but iterating gave {more}: "
+            + (
+                "a loader with persistent workers starts over when it is read again meanwhile, so give watch= another"
+                if restarts
+                else "correct their length or what they yield"
+            )
         )
 
 
@@ -89,13 +95,13 @@ def defining_class(batches: object, method: str) -> type:
     return next((kind for kind in type(batches).__mro__ if method in vars(kind)), object)
 
 
-def _copied_to_gpu(batch: Any, device: torch.device) -> Any:
+def _copied_to_gpu(batch: Any, device: torch.device, held: bool) -> Any:
     """Copied to a GPU while it works on something else: from pinned memory, on a separate stream."""
     stream, current = side_stream(device, "copies"), torch.cuda.current_stream(device)
 
     def copied(item: Any) -> Any:
         if not isinstance(item, torch.Tensor) or item.device.type != "cpu":
-            return item.to(device)
+            return to_device(item, device, held)
         with torch.cuda.stream(stream):
             twin = item.pin_memory().to(device, non_blocking=True)
         twin.record_stream(current)
