@@ -203,6 +203,20 @@ def test_from_state_with_tied_names():
         tw.Weights.from_state(state, module)
 
 
+@pytest.mark.parametrize("extra", [{"scale": 1.0}, torch.ones(2)])
+def test_from_state_leaves_out_extra_state(extra):
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return extra
+
+        def set_extra_state(self, state):
+            pass
+
+    modules = [nn.Sequential(Extra(4, 3)) for _ in range(2)]
+    found = tw.Weights.from_state(modules[0].state_dict(), modules[1])
+    assert torch.equal(found.vector, tw.Weights.of(modules[0]).vector)
+
+
 def test_diverged_fit_names_batch_norm_statistics_that_overflow():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     with pytest.raises(tw.Diverged, match="batch-norm statistics are no longer finite"):

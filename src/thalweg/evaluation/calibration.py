@@ -101,8 +101,11 @@ def lowest_nll(probabilities: Tensor, truth: Tensor, part: str = "") -> Temperat
             "better than other classes, so that a higher one is always better; check the labels, or train the network",
         )
     if not float((logits.amax(1) - of_truth).mean()) > 0:  # nor does it rise towards a temperature of zero
-        rule = "are right, so that a lower one is always better; use more or harder data"
-        return Temperature(nan, f"all {len(right)} predictions{part} {rule}")
+        return Temperature(
+            nan,
+            f"all {len(right)} predictions{part} are right, so that a lower one is always better; use more or harder "
+            "data",
+        )
     found = fit_temperature(logits, truth)
     if MIN_TEMPERATURE * 1.001 < found < MAX_TEMPERATURE / 1.001:
         return Temperature(found)

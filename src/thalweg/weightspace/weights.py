@@ -93,16 +93,20 @@ class Weights:
         """The weights in a state dict.
 
         Args:
-            state: Tensors by name.
+            state: Tensors by name; what a module adds by `get_extra_state` is left out.
             module: A network of the same architecture; it is not changed.
         """
         own = cls.of(module)
+        ties = {(one, two) for alias, name in own.layout.aliases for one, two in ((alias, name), (name, alias))}
+        state = {
+            name: value
+            for name, value in {**{one: state[two] for one, two in ties if two in state}, **state}.items()
+            if not str(name).endswith("_extra_state")  # torch's name for what is no tensor of the network
+        }
         if nested := [key for key, value in state.items() if isinstance(value, Mapping)]:
             raise ThalwegError(
                 f"a state dict holds tensors by name, and this one holds other dicts: give the one under {nested[0]!r}"
             )
-        ties = {(one, two) for alias, name in own.layout.aliases for one, two in ((alias, name), (name, alias))}
-        state = {**{one: state[two] for one, two in ties if two in state}, **state}
         check_state(state, own.state_dict(), "the state dict", "the network")
         for alias, name in own.layout.aliases:
             if not torch.equal(state[alias], state[name]):
