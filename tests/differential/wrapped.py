@@ -264,6 +264,15 @@ def penalised(over: nn.Module) -> tw.Task:
     return tw.Task(lambda outputs, labels: cross_entropy(outputs, labels) + over.first.weight.square().sum())
 
 
+def predict_in_inference_mode(net: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+    with torch.inference_mode(not net.training):
+        return predict(net, batch)
+
+
+inferring = tw.Task(cross_entropy, predict_in_inference_mode)
+kind("inference_mode_in_predict", task=lambda module: inferring)(Normed)
+
+
 def predict_penalty(net: nn.Module, batch: Any) -> tuple[Any, Tensor]:
     return (net(batch[0]), net.first.weight.square().sum()), batch[1]
 

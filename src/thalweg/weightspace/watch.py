@@ -192,7 +192,7 @@ def numbers(output: Any) -> list[Tensor]:
     return [
         tensor.detach().clone()
         for tensor in Contents(output).tensors.values()
-        if plain(tensor) and tensor.is_floating_point()
+        if (plain(tensor) or tensor.is_inference()) and tensor.is_floating_point()
     ]
 
 
