@@ -182,7 +182,7 @@ def test_ensemble_refuses_bad_members():
     with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
         tw.Ensemble(module, [tw.Weights.of(module), broken]).score(case.task, case.batches())
     for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), "a")):
-        with pytest.raises(tw.ThalwegError, match="must give tensors with one row for each"):
+        with pytest.raises(tw.ThalwegError, match="must give tensors of real numbers with one row for each"):
             tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(case.task.loss, predict), case.batches())
 
 
@@ -324,3 +324,28 @@ def test_ensemble_names_an_overflow_inside_the_network():
     batches = [(torch.full((2, 2), 1e30), torch.tensor([0, 1]))]
     with pytest.raises(tw.ThalwegError, match="something overflows within"):
         tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.classification(), batches)
+
+
+class Spectrum(nn.Module):
+    """Real weights, complex outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 6).double()
+
+    def forward(self, x):
+        return torch.view_as_complex(self.last(x).reshape(-1, 3, 2))
+
+
+def test_ensemble_of_complex_outputs_has_their_probabilities_or_is_refused():
+    modules = [Spectrum() for _ in range(2)]
+    ensemble = tw.Ensemble(modules[0], [tw.Weights.of(module) for module in modules])
+    x, labels = torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 0, 1])
+    magnitudes = tw.Task(
+        lambda outputs, labels: outputs.abs()[:, 0], probabilities=lambda outputs: outputs.abs().softmax(1)
+    )
+    found, _ = ensemble.predict(magnitudes, [(x, labels)])
+    assert torch.allclose(found, sum(module(x).detach().abs().softmax(1) for module in modules) / 2, atol=1e-6)
+    plain = tw.Task(lambda outputs, targets: (outputs - targets).abs().mean(1))
+    with pytest.raises(tw.ThalwegError, match=r"complex numbers.*such as torch\.view_as_real"):
+        ensemble.predict(plain, [(x, modules[0](x).detach())])

@@ -193,14 +193,14 @@ def predicted(
                     with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)
                     found = then(outputs, wanted) if isinstance(wanted, Tensor) else None
-                    if found is None or not found.ndim or not wanted.ndim:
+                    if found is None or any(each.is_complex() or not each.ndim for each in (found, wanted)):
                         raise ThalwegError(
                             "predictions are scored against targets, and those of this batch are None: give data with "
                             "labels; for inputs alone there is Ensemble.probabilities"
                             if wanted is None
                             else "predictions are averaged example by example, so a task's predict must give tensors "
-                            "with one row for each; it gave a single number, or targets that are no tensor: choose "
-                            "some in predict="
+                            "of real numbers with one row for each; it gave a single number, complex numbers, or "
+                            "targets that are no tensor: choose others in predict=, such as torch.view_as_real(outputs)"
                         )
                     values.append(found.to("cpu", copy=True))  # loaders and networks may use their memory again
                     targets.append(wanted.to("cpu", copy=True))

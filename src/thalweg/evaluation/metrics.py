@@ -66,9 +66,14 @@ class Metrics:
 def averaged(task: Task, outputs: Any, targets: Tensor) -> Tensor:
     """What ensembles average for a batch, in float64: probabilities if there are any."""
     if task.probabilities is not None:
-        return task.probabilities(outputs.double() if isinstance(outputs, Tensor) else outputs).double()
-    values = outputs_of(outputs).double()
+        return _wide(task.probabilities(_wide(outputs) if isinstance(outputs, Tensor) else outputs))
+    values = _wide(outputs_of(outputs))
     return softmax(values) if are_labels(values, targets) else values
+
+
+def _wide(values: Tensor) -> Tensor:
+    """In float64; complex numbers, which `double` would cut, stay complex."""
+    return values.to(torch.promote_types(values.dtype, torch.float64))
 
 
 def are_labels(outputs: Tensor, targets: Tensor) -> bool:

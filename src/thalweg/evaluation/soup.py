@@ -272,8 +272,7 @@ def _check(metric: str | None, known: Iterable[str]) -> None:
 def _chosen(metric: str | None, alone: Mapping[str, Means]) -> str:
     """The metric to choose by; the error is not defined for soft labels."""
     _check(metric, next(iter(alone.values())))
-    counted = any(not isnan(means.get("error", nan)) for means in alone.values())
-    return metric or ("error" if counted else "loss")
+    return metric or ("loss" if all(isnan(means.get("error", nan)) for means in alone.values()) else "error")
 
 
 def _scored(
