@@ -218,6 +218,21 @@ def test_curve_refuses_t_outside_of_0_and_1(t, method):
         getattr(tw.Bezier(*ZOO["mlp"].ends()), method)(t)
 
 
+class Corner(tw.Curve):
+    knots = (0.0, 0.3, 1.0)
+
+    def coefficients(self, t):
+        return [1 - t / 0.3, t / 0.3, 0.0] if t <= 0.3 else [0.0, (1 - t) / 0.7, (t - 0.3) / 0.7]
+
+
+def test_custom_curve_has_derivatives_of_one_piece_up_to_its_corners():
+    curve = bent(Corner)
+    first, second = (one.distance(two) for one, two in itertools.pairwise(curve.points))
+    assert curve.length() == pytest.approx(first + second, rel=1e-9)
+    for t, speed in ((0.0, first / 0.3), (0.2999, first / 0.3), (0.3001, second / 0.7), (1.0, second / 0.7)):
+        assert curve.speed(t) == pytest.approx(speed, rel=1e-9)
+
+
 class Broken(tw.Curve):
     def coefficients(self, t):
         return [1 - t, t, t]

@@ -64,14 +64,16 @@ class Curve(ABC):
         """
 
     def derivatives(self, t: float) -> Tensor | Sequence[float]:
-        """d coefficients / dt: five-point differences by default, closed forms in the curves of this module.
+        """d coefficients / dt: five-point differences between two knots by default, closed forms in the curves of this
+        module.
 
         Args:
             t: From 0, the start, to 1, the end.
         """
-        step, span = 1e-3, 2
-        middle = min(max(t, span * step), 1 - span * step)
-        nodes = [middle + k * step for k in range(-span, span + 1)]
+        low, high = next(piece for piece in pairwise(sorted({0.0, *self.knots, 1.0})) if t <= piece[1])
+        step = min(1e-3, (high - low) / 4)
+        middle = min(max(t, low + 2 * step), high - 2 * step)
+        nodes = [middle + k * step for k in range(-2, 3)]
         values = torch.stack([self.checked_coefficients(node) for node in nodes])
         return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64) @ values
 

@@ -113,13 +113,14 @@ class Weights:
                 raise ThalwegError(
                     f"'{alias}' and '{name}' are tied in the network, but differ in the state dict: correct one of them"
                 )
-        vector = own.layout.join([state[name].to(own.vector) for name in own.layout.names])
         buffers = {name: state[name].to(value).clone() for name, value in own.buffers.items()}
         frozen = {
             name: shared_frozen(name, own.layout.placed(name, state[name].to(value)))
             for name, value in own.frozen.items()
         }
-        return cls(own.layout, vector, buffers, frozen)
+        return cls(
+            own.layout, own.layout.join([state[name].to(own.vector) for name in own.layout.names]), buffers, frozen
+        )
 
     def __repr__(self) -> str:
         extras = f", {len(self.buffers)} buffers" if self.buffers else ""
