@@ -225,8 +225,10 @@ class Corner(tw.Curve):
         return [1 - t / 0.3, t / 0.3, 0.0] if t <= 0.3 else [0.0, (1 - t) / 0.7, (t - 0.3) / 0.7]
 
 
-def test_custom_curve_has_derivatives_of_one_piece_up_to_its_corners():
+@pytest.mark.parametrize("knots", [(0.0, 0.3, 1.0), (0.6, 0.3)])
+def test_custom_curve_has_derivatives_of_one_piece_up_to_its_corners(knots):
     curve = bent(Corner)
+    curve.knots = knots
     first, second = (one.distance(two) for one, two in itertools.pairwise(curve.points))
     assert curve.length() == pytest.approx(first + second, rel=1e-9)
     for t, speed in ((0.0, first / 0.3), (0.2999, first / 0.3), (0.3001, second / 0.7), (1.0, second / 0.7)):

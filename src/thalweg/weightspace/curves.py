@@ -136,7 +136,7 @@ class Curve(ABC):
             stop: The value of t at which it ends.
         """
         start, stop = check_t(start), check_t(stop)
-        cuts = [start, *(knot for knot in self.knots if start < knot < stop), stop]
+        cuts = [start, *sorted(knot for knot in self.knots if start < knot < stop), stop]
         return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
 
     def length_ratio(self) -> float:
