@@ -1,5 +1,7 @@
 """Ensembles: probabilities are averaged, whatever the order, and files are what they say."""
 
+import copy
+import pickle
 import shutil
 from itertools import pairwise
 
@@ -349,3 +351,13 @@ def test_ensemble_of_complex_outputs_has_their_probabilities_or_is_refused():
     plain = tw.Task(lambda outputs, targets: (outputs - targets).abs().mean(1))
     with pytest.raises(tw.ThalwegError, match=r"complex numbers.*such as torch\.view_as_real"):
         ensemble.predict(plain, [(x, modules[0](x).detach())])
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda ensemble: pickle.loads(pickle.dumps(ensemble))])
+def test_ensemble_can_be_copied_and_pickled(again):
+    case = ZOO["mlp"]
+    ensemble = tw.Ensemble(case.module(1), [tw.Weights.of(case.module(seed)) for seed in (1, 2)])
+    ensemble.temperature = 2.0
+    found = again(ensemble)
+    assert found.temperature == 2.0
+    assert torch.equal(*(each.predict(case.task, case.batches())[0] for each in (ensemble, found)))

@@ -85,6 +85,10 @@ class Ensemble:
         kept = "" if self.temperature is None else f", temperature {self.temperature:.3g}"
         return f"Ensemble({len(self)} x {self._probe.layout.size} weights{kept})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the private copy of the network, whose parameters a pickle would separate from their vector."""
+        return type(self), (self.module, self.members), {"_temperature": self._temperature}
+
     @property
     def temperature(self) -> float | None:
         """The temperature of the averaged probabilities, or None; set by `calibrate`, or by hand."""

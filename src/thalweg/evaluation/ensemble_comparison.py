@@ -71,10 +71,15 @@ class EnsembleComparison:
             averaged: dict[str, Any] = {"averaged": self._pools(runs, multiples, one, self._average)}
         except ThalwegError as error:
             averaged = {"not averaged": str(error)}
-        same = {"not held out": SAME} if self.held_out is self.test else {}
-        sizes = {str(k): megabytes([*chain(*runs[:k])]) for k in multiples}
-        sizes["averaged"] = megabytes(runs[0][:1])
-        return {**self._pools(runs, multiples, one, self._score), **averaged, **same, "megabytes": sizes}
+        return {
+            **self._pools(runs, multiples, one, self._score),
+            **averaged,
+            **({"not held out": SAME} if self.held_out is self.test else {}),
+            "megabytes": {
+                **{str(k): megabytes([*chain(*runs[:k])]) for k in multiples},
+                "averaged": megabytes(runs[0][:1]),
+            },
+        }
 
     def milliseconds(self, member: Weights, passes: int = 3) -> float:
         """The time of one network for one example, in batches as they come; the median of a few passes."""
