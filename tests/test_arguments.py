@@ -272,6 +272,16 @@ def test_public_functions_can_be_pickled_and_are_documented():
     assert tw.scan.__doc__.startswith("Measure loss and metrics")
 
 
+def test_tasks_and_errors_can_be_pickled():
+    """As a pool of processes does; it hangs on an error that it cannot read."""
+    for task in (tw.classification(0.1), tw.regression(), tw.language_modelling()):
+        assert pickle.loads(pickle.dumps(task)).probabilities is task.probabilities
+    error = tw.Diverged("the loss became nan", step=3, t=0.5, lr=0.1, last_good=tw.Weights.of(network()))
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.step, again.t, again.lr, again.members) == ("the loss became nan", 3, 0.5, 0.1, [])
+    assert torch.equal(again.last_good.vector, error.last_good.vector)
+
+
 def test_warnings_are_about_the_line_of_the_caller(calls, tmp_path):
     function, base = calls["scan a plane"]
     with pytest.warns(UserWarning, match="not everything drawn lies in this plane") as caught:

@@ -26,7 +26,9 @@ class Diverged(ThalwegError):
         members: The networks a walk had collected until then.
     """
 
-    def __init__(self, message: str, *, step: int, t: float | None, lr: float, last_good: Any):
+    def __init__(
+        self, message: str, *, step: int = 0, t: float | None = None, lr: float = 0.0, last_good: Any = None
+    ):  # the defaults are those of an error that is being unpickled, before it gets its attributes
         super().__init__(message)
         self.step = step
         self.t = t
