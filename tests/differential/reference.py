@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 IGNORED = -100  # the label that does not count
 CURVE_STREAM = 0x7E41  # what connect adds to its seed for the generator of t
+MEASURING = 0x7E42  # the seed of all that is measured
 State = dict[str, Tensor]
 Make = Callable[[int], nn.Module]  # seed -> a new module
 
@@ -210,7 +211,7 @@ def scan(make: Make, both, batches, ts, weight_decay: float, recompute: bool) ->
     for t in ts:
         point = between(make, t)
         net = standing(make, 1, point)
-        with seeded(0, batches):
+        with seeded(MEASURING, batches):
             net.eval()
             if recompute:
                 statistics(net, both, batches)
@@ -244,7 +245,7 @@ def ensemble(make: Make, both, batches, probabilities) -> tuple[Tensor, Tensor]:
     for seed in (1, 2):
         net = standing(make, seed).eval()
         found, wanted = [], []
-        with seeded(0, batches), torch.no_grad():
+        with seeded(MEASURING, batches), torch.no_grad():
             for batch in batches:
                 _, outputs, targets = both(net, batch)
                 found.append(probabilities(outputs.double()))
@@ -276,6 +277,6 @@ def refresh(make: Make, both, batches) -> State:
     net = standing(make, 1, between(make, 0.5))
     before = {name: value.detach().clone() for name, value in net.state_dict().items()}
     if norms(net):
-        with seeded(0):
+        with seeded(MEASURING):
             statistics(net, both, batches)
     return before | statistics_of(net)

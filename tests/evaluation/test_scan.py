@@ -16,6 +16,7 @@ from zoo import ZOO, bits, same_bits
 import thalweg as tw
 from thalweg.evaluation.measure import Measurement
 from thalweg.reporting import tables
+from thalweg.runtime.rng import MEASURING
 from thalweg.tasks import predict_targets
 
 DECAY = 0.02
@@ -154,6 +155,30 @@ def test_scan_leaves_the_callers_random_state_and_loaders_alone(own_generator):
     tw.update_bn(module, curve.point(0.5), loader)
     after = [g.get_state() for g in (torch.default_generator, generator or torch.default_generator)]
     assert all(torch.equal(one, two) for one, two in zip(states, after, strict=True))
+
+
+@pytest.mark.parametrize("what", ["loss", "predictions", "statistics"])
+def test_what_is_measured_shares_no_random_numbers_with_training(what):
+    """A network knows the dropout and the crops of its training: measured with the same, it looks better than it is."""
+    case = ZOO["conv_bn"]
+    module, batches = case.module(1), case.batches()
+
+    def noisy(batch):
+        return (batch[0] + torch.rand(batch[0].shape).to(batch[0]), *batch[1:])
+
+    def measured(task, batches):
+        weights = tw.Weights.of(module)
+        if what == "loss":
+            return float(tw.scan(module, [weights], task, batches).values["data"]["data_loss"][0])
+        if what == "predictions":
+            return tw.Ensemble(module, [weights]).score(task, batches)["nll"]
+        return float(tw.update_bn(module, weights, batches, task).buffers[weights.layout.statistics[0]].sum())
+
+    found = measured(tw.Task(case.task.loss, lambda net, batch: predict_targets(net, noisy(batch))), batches)
+    for seed in (MEASURING, *range(20)):
+        torch.manual_seed(seed)
+        same = measured(case.task, [noisy(batch) for batch in batches])
+        assert (abs(found - same) < 1e-9) == (seed == MEASURING), seed
 
 
 def test_scan_runs_the_network_once_per_batch():

@@ -138,8 +138,7 @@ def soup(
     typer.echo(f"{'chosen' if how == 'greedy' else 'scored'} on '{name}'{others}\n{found}")
     scan = tw.scan(inputs.model, [found], inputs.task, inputs.data, progress=options.progress(quiet))
     typer.echo(replace(scan, name="the average").table())
-    asked = {**own.given, "align": bool(found.barrier)}
-    options.done(out, options.following(barriers, asked, *what, out="barriers"))
+    options.done(out, options.following(barriers, {**own.given, "align": bool(found.barrier)}, *what, out="barriers"))
 
 
 def _networks(own: options.Arguments, rule: str) -> "dict[str, tw.Weights]":

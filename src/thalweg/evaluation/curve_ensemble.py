@@ -7,7 +7,7 @@ from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..results import CurveEnsemble
 from ..runtime.compute import Call, Compute
-from ..runtime.rng import seeded
+from ..runtime.rng import MEASURING, seeded
 from ..runtime.streams import on_side_stream
 from ..tasks import Task, check_task, outputs_of, softmax, token_softmax
 from ..weightspace.curves import Curve
@@ -86,20 +86,20 @@ def curve_ensemble(
         for t in ts:
             where = f"the point at t = {t:.4g}"
             with points_of.at(curve.point(t)) as square:
-                with seeded(0, train):
+                with seeded(MEASURING, train):
                     measure()
                 data_loss = measure.means()["data_loss"]
                 losses["train data loss"].append(data_loss)
                 losses["train loss"].append(data_loss + 0.5 * weight_decay * float(square))
                 for found, batches, name in wanted:
                     if batches is not None:
-                        with seeded(0, batches):
+                        with seeded(MEASURING, batches):
                             found.append(_logits(probe, task, batches, where))
                         check_order(found[0][1], found[-1][1], name)
             bar.advance()
         proof.again()
         fresh = Probe(module, None, compute)
-        with Points(fresh, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(0, test):
+        with Points(fresh, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(MEASURING, test):
             alone, _ = _logits(fresh, task, [next(iter(test))], where)
     what = f"the point t = {ts[-1]:g} predicts something else by itself than after the others"
     check_alone(fresh, alone, tested[-1][0][: len(alone)], what)

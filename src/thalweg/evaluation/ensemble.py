@@ -16,7 +16,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, real_number
 from ..results import Report
 from ..runtime.compute import Call, Compute
-from ..runtime.rng import seeded
+from ..runtime.rng import MEASURING, seeded
 from ..store import files
 from ..tasks import Task, check_task, identity, softmax, token_softmax
 from ..weightspace.batchnorm import update_bn
@@ -442,7 +442,7 @@ def predictions(
     probe: Probe, member: Weights, task: Task, batches: Batches, first: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Predictions and targets of one member, of the first batch alone or of all."""
-    with Points(probe, task).at(member), seeded(0, batches):
+    with Points(probe, task).at(member), seeded(MEASURING, batches):
         some = [next(iter(batches))] if first else batches
         return predicted(probe.module, task, some, probe.device, partial(metrics.averaged, task))
 

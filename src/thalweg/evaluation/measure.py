@@ -14,7 +14,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, real_number
 from ..object_state import same
 from ..runtime.compute import Compute
-from ..runtime.rng import seeded, undisturbed
+from ..runtime.rng import MEASURING, seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
 from ..tasks import Number, Task, summed
@@ -214,7 +214,7 @@ def predicted(
 def bad_values(data: Batches, bn_batches: Batches | None, all_bad: bool) -> str:
     """Where the data hold NaN; or infinity, if nothing measured on them is finite: a mask may hold it too."""
     for kind in (torch.isnan, torch.isinf)[: 1 + all_bad]:
-        with seeded(0, data, bn_batches):
+        with seeded(MEASURING, data, bn_batches):
             looked = {"those data": not_finite(data, kind), "bn_batches": not_finite(bn_batches or (), kind)}
         if found := " and ".join(f"in {part}, {where}" for part, where in looked.items() if where):
             return found
@@ -341,7 +341,7 @@ class Points:
         square = self.probe.layout.total(norm.square())
         self.probe.module.eval()
         if self.statistics is not None and recomputed:
-            with undisturbed(self.bn_batches, seed=0):  # every point sees the same data
+            with undisturbed(self.bn_batches, seed=MEASURING):  # every point sees the same data
                 self.statistics.collect(whole)
             self.wait()
             self.statistics.write()

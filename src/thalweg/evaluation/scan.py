@@ -16,7 +16,7 @@ from ..errors import ThalwegError, during, warn
 from ..results import Scan, plain
 from ..runtime.compute import Call, Compute, Context, Processes, SingleProcess, StoredResult
 from ..runtime.progress import Progress
-from ..runtime.rng import undisturbed
+from ..runtime.rng import MEASURING, undisturbed
 from ..runtime.streams import on_side_stream
 from ..store import facts
 from ..store.content import digest_of
@@ -282,7 +282,7 @@ class Measurer:
     ) -> dict[str, dict[str, float]]:
         with self.points.at(weights, recomputed, whole) as square:
             for name, measure in self.measures.items():
-                with undisturbed(self.data[name], seed=0):
+                with undisturbed(self.data[name], seed=MEASURING):
                     measure(first)
             self.wait()
             # in the first batches alone, perhaps no label counts

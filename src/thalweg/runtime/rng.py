@@ -20,6 +20,7 @@ from ..generators import (
 from ..object_state import ABSENT, Found, generators, numbered, put_back, traverse, values
 
 Snapshot = dict[str, Any]
+MEASURING = 0x7E42  # the seed of what is measured: not one of training, whose dropout and crops the network knows
 
 
 @contextmanager

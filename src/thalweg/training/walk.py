@@ -18,7 +18,7 @@ from ..evaluation.measure import Measurement, prove_measuring
 from ..results import Trace, Walk
 from ..runtime.accelerated import Accelerated
 from ..runtime.compute import Call, Compute, StoredResult
-from ..runtime.rng import seeded
+from ..runtime.rng import MEASURING, seeded
 from ..store import facts, files
 from ..store.content import digest_of
 from ..store.runs import MEMBERS, Run
@@ -253,7 +253,7 @@ class WalkObserver(Observer):
 
     def _measure_watched(self, i: int) -> None:
         self.watched_at.append(i)
-        with self.probe.preserved(), seeded(0, *self.watch.values()):
+        with self.probe.preserved(), seeded(MEASURING, *self.watch.values()):
             self.probe.drop_caches()
             self.probe.module.eval()
             for name, measure in self.measures.items():

@@ -14,7 +14,7 @@ from ..error_notes import explained
 from ..errors import ThalwegError, during
 from ..runtime.compute import Compute, present, warn_slow_path
 from ..runtime.recompiled import interpreted
-from ..runtime.rng import seeded
+from ..runtime.rng import MEASURING, seeded
 from ..runtime.streams import on_side_stream
 from ..runtime.transfer import defining_class, source
 from ..tasks import Task, split
@@ -58,7 +58,7 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
                 _refuse_one(batches)
             proof = prove_on(probe, lambda batch: forward(probe.module, batch), batches)
             probe.load(weights)
-        with during("updating batch-norm statistics"), seeded(0, batches):
+        with during("updating batch-norm statistics"), seeded(MEASURING, batches):
             statistics = Statistics(probe, forward, batches, Compute())
             statistics.collect()
             statistics.write()
