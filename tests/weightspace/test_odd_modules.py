@@ -217,6 +217,12 @@ def test_from_state_leaves_out_extra_state(extra):
     assert torch.equal(found.vector, tw.Weights.of(modules[0]).vector)
 
 
+def test_from_state_keeps_a_parameter_whose_name_ends_like_that_of_extra_state():
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].my_extra_state = nn.Parameter(torch.ones(2))
+    assert tw.Weights.from_state(module.state_dict(), module).state_dict()["0.my_extra_state"].tolist() == [1, 1]
+
+
 def test_diverged_fit_names_batch_norm_statistics_that_overflow():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
     with pytest.raises(tw.Diverged, match="batch-norm statistics are no longer finite"):

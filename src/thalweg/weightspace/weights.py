@@ -101,7 +101,7 @@ class Weights:
         state = {
             name: value
             for name, value in {**{one: state[two] for one, two in ties if two in state}, **state}.items()
-            if not str(name).endswith("_extra_state")  # torch's name for what is no tensor of the network
+            if str(name).rpartition(".")[2] != "_extra_state"  # torch's name for what is no tensor of the network
         }
         if nested := [key for key, value in state.items() if isinstance(value, Mapping)]:
             raise ThalwegError(
