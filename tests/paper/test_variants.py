@@ -67,6 +67,24 @@ def test_paper_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, pre
     assert f"opened in {precision}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("entry", "options", "compile"),
+    [
+        ("fge-path", [], False),
+        ("fge-path", ["--model", "vgg16"], None),
+        ("fge-path", ["--compile"], True),
+        ("curves", ["--model", "resnet158", "--data-set", "cifar10"], False),
+        ("ptb", [], False),
+    ],
+)
+def test_paper_networks_with_nothing_to_gain_are_not_compiled_by_default(entry, options, compile, monkeypatch):
+    def opened(*_, compute, **__):
+        raise tw.ThalwegError(f"opened: {compute.compile}")
+
+    monkeypatch.setattr("thalweg.paper.entries.open_experiment", opened)
+    assert f"opened: {compile}" in CliRunner().invoke(app, ["paper", "run", entry, *options]).output
+
+
 @pytest.mark.parametrize(("options", "number"), [([], 3), (["--at-once", "5"], 5)])
 def test_paper_interleaved_option(options, number, monkeypatch):
     def opened(*_, interleaved, **__):

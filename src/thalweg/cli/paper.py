@@ -85,9 +85,9 @@ def run(
     ]
     opened = {}
     for pair in {pair for _, pair in chosen}:
-        recurrent = pair[0] == "ptb"  # whose layers are single calls, with nothing to compile
-        precision = entries.find_recipe(*pair, changes or ()).precision if where.startswith("cuda") else "fp32"
-        compute = tw.Compute(precision, False if recurrent and compile is None else compile, graph)
+        recipe = entries.find_recipe(*pair, changes or ())
+        precision = recipe.precision if where.startswith("cuda") else "fp32"
+        compute = tw.Compute(precision, recipe.compile if compile is None else compile, graph)
         opened[pair] = entries.open_experiment(
             out,
             *pair,

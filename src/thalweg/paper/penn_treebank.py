@@ -69,6 +69,7 @@ LARGE = TextRecipe(
     crop=0,
     flip=False,
     precision="fp32",
+    compile=False,  # layers are single calls
     stay=14,
     fall=1.15,
     clip=10.0,

@@ -3,29 +3,59 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from itertools import groupby
 from math import sqrt
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import ThalwegError
+from . import fused_units
+from .fused_units import BatchNorm, Layer
 from .plain import he_by_outputs
 
 EXPANSION = 4
 Norm = Callable[[int], nn.Module]
 
 
+class ResidualNetwork(nn.Sequential):
+    """Layers one after another. On a GPU in bfloat16, kernels of our own compute units that do not change the shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(x)
+        for same_shape, group in groupby(self, _keeps_shape):
+            parts = [*group]
+            if same_shape and fused_units.applicable(parts, x):
+                x = fused_units.computed(parts, x)
+            else:
+                for part in parts:
+                    x = part(x)
+        return x
+
+
+def _keeps_shape(part: nn.Module) -> bool:
+    return type(part) in (Bottleneck, Unit) and type(part.shortcut) is nn.Identity
+
+
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3, 1 x 1 convolutions, each after batch norm and ReLU, added to the input."""
+
+    leak = 0.0
 
     def __init__(self, before: int, width: int, stride: int, first: bool):
         super().__init__()
         after = EXPANSION * width
-        self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, width, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm3, self.conv3 = nn.BatchNorm2d(width), nn.Conv2d(width, after, 1, bias=False)
+        self.norm1, self.conv1 = BatchNorm(before), nn.Conv2d(before, width, 1, bias=False)
+        self.norm2, self.conv2 = BatchNorm(width), nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm3, self.conv3 = BatchNorm(width), nn.Conv2d(width, after, 1, bias=False)
         self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if first else nn.Identity()
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [(self.norm1, self.conv1), (self.norm2, self.conv2), (self.norm3, self.conv3)]
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.norm1(x)))
@@ -49,7 +79,7 @@ def preresnet(depth: int = 164, classes: int = 10) -> nn.Sequential:
     if rest or blocks < 1:
         raise ValueError(f"the depth of a bottleneck PreResNet is 9 n + 2; got {depth}")
     layers = _convolution(3, 16, 3), *_stages(Bottleneck, blocks, EXPANSION), *_normalised_head(256, classes)
-    return he_by_outputs(nn.Sequential(*layers))
+    return he_by_outputs(ResidualNetwork(*layers))
 
 
 def preresnet164(classes: int = 10) -> nn.Sequential:
@@ -123,9 +153,14 @@ class Unit(nn.Module):
 
     def __init__(self, convolutions: list[nn.Conv2d], shortcut: nn.Module, shared: bool, leak: float, norm: Norm):
         super().__init__()
-        self.norms = nn.ModuleList(norm(layer.in_channels) for layer in convolutions)
-        self.convolutions, self.shortcut = nn.ModuleList(convolutions), shortcut
+        self.norms: Any = nn.ModuleList(norm(layer.in_channels) for layer in convolutions)
+        self.convolutions: Any = nn.ModuleList(convolutions)
+        self.shortcut = shortcut
         self.shared, self.leak = shared, leak
+
+    @property
+    def layers(self) -> list[Layer]:
+        return list(zip(self.norms, self.convolutions, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.leaky_relu(self.norms[0](x), self.leak)
@@ -135,8 +170,8 @@ class Unit(nn.Module):
         return out + shortcut
 
 
-OFFICIAL: Norm = partial(nn.BatchNorm2d, momentum=0.003)
-RESEARCH: Norm = partial(nn.BatchNorm2d, eps=1e-3)
+OFFICIAL: Norm = partial(BatchNorm, momentum=0.003)
+RESEARCH: Norm = partial(BatchNorm, eps=1e-3)
 LEAK = 0.1
 
 
@@ -166,7 +201,7 @@ def preresnet20(classes: int = 10) -> nn.Sequential:
     Args:
         classes: The number of classes.
     """
-    return he_by_outputs(_basic(3, classes, nn.BatchNorm2d))
+    return he_by_outputs(_basic(3, classes, BatchNorm))
 
 
 def _basic(blocks: int, classes: int, norm: Norm) -> nn.Sequential:
@@ -175,7 +210,7 @@ def _basic(blocks: int, classes: int, norm: Norm) -> nn.Sequential:
         shortcut = _convolution(before, width, 1, stride) if first else nn.Identity()
         return Unit(convolutions, shortcut, first, 0.0, norm)
 
-    return nn.Sequential(_convolution(3, 16, 3), *_stages(unit, blocks), *_normalised_head(64, classes, norm))
+    return ResidualNetwork(_convolution(3, 16, 3), *_stages(unit, blocks), *_normalised_head(64, classes, norm))
 
 
 def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
@@ -203,7 +238,7 @@ def resnet_bottleneck164(classes: int = 10) -> nn.Sequential:
         return Unit(convolutions, shortcut, before == 16 and first, LEAK, RESEARCH)
 
     head = _normalised_head(64 * EXPANSION, classes, RESEARCH, LEAK)
-    return he_by_outputs(nn.Sequential(_convolution(3, 16, 3), *_stages(unit, 18, EXPANSION), *head))
+    return he_by_outputs(ResidualNetwork(_convolution(3, 16, 3), *_stages(unit, 18, EXPANSION), *head))
 
 
 def scaled_by_inputs(network: nn.Sequential) -> nn.Sequential:

@@ -1,0 +1,88 @@
+"""Kernels of residual units in Triton's interpreter, in float32 on a CPU, against the modules in float64.
+
+Run by test_fused_units.py in a process of its own, since Triton reads TRITON_INTERPRET when it is imported.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import sys
+
+import torch
+from torch import nn
+
+from thalweg.paper.models import fused_units, residual
+
+
+def unit_of_two(width, leak):
+    layers = [nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2)]
+    return residual.Unit(layers, nn.Identity(), False, leak, fused_units.BatchNorm)
+
+
+def unit_of_three(width, leak):
+    sizes = (4 * width, width, 1), (width, width, 3), (width, 4 * width, 1)
+    layers = [nn.Conv2d(before, after, size, padding=size // 2, bias=False) for before, after, size in sizes]
+    return residual.Unit(layers, nn.Identity(), False, leak, fused_units.BatchNorm)
+
+
+def units(kind, width):
+    torch.manual_seed(0)
+    made = nn.Sequential(*(kind(width, 0.1) for _ in range(2)))
+    for norm in (part for part in made.modules() if isinstance(part, nn.BatchNorm2d)):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return made
+
+
+def close(found, expected):
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def compare(kind, width, images, pixels):
+    ours, reference = units(kind, width), units(kind, width).double()
+    channels = ours[0].layers[0][0].num_features
+    x, back = torch.randn(images, channels, *pixels), torch.randn(images, channels, *pixels)
+    for network, function in ((ours, lambda x: fused_units.computed([*ours], x)), (reference, reference)):
+        given = x.to(next(network.parameters()).dtype, copy=True).requires_grad_()
+        out = function(given)
+        out.backward(back.to(out))
+        network.found = [out.detach(), given.grad, *(p.grad for p in network.parameters()), *network.buffers()]
+    for found, expected in zip(ours.found, reference.found, strict=True):
+        close(found, expected.double())
+    with torch.no_grad():
+        seen = []
+        hook = ours[1].norms[1].register_forward_hook(lambda norm, inputs, out: seen.append(inputs[0]))
+        close(fused_units.computed([*ours], x), reference(x.double()))
+        hook.remove()
+        inner = reference[0](x.double())
+        close(seen[0], reference[1].convolutions[0](nn.functional.leaky_relu(reference[1].norms[0](inner), 0.1)))
+        ours.eval(), reference.eval()
+        reference.load_state_dict(ours.state_dict())
+        close(fused_units.computed([*ours], x), reference(x.double()))
+
+
+def compare_statistics_of_a_channel_that_decayed():
+    """Its variance is far below what the buffers hold before the pass."""
+    ours, reference = units(unit_of_three, 16), units(unit_of_three, 16).double()
+    for network in (ours, reference):
+        with torch.no_grad():
+            network[0].convolutions[0].weight[3] *= 1e-4
+        for norm in (part for part in network.modules() if isinstance(part, nn.BatchNorm2d)):
+            norm.momentum = 1.0
+    x = torch.randn(2, 64, 8, 8)
+    with torch.no_grad():
+        fused_units.computed([*ours], x)
+        reference(x.double())
+    found, expected = (network[0].norms[1].running_var.double() for network in (ours, reference))
+    assert expected[3] < 1e-6
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+if __name__ == "__main__":
+    fused_units.PROGRAMS = int(sys.argv[1])  # fewer programs than blocks, and more
+    compare(unit_of_two, 16, 3, (8, 8))
+    compare(unit_of_two, 32, 2, (6, 5))  # blocks that end within an image and beyond the last
+    compare(unit_of_three, 16, 2, (5, 9))
+    compare(unit_of_three, 64, 1, (4, 4))
+    compare_statistics_of_a_channel_that_decayed()
