@@ -63,3 +63,9 @@ def test_scans_saved_without_units_have_errors_in_percent():
     ).to_dict()
     del entry["units"]
     assert "x error (%)" in tw.Scan.from_dict(entry).table()
+
+
+def test_scan_csv_keeps_quantities_whose_names_would_be_one():
+    values = {"val": {"data_loss": np.array([1.0, 2.0])}, "val_data": {"loss": np.array([3.0, 4.0])}}
+    scan = tw.Scan("Segment", "curve", values, t=np.array([0.0, 1.0]), length=np.array([0.0, 1.0]))
+    assert scan.to_csv().split() == ["t,length,val/data_loss,val_data/loss", "0.0,0.0,1.0,3.0", "1.0,1.0,2.0,4.0"]

@@ -62,7 +62,8 @@ def test_fit_refuses_an_optimizer_that_needs_a_closure():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"schedule": lambda i: None}, "the learning rate of iteration 1 must be a number; got None"),
+        ({"schedule": lambda i: None}, "the learning rate of iteration 1 must be a number of 0 or more; got None"),
+        ({"schedule": lambda i: -0.1}, "the learning rate of iteration 1 must be a number of 0 or more; got -0.1"),
         ({"lr": 0.1, "compute": "bf16"}, "compute must be a Compute, such as Compute"),
     ],
 )

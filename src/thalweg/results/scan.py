@@ -152,7 +152,9 @@ class Scan(Saved):
         places: dict[str, Any] = {"t": self.t, "length": self.length}
         if self.x is not None and self.y is not None:
             places = {**dict(zip("xy", np.meshgrid(self.x, self.y), strict=True)), "measured": self.measured}
-        measured = {f"{name}_{key}": each for name, entry in self.values.items() for key, each in entry.items()}
+        pairs = [(name, key) for name, entry in self.values.items() for key in entry]
+        between = "_" if len({"_".join(pair) for pair in pairs}) == len(pairs) else "/"  # as of "val" and "val_data"
+        measured = {f"{name}{between}{key}": self.values[name][key] for name, key in pairs}
         return {name: each.ravel().tolist() for name, each in (places | measured).items() if each is not None}
 
     @np.errstate(invalid="ignore", over="ignore")  # a loss may be infinite

@@ -125,7 +125,7 @@ class Settings:
         given: Any = self.schedule or (decay(base, self.epochs, steps) if self.lr is not None else lambda i: base)
         given = replace(given, lr_max=base) if self._scales else given
         schedule = given.plan(steps, self.epochs).rate if hasattr(given, "plan") else given
-        return lambda i: real_number(schedule(i), f"the learning rate of iteration {i}")
+        return lambda i: real_number(schedule(i), f"the learning rate of iteration {i}", least=0)
 
 
 def updates(batches: Batches, accumulate: int) -> int:
