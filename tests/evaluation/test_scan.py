@@ -215,6 +215,8 @@ def test_scan_takes_bare_batches_as_data():
         ({"target": []}, "a scan needs a curve, a plane, or a list of Weights"),
         ({"target": "curve"}, "a scan needs a curve, a plane, or a list of Weights"),
         ({"points": 1}, "at least 2 points"),
+        ({"points": 10**14}, "at most a million; got 100,000,000,000,000"),
+        ({"grid": (10**4, 10**4), "target": tw.Plane(*ENDS)}, "at most a million in all; got"),
         ({"points": [0.0, 1.5]}, "t must lie between 0"),
         ({"points": [0.5, 0.0, 1.0]}, "in increasing order"),
         ({"points": "61"}, "points are a whole number"),

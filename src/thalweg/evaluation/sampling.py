@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -309,8 +309,10 @@ def _curve_sampling(curve: Curve, points: Any, adaptive: bool, tolerance: float 
 def _plane_sampling(plane: Plane, grid: tuple[int, int] | None, margin: float | None, adaptive: bool) -> Sampling:
     counts = number_list(((61, 61) if adaptive else (21, 21)) if grid is None else grid, "grid", whole_number)
     beyond = real_number(plane.margin if margin is None else margin, "margin")
-    if len(counts) != 2:
-        raise ThalwegError(f"grid is a pair, the number of points along x and along y; got {grid!r}")
+    if len(counts) != 2 or prod(counts) > 10**6:
+        raise ThalwegError(
+            f"grid is a pair, the number of points along x and along y, at most a million in all; got {grid!r}"
+        )
     x, y = (_span(*ends, n, beyond) for ends, n in zip(plane.ranges, counts, strict=True))
     where = {"name": "Plane", "kind": "plane", "x": array(x), "y": array(y), "corners": list(plane.corners)}
     where |= {"shares": list(plane.shares or ())}

@@ -165,8 +165,8 @@ class Curve(ABC):
             by: "t", or "length" for equal distances along the curve.
         """
         points = whole_number(points, "points")
-        if points < 2:
-            raise ThalwegError(f"a curve needs at least 2 points, its ends; got {points!r}")
+        if not 2 <= points <= 10**6:
+            raise ThalwegError(f"a curve needs at least 2 points, its ends, and at most a million; got {points:,}")
         if by not in ("t", "length"):
             raise ThalwegError(f"by must be 't' or 'length'; got {by!r}")
         even = [i / (points - 1) for i in range(points)]
