@@ -1344,3 +1344,11 @@ def test_closed_output_pipe_is_no_error(here):
         errors = process.stderr.read()
     assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
     assert (here / "piped" / "scan.json").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_output_that_cannot_be_written_is_one_sentence(option):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "thalweg", option], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "thalweg: [Errno 28] No space left on device\n")

@@ -52,12 +52,20 @@ def main() -> None:
     warnings.formatwarning = _as_a_sentence
     try:
         app(prog_name="thalweg" if not sys.argv[0].endswith("__main__.py") else "python -m thalweg")
+    except OSError as error:  # in what is printed before any command begins, as to a full disk
+        _print_no_more()
+        sys.exit(f"thalweg: {error}")
     except SystemExit as end:
         if _several() and isinstance(end.code, int) and end.code:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code)  # if other ranks left a collective, gloo's threads may abort a process while it exits
         raise
+
+
+def _print_no_more() -> None:
+    """Otherwise Python would try once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _several() -> bool:
@@ -100,7 +108,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         except Diverged as error:
             _fail(_kept(error, kwargs["out"]), 1, error)
         except BrokenPipeError:  # the reader of our output, such as head, has exited
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _print_no_more()
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (ThalwegError, OSError) as error:
             _fail(typed(str(error), _options_of_commands()), 2, error)
