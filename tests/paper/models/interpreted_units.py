@@ -1,11 +1,7 @@
 """Kernels of residual units in Triton's interpreter, in float32 on a CPU, against the modules in float64.
 
-Run by test_fused_units.py in a process of its own, since Triton reads TRITON_INTERPRET when it is imported.
+Run by test_fused_units.py in a process of its own with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
-
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import sys
 

@@ -1,5 +1,6 @@
 """Residual units computed by our own kernels, and when they are not."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -22,7 +23,9 @@ NETWORKS = [models.preresnet164, models.resnet_bottleneck164, models.resnet158]
 def test_kernels_compute_what_the_modules_do_in_float64(programs):
     pytest.importorskip("triton")
     script = Path(__file__).with_name("interpreted_units.py")
-    done = subprocess.run([sys.executable, script, str(programs)], capture_output=True, text=True, timeout=300)
+    interpreted = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "error", script, str(programs)]
+    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
