@@ -81,7 +81,7 @@ class Bench:
     def __init__(self, inputs: Inputs, compute: tw.Compute, rounds: int = 15, steps: int | None = None):
         self.inputs, self.rounds = inputs, rounds
         self.device = next(inputs.model.parameters()).device
-        self.compute = replace(compute, compile=compute.compiles(self.device, LONG))
+        self.compute = replace(compute, compile=compute.compiles(self.device, LONG, inputs.model))
         self.steps = steps or (20 if self.device.type == "cuda" else 1)
         passes, make_batch = source(inputs.train, self.device)
         self.batch = make_batch(next(passes()))

@@ -80,8 +80,11 @@ def real_number(value: Any, name: str, least: float | None = None) -> float:
     >>> real_number(np.float64(0.5), "lr"), real_number(np.int32(2), "cycle")
     (0.5, 2)
     """
-    number = not isinstance(value, bool) and (isinstance(value, Real) or getattr(value, "ndim", None) == 0)
-    if not number or (least is not None and float(value) < least - 1e-12):
+    if (
+        isinstance(value, bool)
+        or not (isinstance(value, Real) or getattr(value, "ndim", None) == 0)
+        or (least is not None and float(value) < least - 1e-12)
+    ):
         raise ThalwegError(f"{name} must be a number{'' if least is None else f' of {least:g} or more'}; got {value!r}")
     try:
         return index(value) if abs(float(value)) < 2**63 else float(value)

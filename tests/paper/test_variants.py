@@ -70,14 +70,13 @@ def test_paper_precision_is_a_setting_of_the_recipe_on_a_gpu(entry, options, pre
 @pytest.mark.parametrize(
     ("entry", "options", "compile"),
     [
-        ("fge-path", [], False),
-        ("fge-path", ["--model", "vgg16"], None),
+        ("fge-path", [], None),
         ("fge-path", ["--compile"], True),
-        ("curves", ["--model", "resnet158", "--data-set", "cifar10"], False),
         ("ptb", [], False),
+        ("ptb", ["--compile"], True),
     ],
 )
-def test_paper_networks_with_nothing_to_gain_are_not_compiled_by_default(entry, options, compile, monkeypatch):
+def test_paper_recipe_says_whether_its_network_is_compiled(entry, options, compile, monkeypatch):
     def opened(*_, compute, **__):
         raise tw.ThalwegError(f"opened: {compute.compile}")
 

@@ -33,12 +33,21 @@ def test_compute_refuses_unknown_modes(settings, message):
         tw.Compute(**settings)
 
 
+def test_networks_with_kernels_of_their_own_are_not_compiled_by_default_in_bf16():
+    cuda, network = torch.device("cuda"), torch.nn.Sequential(tw.models.preresnet20())
+    assert not tw.Compute("bf16").compiles(cuda, 10**6, network)
+    assert tw.Compute("fp32").compiles(cuda, 10**6, network)
+    assert tw.Compute("bf16", compile=True).compiles(cuda, 10, network)
+    assert tw.Compute("bf16").compiles(cuda, 10**6, tw.models.vgg16())
+
+
 def test_compute_defaults():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert not tw.Compute().compiles(cpu, 10**6)
-    assert not tw.Compute().compiles(cuda, 100)
-    assert tw.Compute().compiles(cuda, 10**6)
-    assert not tw.Compute(compile=False).compiles(cuda, 10**6)
+    network = torch.nn.Linear(1, 1)
+    assert not tw.Compute().compiles(cpu, 10**6, network)
+    assert not tw.Compute().compiles(cuda, 100, network)
+    assert tw.Compute().compiles(cuda, 10**6, network)
+    assert not tw.Compute(compile=False).compiles(cuda, 10**6, network)
     assert tw.Compute().captures(cuda)
     assert not tw.Compute(graph=False).captures(cuda)
     assert tw.Compute("bf16").channels_last(cuda)

@@ -561,7 +561,7 @@ def test_resume_accepts_compute_settings_that_change_no_number(call, same, tmp_p
 
 def test_resume_refuses_no_compile_where_compile_is_the_default(tmp_path, monkeypatch):
     """As on a GPU, where long trainings are compiled unless that is forbidden."""
-    monkeypatch.setattr(tw.Compute, "compiles", lambda self, device, steps: self.compile is not False)
+    monkeypatch.setattr(tw.Compute, "compiles", lambda self, *_: self.compile is not False)
     monkeypatch.setattr("thalweg.runtime.compiled._compiled", lambda: mean_loss)
     compiled = fit(tmp_path)
     assert torch.equal(fit(tmp_path, compute=tw.Compute(compile=True)), compiled)

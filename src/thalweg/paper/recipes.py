@@ -48,7 +48,7 @@ class Recipe:
         flip: Whether to flip half of the images.
         width: Of the hidden linear layers, relative to the paper's; None if the network has no such argument.
         precision: Of training and scans on a GPU; on a CPU it is fp32.
-        compile: Whether steps are compiled on a GPU; None for long runs alone, False where there is nothing to gain.
+        compile: Whether steps are compiled on a GPU, False where there is nothing to gain; None as in `Compute`.
         grid: Points along each side of a plane.
         changes: Differences from the recipe listed here, such as "lr=0.1"; see `changed`.
     """
@@ -202,10 +202,9 @@ PLAIN = partial(
 LIKE_VGG = partial(PLAIN, curve_epochs=600, walk=FgeSettings((120, 156), 22, 2, 1e-2, 5e-4))
 WIDE = partial(PLAIN, lr=0.1, curve_lr=0.03, walk=FgeSettings((120, 156), 22, 4, 5e-2, 5e-4), sse_lr=0.1)
 RESIDUAL = partial(PLAIN, epochs=150, lr=0.1, weight_decay=3e-4, curve_lr=0.03)
-FUSED = partial(RESIDUAL, compile=False)  # with kernels of their own
 # the decay of the TensorFlow models that the paper links
-TENSORFLOW = partial(FUSED, weight_decay=2e-4)
-PREACTIVATED = partial(FUSED, walk=FgeSettings((125,), 22, 4, 5e-2, 5e-4), cycles=4, sse_lr=0.1)
+TENSORFLOW = partial(RESIDUAL, weight_decay=2e-4)
+PREACTIVATED = partial(RESIDUAL, walk=FgeSettings((125,), 22, 4, 5e-2, 5e-4), cycles=4, sse_lr=0.1)
 # ours, for networks that the paper does not have
 SHORT = partial(RESIDUAL, epochs=100, weight_decay=5e-4)
 MNIST = Recipe(
@@ -235,7 +234,7 @@ RECIPES = {
         *_both(TENSORFLOW(model="resnet158", title="ResNet-158", in_curves="ResNet-158")),
         *_both(TENSORFLOW(model="resnet_bottleneck164", title="ResNet-bottleneck-164", in_curves="ResNet-164")),
         *_both(PREACTIVATED(model="preresnet164", title="PreResNet-164", in_ensembles="ResNet-164")),
-        *_both(SHORT(model="preresnet20", title="PreResNet-20", compile=False)),
+        *_both(SHORT(model="preresnet20", title="PreResNet-20")),
         *_both(SHORT(model="wrn16_4", title="WRN-16-4")),
         *_both(WIDE(model="wrn28_10", title="WRN-28-10", in_curves="WRN-28-10", in_ensembles="WRN-28-10")),
     ]

@@ -68,7 +68,7 @@ class Accelerated:
 
             Accumulated(step)
         sharded = not step.probe.copied
-        if compute.compiles(device, steps) and not sharded:
+        if compute.compiles(device, steps, step.probe.module) and not sharded:
             from .compiled import Compiled
 
             self.compiled = Compiled(step)

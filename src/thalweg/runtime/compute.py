@@ -52,7 +52,8 @@ class Compute:
     Args:
         precision: "fp32" computes in the network's own precision. "bf16" uses autocast, in channels_last on a CUDA GPU,
             with weights, accumulated gradients and all statistics in float32.
-        compile: Use torch.compile. None compiles only long training runs on a CUDA GPU.
+        compile: Use torch.compile. None compiles only long training runs on a CUDA GPU, and not in bf16 if the network
+            has kernels of its own.
         graph: On a CUDA GPU, capture a whole step in a CUDA graph and replay it. None captures wherever that is safe.
         stream: In `connect`, keep the control points, their gradients and the optimizer on the CPU, and only the
             network at phi(t) and its gradient on the GPU; for networks that would not fit otherwise.
@@ -81,8 +82,10 @@ class Compute:
     def channels_last(self, device: torch.device) -> bool:
         return self.precision == "bf16" and device.type == "cuda"
 
-    def compiles(self, device: torch.device, steps: int) -> bool:
-        return self.compile if self.compile is not None else device.type == "cuda" and steps >= LONG
+    def compiles(self, device: torch.device, steps: int, module: nn.Module) -> bool:
+        """Whether to compile so many steps; by default not if the network has faster kernels of its own for bf16."""
+        own = self.precision == "bf16" and any(getattr(part, "has_kernels", False) for part in module.modules())
+        return device.type == "cuda" and steps >= LONG and not own if self.compile is None else self.compile
 
     def captures(self, device: torch.device) -> bool:
         return self.graph is not False and device.type == "cuda"

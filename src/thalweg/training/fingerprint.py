@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def training_fingerprint(
     data, first = data_fingerprint(batches, "the training data")
     optimizer, own = _optimizer_fingerprint(settings, start.layout, [v.detach() for v in vectors or [start.vector]])
     steps, device = updates(batches, settings.accumulate), next(module.parameters()).device
-    compiled, usual = (how.compiles(device, steps * settings.epochs) for how in (compute, Compute()))
+    kinds = compute, replace(compute, compile=None)
+    compiled, usual = (how.compiles(device, steps * settings.epochs, module) for how in kinds)
     return {
         **{name: getattr(settings, name) for name in PLAIN},
         **({"accumulate": settings.accumulate} if settings.accumulate > 1 else {}),  # folders of version 0.1 have none

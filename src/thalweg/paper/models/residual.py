@@ -23,6 +23,8 @@ Norm = Callable[[int], nn.Module]
 class ResidualNetwork(nn.Sequential):
     """Layers one after another. On a GPU in bfloat16, kernels of our own compute units that do not change the shape."""
 
+    has_kernels = True
+
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return super().forward(x)
