@@ -75,10 +75,22 @@ def compare_statistics_of_a_channel_that_decayed():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
 
 
+def compare_statistics_of_what_is_not_finite():
+    ours, reference = units(unit_of_three, 16), units(unit_of_three, 16)
+    x = torch.randn(2, 64, 4, 4)
+    x[0, 3, 1, 1], x[0, 5, 1, 1] = torch.nan, torch.inf
+    with torch.no_grad():
+        out, expected = fused_units.computed([*ours], x), reference(x)
+    assert torch.equal(out.isnan(), expected.isnan())
+    for found, buffer in zip(ours.buffers(), reference.buffers(), strict=True):
+        assert torch.equal(found.isfinite(), buffer.isfinite())
+
+
 if __name__ == "__main__":
     fused_units.PROGRAMS = int(sys.argv[1])  # fewer programs than blocks, and more
     compare(unit_of_two, 16, 3, (8, 8))
     compare(unit_of_two, 32, 2, (6, 5))  # blocks that end within an image and beyond the last
     compare(unit_of_three, 16, 2, (5, 9))
     compare(unit_of_three, 64, 1, (4, 4))
+    compare_statistics_of_what_is_not_finite()
     compare_statistics_of_a_channel_that_decayed()

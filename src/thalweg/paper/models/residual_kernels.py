@@ -66,7 +66,8 @@ def _norm(
     if TRAINING:
         first, second = _total(sums, COUNT)
         exact = first / size
-        variance = tl.maximum(second / size - exact * exact, 0.0).to(tl.float32)
+        squared = second / size - exact * exact
+        variance = tl.where(squared < 0, 0.0, squared).to(tl.float32)  # a maximum would not keep NaN
         mean, inverse = exact.to(tl.float32), tl.rsqrt(variance + eps)
         scale = tl.load(gain + column) * inverse
         shift = tl.load(bias + column) - mean * scale
