@@ -5,9 +5,11 @@ Run by test_fused_units.py in a process of its own with TRITON_INTERPRET=1, whic
 
 import sys
 
+import pytest
 import torch
 from torch import nn
 
+from thalweg import ThalwegError
 from thalweg.paper.models import fused_units, residual
 
 
@@ -86,6 +88,13 @@ def compare_statistics_of_what_is_not_finite():
         assert torch.equal(found.isfinite(), buffer.isfinite())
 
 
+def refuse_second_derivatives():
+    ours = units(unit_of_two, 16)
+    loss = fused_units.computed([*ours], torch.randn(2, 16, 4, 4)).square().sum()
+    with pytest.raises(ThalwegError, match="no second derivatives"):
+        torch.autograd.grad(loss, [*ours.parameters()], create_graph=True)
+
+
 if __name__ == "__main__":
     fused_units.PROGRAMS = int(sys.argv[1])  # fewer programs than blocks, and more
     compare(unit_of_two, 16, 3, (8, 8))
@@ -93,4 +102,5 @@ if __name__ == "__main__":
     compare(unit_of_three, 16, 2, (5, 9))
     compare(unit_of_three, 64, 1, (4, 4))
     compare_statistics_of_what_is_not_finite()
+    refuse_second_derivatives()
     compare_statistics_of_a_channel_that_decayed()

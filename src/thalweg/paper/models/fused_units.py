@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from ...errors import ThalwegError
 
 PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 COPIES = 8  # of sums, as in the kernels
@@ -95,8 +96,12 @@ class Units(torch.autograd.Function):
         return _image(out, stage)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # torch.autograd.grad would leave out what comes through here, without an error
+            raise ThalwegError(
+                "the kernels of residual units have no second derivatives, which create_graph=True is for: compute in "
+                "fp32, or call torch.use_deterministic_algorithms(True) before the forward pass"
+            )
         saved, count = ctx.saved_tensors, len(ctx.stage.layers)
         kinds = (saved[start : start + count] for start in range(0, 4 * count, count))
         found, others = backward(ctx.stage, _flat(gradient), *kinds)
