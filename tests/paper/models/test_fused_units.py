@@ -32,17 +32,18 @@ def test_kernels_compute_what_the_modules_do_in_float64(programs):
 class OnGpu:
     """A tensor as far as `applicable` looks at it."""
 
-    is_cuda, dtype = True, torch.bfloat16
+    is_cuda, dtype, shape = True, torch.bfloat16, torch.Size((2, 256, 8, 8))
 
     def numel(self):
-        return 1
+        return self.shape.numel()
 
 
 @pytest.fixture
 def units(monkeypatch):
     monkeypatch.setattr("thalweg.runtime.fused.kernels", object)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
-    return [part for part in models.preresnet(20) if residual._keeps_shape(part)]
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    return [part for part in models.preresnet(38) if residual._keeps_shape(part)][-3:]
 
 
 def test_kernels_are_used_for_units_that_are_what_they_were_made(units):
@@ -51,6 +52,13 @@ def test_kernels_are_used_for_units_that_are_what_they_were_made(units):
 
 def attach(part):
     part.register_forward_hook(lambda *_: None)
+
+
+def prune_by_hand(unit):
+    """To a width that is no power of two."""
+    unit.conv1, unit.norm2 = nn.Conv2d(256, 24, 1, bias=False), fused_units.BatchNorm(24)
+    unit.conv2, unit.norm3 = nn.Conv2d(24, 24, 3, padding=1, bias=False), fused_units.BatchNorm(24)
+    unit.conv3 = nn.Conv2d(24, 256, 1, bias=False)
 
 
 OTHERWISE = {
@@ -68,12 +76,37 @@ OTHERWISE = {
     "dilation": lambda unit: setattr(unit.conv2, "dilation", (2, 2)),
     "bias": lambda unit: setattr(unit.conv2, "bias", nn.Parameter(torch.zeros(64))),
     "other slope": lambda unit: setattr(unit, "leak", 0.1),
+    "the active input added": lambda unit: setattr(unit, "shared", True),
+    "statistics not tracked": lambda unit: setattr(unit.norm2, "track_running_stats", False),
+    "no gain": lambda unit: setattr(unit.norm2, "weight", None),
+    "gain in a column": lambda unit: setattr(unit.norm2, "weight", nn.Parameter(torch.ones(64, 2)[:, 0])),
+    "mean in a column": lambda unit: setattr(unit.norm2, "running_mean", torch.ones(64, 2)[:, 0]),
+    "weights of another shape": lambda unit: setattr(unit.conv2, "weight", nn.Parameter(torch.ones(64, 64, 1, 1))),
+    "a batch norm twice": lambda unit: setattr(unit, "norm3", unit.norm2),
+    "pruned": prune_by_hand,
+    "another width": lambda unit: setattr(unit, "conv2", nn.Conv2d(64, 32, 3, padding=1, bias=False)),
 }
 
 
 @pytest.mark.parametrize("change", OTHERWISE)
 def test_kernels_are_not_used_for_units_that_were_changed(units, change):
     OTHERWISE[change](units[-1])
+    assert not fused_units.applicable(units, OnGpu())
+
+
+@pytest.mark.parametrize("shape", [(2, 128, 8, 8), (1, 256, 1, 1)])
+def test_kernels_are_not_used_for_inputs_that_the_modules_refuse(units, shape, monkeypatch):
+    monkeypatch.setattr(OnGpu, "shape", torch.Size(shape))
+    assert not fused_units.applicable(units, OnGpu())
+
+
+def test_kernels_are_not_used_for_units_that_are_the_same(units):
+    """A pass for statistics would see its batch norms once."""
+    assert not fused_units.applicable([units[0], units[0]], OnGpu())
+
+
+def test_kernels_are_not_used_in_another_precision(units, monkeypatch):
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float16)
     assert not fused_units.applicable(units, OnGpu())
 
 

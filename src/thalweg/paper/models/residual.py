@@ -45,7 +45,7 @@ def _keeps_shape(part: nn.Module) -> bool:
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3, 1 x 1 convolutions, each after batch norm and ReLU, added to the input."""
 
-    leak = 0.0
+    leak, shared = 0.0, False
 
     def __init__(self, before: int, width: int, stride: int, first: bool):
         super().__init__()
