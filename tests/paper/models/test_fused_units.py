@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils._python_dispatch import BaseTorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import thalweg as tw
 from thalweg import models
 from thalweg.paper.models import fused_units, residual
+from thalweg.weightspace.probe import Probe
+from thalweg.weightspace.proof import compare
+from thalweg.weightspace.watch import watched
 
 NETWORKS = [models.preresnet164, models.resnet_bottleneck164, models.resnet158]
 
@@ -108,6 +114,37 @@ def test_kernels_are_not_used_for_units_that_are_the_same(units):
 def test_kernels_are_not_used_in_another_precision(units, monkeypatch):
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float16)
     assert not fused_units.applicable(units, OnGpu())
+
+
+def hooked_everywhere():
+    return nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+
+
+def count_operations():
+    return FlopCounterMode(display=False)
+
+
+@pytest.mark.parametrize("around", [hooked_everywhere, count_operations, BaseTorchDispatchMode, forward_ad.dual_level])
+def test_kernels_are_not_used_where_operations_are_followed(units, around):
+    with around():
+        assert not fused_units.applicable(units, OnGpu())
+    assert fused_units.applicable(units, OnGpu())
+
+
+def test_kernels_are_not_used_in_transforms(units):
+    seen = []
+    torch.func.vmap(lambda x: seen.append(fused_units.applicable(units, OnGpu())) or x)(torch.ones(2))
+    assert seen == [False]
+
+
+def test_passes_that_are_observed_see_what_units_are_made_of(monkeypatch):
+    network = models.preresnet20()
+    monkeypatch.setattr(fused_units, "applicable", lambda *_: not fused_units._operations_matter())
+    probe = Probe(network.eval())
+    watch, _ = watched(probe, lambda: probe.module(torch.randn(2, 3, 8, 8)), seed=0)
+    assert watch is not None
+    assert watch.made_of == 2 ** len(probe.moving) - 1
+    compare(probe, watch)
 
 
 class Skipping(residual.Bottleneck):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ...errors import ThalwegError
 
@@ -32,7 +33,7 @@ def applicable(units: Sequence[Any], x: Tensor) -> bool:
     """
     if not (x.is_cuda and x.dtype == torch.bfloat16 and _autocast() and x.shape[1] < x.numel() < LARGEST):
         return False
-    if torch.are_deterministic_algorithms_enabled() or torch.jit._trace.is_tracing():
+    if torch.are_deterministic_algorithms_enabled() or torch.jit._trace.is_tracing() or _operations_matter():
         return False
     layers = [layer for unit in units for layer in unit.layers]
     if not all(_norm_as_made(norm) and _convolution_as_made(convolution) for norm, convolution in layers):
@@ -44,6 +45,12 @@ def applicable(units: Sequence[Any], x: Tensor) -> bool:
 
 def _autocast() -> bool:
     return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+
+
+def _operations_matter() -> bool:
+    """Whether something follows each module or operation, such as a proof of ours, or transforms it, such as vmap."""
+    followed = nn.modules.module._has_any_global_hook() or torch._C._len_torch_dispatch_stack() > 0
+    return followed or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _norm_as_made(norm: nn.Module) -> bool:

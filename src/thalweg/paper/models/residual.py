@@ -30,7 +30,7 @@ class ResidualNetwork(nn.Sequential):
             return super().forward(x)
         for same_shape, group in groupby(self, _keeps_shape):
             parts = [*group]
-            if same_shape and fused_units.applicable(parts, x):
+            if same_shape and type(x) is Tensor and fused_units.applicable(parts, x):
                 x = fused_units.computed(parts, x)
             else:
                 for part in parts:
