@@ -71,6 +71,10 @@ def update_bn(module: nn.Module, weights: Weights, batches: Batches, task: Task 
     return found
 
 
+class StatisticsHook(partial[None]):
+    """A hook that looks at the input of a batch norm, and changes nothing."""
+
+
 class Statistics:
     """Recomputes the statistics at the probe's current point, and at one point after another.
 
@@ -186,13 +190,16 @@ class Statistics:
         self.probe.module.eval()
         with ExitStack() as hooks, interpreted():
             for k, layer in enumerate(self.layers):
-                hooks.enter_context(layer.register_forward_pre_hook(lambda *_, k=k: self._pool_one(k)))
-                hooks.enter_context(layer.register_forward_hook(partial(self._after_layer, k), with_kwargs=True))
+                hooks.enter_context(layer.register_forward_pre_hook(StatisticsHook(self._before_layer, k)))
+                hooks.enter_context(layer.register_forward_hook(StatisticsHook(self._after_layer, k), with_kwargs=True))
                 layer.training, layer.momentum = True, 1.0
                 layer.running_mean, layer.running_var = self.pieces[k]
                 counter = torch.zeros((), dtype=torch.long, device=self.probe.device)
                 layer.num_batches_tracked = counter if isinstance(layer, nn.SyncBatchNorm) else None  # it needs one
             yield
+
+    def _before_layer(self, k: int, *_: Any) -> None:
+        self._pool_one(k)
 
     def _after_layer(
         self, k: int, layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor

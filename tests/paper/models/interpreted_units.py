@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from thalweg import ThalwegError
+import thalweg as tw
 from thalweg.paper.models import fused_units, residual
+from thalweg.weightspace.batchnorm import StatisticsHook
 
 
 def unit_of_two(width, leak):
     layers = [nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2)]
-    return residual.Unit(layers, nn.Identity(), False, leak, fused_units.BatchNorm)
+    return residual.Unit(layers, nn.Identity(), False, leak, nn.BatchNorm2d)
 
 
 def unit_of_three(width, leak):
     sizes = (4 * width, width, 1), (width, width, 3), (width, 4 * width, 1)
     layers = [nn.Conv2d(before, after, size, padding=size // 2, bias=False) for before, after, size in sizes]
-    return residual.Unit(layers, nn.Identity(), False, leak, fused_units.BatchNorm)
+    return residual.Unit(layers, nn.Identity(), False, leak, nn.BatchNorm2d)
 
 
 def units(kind, width):
@@ -50,7 +51,8 @@ def compare(kind, width, images, pixels):
         close(found, expected.double())
     with torch.no_grad():
         seen = []
-        hook = ours[1].norms[1].register_forward_hook(lambda norm, inputs, out: seen.append(inputs[0]))
+        look = StatisticsHook(lambda norm, inputs, named, out: seen.append(inputs[0]))
+        hook = ours[1].norms[1].register_forward_hook(look, with_kwargs=True)
         close(fused_units.computed([*ours], x), reference(x.double()))
         hook.remove()
         inner = reference[0](x.double())
@@ -88,10 +90,23 @@ def compare_statistics_of_what_is_not_finite():
         assert torch.equal(found.isfinite(), buffer.isfinite())
 
 
+def compare_passes_for_statistics():
+    """Of layers that are called twice, in two runs of units."""
+    repeated = [*units(unit_of_three, 16)]
+    network = residual.ResidualNetwork(*repeated, nn.ReLU(), *repeated)
+    batches = [torch.randn(2, 64, 4, 4) for _ in range(2)]
+    found = []
+    for able in (fused_units._untouched, lambda _: False):
+        fused_units.applicable = lambda units, x, able=able: all(able(p) for unit in units for p in unit.modules())
+        found.append(tw.update_bn(network, tw.Weights.of(network), batches).buffers)
+    for name, expected in found[1].items():
+        close(found[0][name], expected.double())
+
+
 def refuse_second_derivatives():
     ours = units(unit_of_two, 16)
     loss = fused_units.computed([*ours], torch.randn(2, 16, 4, 4)).square().sum()
-    with pytest.raises(ThalwegError, match="no second derivatives"):
+    with pytest.raises(tw.ThalwegError, match="no second derivatives"):
         torch.autograd.grad(loss, [*ours.parameters()], create_graph=True)
 
 
@@ -103,4 +118,5 @@ if __name__ == "__main__":
     compare(unit_of_three, 64, 1, (4, 4))
     compare_statistics_of_what_is_not_finite()
     refuse_second_derivatives()
+    compare_passes_for_statistics()
     compare_statistics_of_a_channel_that_decayed()

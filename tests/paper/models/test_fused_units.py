@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import thalweg as tw
 from thalweg import models
 from thalweg.paper.models import fused_units, residual
+from thalweg.weightspace.batchnorm import StatisticsHook
 from thalweg.weightspace.probe import Probe
 from thalweg.weightspace.proof import compare
 from thalweg.weightspace.watch import watched
@@ -62,8 +64,8 @@ def attach(part):
 
 def prune_by_hand(unit):
     """To a width that is no power of two."""
-    unit.conv1, unit.norm2 = nn.Conv2d(256, 24, 1, bias=False), fused_units.BatchNorm(24)
-    unit.conv2, unit.norm3 = nn.Conv2d(24, 24, 3, padding=1, bias=False), fused_units.BatchNorm(24)
+    unit.conv1, unit.norm2 = nn.Conv2d(256, 24, 1, bias=False), nn.BatchNorm2d(24)
+    unit.conv2, unit.norm3 = nn.Conv2d(24, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24)
     unit.conv3 = nn.Conv2d(24, 256, 1, bias=False)
 
 
@@ -73,7 +75,7 @@ OTHERWISE = {
     "hook of the unit": attach,
     "gradient hook": lambda unit: unit.register_full_backward_hook(lambda *_: None),
     "another forward": lambda unit: setattr(unit, "forward", unit.forward),
-    "another layer": lambda unit: setattr(unit, "norm1", nn.BatchNorm2d(unit.norm1.num_features)),
+    "another layer": lambda unit: setattr(unit, "norm1", nn.SyncBatchNorm(unit.norm1.num_features)),
     "parametrization": lambda unit: nn.utils.parametrizations.weight_norm(unit.conv1),
     "another dtype": lambda unit: unit.conv3.double(),
     "eval mode": lambda unit: unit.eval(),
@@ -147,6 +149,12 @@ def test_passes_that_are_observed_see_what_units_are_made_of(monkeypatch):
     compare(probe, watch)
 
 
+@pytest.mark.parametrize("make", [partial(models.preresnet, 11), models.preresnet20])
+def test_symbolic_trace(make):
+    network, x = make().eval(), torch.randn(2, 3, 8, 8)
+    assert torch.equal(torch.fx.symbolic_trace(network)(x), network(x))
+
+
 class Skipping(residual.Bottleneck):
     def forward(self, x):
         return x
@@ -160,12 +168,15 @@ def test_units_of_other_classes_or_with_other_shortcuts_are_called(units):
 
 
 def test_kernels_are_used_in_a_pass_for_statistics_in_spite_of_its_hooks(units):
-    for norm in (norm for unit in units for norm, _ in unit.layers):
-        norm.momentum = 1.0
-        attach(norm)
+    norms = [norm for unit in units for norm, _ in unit.layers]
+    for norm in norms:
+        norm.register_forward_hook(StatisticsHook(lambda *_: None), with_kwargs=True)
     assert not fused_units.applicable(units, OnGpu())
     with torch.no_grad():
         assert fused_units.applicable(units, OnGpu())
+        norms[0].momentum = 1.0
+        attach(norms[0])  # of the user, which may change what the batch norm gives
+        assert not fused_units.applicable(units, OnGpu())
 
 
 def test_kernels_are_not_used_where_results_must_be_deterministic(units, monkeypatch):

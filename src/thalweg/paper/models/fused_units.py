@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ...errors import ThalwegError
+from ...weightspace.batchnorm import StatisticsHook
 
 PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 COPIES = 8  # of sums, as in the kernels
@@ -20,16 +21,9 @@ WIDTHS = 16, 32, 64, 128, 256  # numbers of channels that they can divide into b
 Layer = tuple[nn.BatchNorm2d, nn.Conv2d]
 
 
-class BatchNorm(nn.BatchNorm2d):
-    """Batch norm that may be computed by a kernel, and is then called for its hooks alone."""
-
-    def forward(self, x: Tensor, done: bool = False) -> Tensor:
-        return x if done else super().forward(x)
-
-
 def applicable(units: Sequence[Any], x: Tensor) -> bool:
     """Whether the kernels compute what the modules would: on a GPU in bfloat16, with nothing attached to the modules
-    but, in a pass for batch-norm statistics, hooks that look at the input of a batch norm.
+    but, without gradients, the hooks of our passes for batch-norm statistics.
     """
     if not (x.is_cuda and x.dtype == torch.bfloat16 and _autocast() and x.shape[1] < x.numel() < LARGEST):
         return False
@@ -40,7 +34,7 @@ def applicable(units: Sequence[Any], x: Tensor) -> bool:
         return False
     if not (all(map(_untouched, (part for unit in units for part in unit.modules()))) and _alike(units)):
         return False
-    return _fit(units, x.shape[1]) and _buildable()
+    return _connected(units, x.shape[1]) and _buildable()
 
 
 def _autocast() -> bool:
@@ -54,7 +48,7 @@ def _operations_matter() -> bool:
 
 
 def _norm_as_made(norm: nn.Module) -> bool:
-    if type(norm) is not BatchNorm or norm.momentum is None or not norm.track_running_stats:
+    if type(norm) is not nn.BatchNorm2d or norm.momentum is None or not norm.track_running_stats:
         return False
     tensors: tuple[Any, ...] = norm.weight, norm.bias, norm.running_mean, norm.running_var
     return all(_plain(tensor, norm.num_features) and tensor.is_contiguous() for tensor in tensors)
@@ -73,9 +67,9 @@ def _convolution_as_made(layer: nn.Module) -> bool:
 
 
 def _untouched(part: nn.Module) -> bool:
-    observed = type(part) is BatchNorm and part.momentum == 1.0 and not torch.is_grad_enabled()
-    attached = any(hooks for name, hooks in vars(part).items() if name.endswith("_hooks"))
-    return "forward" not in vars(part) and (observed or not attached)
+    hooks = [hook for name, hooks in vars(part).items() if name.endswith("_hooks") for hook in hooks.values()]
+    observed = all(isinstance(hook, StatisticsHook) for hook in hooks) and not torch.is_grad_enabled()
+    return "forward" not in vars(part) and (observed or not hooks)
 
 
 def _alike(units: Sequence[Any]) -> bool:
@@ -84,7 +78,7 @@ def _alike(units: Sequence[Any]) -> bool:
     return len({unit.leak for unit in units}) == len(modes) == 1 and (all(modes) or not torch.is_grad_enabled())
 
 
-def _fit(units: Sequence[Any], channels: int) -> bool:
+def _connected(units: Sequence[Any], channels: int) -> bool:
     """Whether each layer takes what the one before gives, once, and each unit adds to its input what it makes of it."""
     for unit in units:
         arriving = channels
@@ -112,10 +106,13 @@ def computed(units: Sequence[Any], x: Tensor) -> Tensor:
         torch._foreach_add_(counters, 1)
     if torch.is_grad_enabled():
         return Units.apply(x, stage, *stage.parameters())
+    for norm, _ in stage.layers:  # which may have been called before, and hold statistics that are wanted
+        for hook in norm._forward_pre_hooks.values():
+            hook(norm, (x,))
     inputs, *_, out = forward(stage, _flat(x), _pack([layer.weight for _, layer in stage.layers], x.dtype))
     for (norm, _), values in zip(stage.layers, inputs, strict=True):
-        if norm._forward_hooks:
-            norm(_image(values, stage), done=True)
+        for after in norm._forward_hooks.values():
+            after(norm, (_image(values, stage),), {}, None)
     return _image(out, stage)
 
 

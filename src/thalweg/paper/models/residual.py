@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...errors import ThalwegError
 from . import fused_units
-from .fused_units import BatchNorm, Layer
+from .fused_units import Layer
 from .plain import he_by_outputs
 
 EXPANSION = 4
@@ -50,9 +50,9 @@ class Bottleneck(nn.Module):
     def __init__(self, before: int, width: int, stride: int, first: bool):
         super().__init__()
         after = EXPANSION * width
-        self.norm1, self.conv1 = BatchNorm(before), nn.Conv2d(before, width, 1, bias=False)
-        self.norm2, self.conv2 = BatchNorm(width), nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm3, self.conv3 = BatchNorm(width), nn.Conv2d(width, after, 1, bias=False)
+        self.norm1, self.conv1 = nn.BatchNorm2d(before), nn.Conv2d(before, width, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(width), nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm3, self.conv3 = nn.BatchNorm2d(width), nn.Conv2d(width, after, 1, bias=False)
         self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if first else nn.Identity()
 
     @property
@@ -172,8 +172,8 @@ class Unit(nn.Module):
         return out + shortcut
 
 
-OFFICIAL: Norm = partial(BatchNorm, momentum=0.003)
-RESEARCH: Norm = partial(BatchNorm, eps=1e-3)
+OFFICIAL: Norm = partial(nn.BatchNorm2d, momentum=0.003)
+RESEARCH: Norm = partial(nn.BatchNorm2d, eps=1e-3)
 LEAK = 0.1
 
 
@@ -203,7 +203,7 @@ def preresnet20(classes: int = 10) -> nn.Sequential:
     Args:
         classes: The number of classes.
     """
-    return he_by_outputs(_basic(3, classes, BatchNorm))
+    return he_by_outputs(_basic(3, classes, nn.BatchNorm2d))
 
 
 def _basic(blocks: int, classes: int, norm: Norm) -> nn.Sequential:
