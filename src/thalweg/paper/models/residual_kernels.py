@@ -5,7 +5,7 @@ on the way out of all.
 Activations are (pixels, channels), weights (outputs, taps, inputs), where a tap is one of 9 pixels, or the only one. A
 batch norm is `table`, four rows of float32: scale, shift, mean, and one over the deviation. What needs it computes it
 from `sums`, of its input and of its square; what needs the gradient of its input, from those of the gradient of its
-output and of its product with the input. Both are in float64, in which the order of additions does not matter.
+output and of its product with the input. Programs add both up in float64, where their order hardly ever shows.
 """
 
 import triton
@@ -141,7 +141,7 @@ def forward(
     TRAINING: tl.constexpr, LEAK: tl.constexpr, ADDED: tl.constexpr, SUMMED: tl.constexpr,  # noqa: N803
     WIDE: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """out = convolution(x) + skip, and its sums if `SUMMED`; for one tap, convolution(relu(norm(x)))."""
+    """out = convolution(x), plus skip if `ADDED`, and its sums if `SUMMED`; for one tap, convolution(relu(norm(x)))."""
     column, wide = tl.program_id(1) * PART + tl.arange(0, PART), tl.arange(0, WIDE)
     first, second = tl.zeros((PART,), tl.float32), tl.zeros((PART,), tl.float32)
     if TAPS == 1:
