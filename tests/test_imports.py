@@ -140,7 +140,7 @@ def test_accelerators_are_imported_where_they_are_chosen():
         ("bench.py", "accelerated"),
         ("evaluation/measure.py", "sharded"),  # measures a network in shards
         ("paper/experiment.py", "interleave"),
-        ("paper/models/fused_units.py", "fused"),  # asks whether kernels can be built
+        ("paper/models/fusable.py", "fused"),  # asks whether kernels can be built
         ("training/compare.py", "interleave"),
         ("training/walk.py", "accelerated"),  # the type of what it observes
     }

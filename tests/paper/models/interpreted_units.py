@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import thalweg as tw
-from thalweg.paper.models import fused_units, residual
+from thalweg.paper.models import fusable, fused_units, residual
 from thalweg.weightspace.batchnorm import StatisticsHook
 
 
@@ -96,8 +96,8 @@ def compare_passes_for_statistics():
     network = residual.ResidualNetwork(*repeated, nn.ReLU(), *repeated)
     batches = [torch.randn(2, 64, 4, 4) for _ in range(2)]
     found = []
-    for able in (fused_units._untouched, lambda _: False):
-        fused_units.applicable = lambda units, x, able=able: all(able(p) for unit in units for p in unit.modules())
+    for able in (fusable._untouched, lambda _: False):
+        fusable.applicable = lambda units, x, able=able: all(able(p) for unit in units for p in unit.modules())
         found.append(tw.update_bn(network, tw.Weights.of(network), batches).buffers)
     for name, expected in found[1].items():
         close(found[0][name], expected.double())

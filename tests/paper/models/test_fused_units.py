@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import thalweg as tw
 from thalweg import models
-from thalweg.paper.models import fused_units, residual
+from thalweg.paper.models import fusable, fused_units, residual
 from thalweg.weightspace.batchnorm import StatisticsHook
 from thalweg.weightspace.probe import Probe
 from thalweg.weightspace.proof import compare
@@ -56,7 +56,7 @@ def units(monkeypatch):
 
 
 def test_kernels_are_used_for_units_that_are_what_they_were_made(units):
-    assert fused_units.applicable(units, OnGpu())
+    assert fusable.applicable(units, OnGpu())
 
 
 def attach(part):
@@ -100,23 +100,23 @@ OTHERWISE = {
 @pytest.mark.parametrize("change", OTHERWISE)
 def test_kernels_are_not_used_for_units_that_were_changed(units, change):
     OTHERWISE[change](units[-1])
-    assert not fused_units.applicable(units, OnGpu())
+    assert not fusable.applicable(units, OnGpu())
 
 
 @pytest.mark.parametrize("shape", [(2, 128, 8, 8), (1, 256, 1, 1)])
 def test_kernels_are_not_used_for_inputs_that_the_modules_refuse(units, shape, monkeypatch):
     monkeypatch.setattr(OnGpu, "shape", torch.Size(shape))
-    assert not fused_units.applicable(units, OnGpu())
+    assert not fusable.applicable(units, OnGpu())
 
 
 def test_kernels_are_not_used_for_units_that_are_the_same(units):
     """A pass for statistics would see its batch norms once."""
-    assert not fused_units.applicable([units[0], units[0]], OnGpu())
+    assert not fusable.applicable([units[0], units[0]], OnGpu())
 
 
 def test_kernels_are_not_used_in_another_precision(units, monkeypatch):
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.float16)
-    assert not fused_units.applicable(units, OnGpu())
+    assert not fusable.applicable(units, OnGpu())
 
 
 def hooked_everywhere():
@@ -130,19 +130,19 @@ def count_operations():
 @pytest.mark.parametrize("around", [hooked_everywhere, count_operations, BaseTorchDispatchMode, forward_ad.dual_level])
 def test_kernels_are_not_used_where_operations_are_followed(units, around):
     with around():
-        assert not fused_units.applicable(units, OnGpu())
-    assert fused_units.applicable(units, OnGpu())
+        assert not fusable.applicable(units, OnGpu())
+    assert fusable.applicable(units, OnGpu())
 
 
 def test_kernels_are_not_used_in_transforms(units):
     seen = []
-    torch.func.vmap(lambda x: seen.append(fused_units.applicable(units, OnGpu())) or x)(torch.ones(2))
+    torch.func.vmap(lambda x: seen.append(fusable.applicable(units, OnGpu())) or x)(torch.ones(2))
     assert seen == [False]
 
 
 def test_passes_that_are_observed_see_what_units_are_made_of(monkeypatch):
     network = models.preresnet20()
-    monkeypatch.setattr(fused_units, "applicable", lambda *_: not fused_units._operations_matter())
+    monkeypatch.setattr(fusable, "applicable", lambda *_: not fusable._operations_matter())
     probe = Probe(network.eval())
     watch, _ = watched(probe, lambda: probe.module(torch.randn(2, 3, 8, 8)), seed=0)
     assert watch is not None
@@ -172,17 +172,17 @@ def test_kernels_are_used_in_a_pass_for_statistics_in_spite_of_its_hooks(units):
     norms = [norm for unit in units for norm, _ in unit.layers]
     for norm in norms:
         norm.register_forward_hook(StatisticsHook(lambda *_: None), with_kwargs=True)
-    assert not fused_units.applicable(units, OnGpu())
+    assert not fusable.applicable(units, OnGpu())
     with torch.no_grad():
-        assert fused_units.applicable(units, OnGpu())
+        assert fusable.applicable(units, OnGpu())
         norms[0].momentum = 1.0
         attach(norms[0])  # of the user, which may change what the batch norm gives
-        assert not fused_units.applicable(units, OnGpu())
+        assert not fusable.applicable(units, OnGpu())
 
 
 def test_kernels_are_not_used_where_results_must_be_deterministic(units, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert not fused_units.applicable(units, OnGpu())
+    assert not fusable.applicable(units, OnGpu())
 
 
 @pytest.mark.parametrize("make", NETWORKS)
@@ -271,6 +271,6 @@ def test_training_curves_and_scans_with_kernels_are_as_without(make, calls, monk
         warnings.simplefilter("error")
         ours = run()
         assert calls
-        monkeypatch.setattr(fused_units, "applicable", lambda *_: False)
+        monkeypatch.setattr(fusable, "applicable", lambda *_: False)
         for found, expected in zip(ours, run(), strict=True):
             assert distance(found, expected.double()) < 0.02

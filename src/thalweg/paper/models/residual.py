@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...errors import ThalwegError
-from . import fused_units
+from . import fusable, fused_units
 from .fused_units import Layer
 from .plain import he_by_outputs
 
@@ -30,7 +30,7 @@ class ResidualNetwork(nn.Sequential):
             return super().forward(x)
         for same_shape, group in groupby(self, _keeps_shape):
             parts = [*group]
-            if same_shape and type(x) is Tensor and fused_units.applicable(parts, x):
+            if same_shape and type(x) is Tensor and fusable.applicable(parts, x):
                 x = fused_units.computed(parts, x)
             else:
                 for part in parts:
