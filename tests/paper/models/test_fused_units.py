@@ -188,7 +188,7 @@ def test_kernels_are_not_used_where_results_must_be_deterministic(units, monkeyp
 @pytest.mark.parametrize("make", NETWORKS)
 def test_network_is_the_modules_one_after_another(make):
     torch.manual_seed(0)
-    network, x, inner = make(), torch.randn(2, 3, 8, 8), None
+    network, x = make(), torch.randn(2, 3, 8, 8)
     inner = x
     for part in network.eval():
         inner = part(inner)

@@ -103,6 +103,14 @@ def _back(table, sums, size, gain_gradient, bias_gradient, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _through(slope, output, a, b, c, rows, size, column, COUNT: tl.constexpr):  # noqa: N803
+    """The gradient of a batch norm's input, by the three numbers of each channel that `_back` gives."""
+    values = _rows(output, rows, size, column, COUNT).to(tl.float32)
+    through = slope.to(tl.float32) * a[None, :] + values * b[None, :] + c[None, :]
+    return tl.where((rows < size)[:, None], through, 0.0).to(slope.dtype)
+
+
+@triton.jit
 def _relu(values, scale, shift, LEAK: tl.constexpr):  # noqa: N803
     normed = values.to(tl.float32) * scale[None, :] + shift[None, :]
     return tl.where(normed > 0, normed, LEAK * normed)
@@ -196,9 +204,7 @@ def backward(
         if TAPS == 1:
             arriving = _rows(gradient, rows, size, outputs, OUTPUTS)
             if NORMED:
-                after = _rows(output, rows, size, outputs, OUTPUTS).to(tl.float32)
-                arriving = arriving.to(tl.float32) * a[None, :] + after * b[None, :] + c[None, :]
-                arriving = tl.where((rows < size)[:, None], arriving, 0.0).to(weight.dtype.element_ty)
+                arriving = _through(arriving, output, a, b, c, rows, size, outputs, OUTPUTS)
             own = tl.load(weight + outputs[:, None] * INPUTS + column[None, :])
             total = tl.dot(arriving, own, total, input_precision="ieee")
             active = _relu(values, scale, shift, LEAK).to(weight.dtype.element_ty)
@@ -242,9 +248,7 @@ def backward_weight(
         rows = tile * BLOCK + tl.arange(0, BLOCK)
         slope = _rows(gradient, rows, size, column, OUTPUTS)
         if NORMED:
-            after = _rows(output, rows, size, column, OUTPUTS).to(tl.float32)
-            through = slope.to(tl.float32) * a[None, :] + after * b[None, :] + c[None, :]
-            slope = tl.where((rows < size)[:, None], through, 0.0).to(slope.dtype)
+            slope = _through(slope, output, a, b, c, rows, size, column, OUTPUTS)
             if group == 0:
                 _store(arriving, rows, size, column, slope, OUTPUTS)
         values = _patches(active, rows, size, group, HEIGHT, WIDTH, INPUTS, 9, WIDE)
