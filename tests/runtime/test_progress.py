@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: a line a minute, and nothing for what is shorter."""
+"""Progress: where there is no terminal a line a minute, and nothing for what is shorter; on a terminal a bar."""
 
 import re
 
@@ -62,3 +62,60 @@ def test_progress_of_training_and_scans_prints_lines_off_a_terminal(monkeypatch,
     assert re.search(r"scanning Weights 2/2, 0:0\d:\d\d elapsed", capsys.readouterr().err)
     tw.fit(net, tw.classification(), batches, epochs=2, lr=0.1, progress=False)
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text)
+
+
+def test_progress_bar_appears_on_a_terminal_after_a_second(clock, capsys, terminal):
+    work(clock, 1, 0.9, show=True)
+    assert capsys.readouterr() == ("", "")
+    work(clock, 8, 0.5, show=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = plain(err).splitlines()[-1]
+    assert re.match(r"training .*8/8 loss 7 0:00:0\d left 0:00:00", last)
+    assert "loss 0" not in err  # of the first half second
+
+
+def test_progress_bars_of_work_within_other_work_are_rows_of_one(clock, capsys, terminal):
+    context = Context()
+    with Progress("comparing", 2, True, context) as outer:
+        clock[0] += 2.0
+        outer.advance()
+        with Progress("training", 3, True, context) as inner:
+            clock[0] += 2.0
+            inner.advance("loss 1")
+            clock[0] += 2.0
+            inner.advance("loss 2")
+        assert len(context.bars) == 1
+        clock[0] += 2.0
+        outer.advance()
+    assert context.bars == []
+    rows = plain(capsys.readouterr().err).splitlines()[-2:]
+    assert [row.split()[0] for row in rows] == ["comparing", "training"]
+    assert "2/2" in rows[0]
+    assert "2/3 loss 2" in rows[1]
+
+
+def stopped_after_one_step(clock):
+    with Progress("training", 5, True, Context()) as bar:
+        clock[0] += 2.0
+        bar.advance()
+        raise ValueError("of the user")
+
+
+def test_progress_bar_gives_the_terminal_back_after_an_error(clock, capsys, terminal):
+    with pytest.raises(ValueError, match="of the user") as raised:
+        stopped_after_one_step(clock)
+    assert raised.value.__notes__ == ["thalweg was training (1 of 5 done)"]
+    shown = capsys.readouterr().err
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor, hidden and shown again
