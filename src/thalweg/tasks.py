@@ -252,10 +252,11 @@ def language_modelling(padding: bool = True) -> Task:
     Args:
         padding: Whether there may be such tokens. With False they are not counted in every batch on a GPU.
     """
-    return Task(_CrossEntropy(ignores=padding), _predict_tokens, probabilities=token_softmax)
+    return Task(_CrossEntropy(ignores=padding), predict_tokens, probabilities=token_softmax)
 
 
-def _predict_tokens(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
+def predict_tokens(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
+    """The same with a row for each token."""
     logits, labels = predict_targets(net, batch)
     return logits.flatten(0, -2), labels.flatten()
 

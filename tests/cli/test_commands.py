@@ -443,6 +443,40 @@ def test_scan_command_of_an_aligned_curve_has_both_lines(here):
         assert scans[0].values["train"]["loss"].tolist() == tw.Scan.load("three").values["train"]["loss"].tolist()
 
 
+def names_in(folder, *names):
+    return [tw.Scan.load(f"{folder}{name}").name for name in names]
+
+
+def test_scan_command_of_two_curves_of_one_name_draws_both(here, monkeypatch):
+    drawn = []
+    profile = tw.figures.profile
+    monkeypatch.setattr(tw.figures, "profile", lambda scans, *more: drawn.append([*scans]) or profile(scans, *more))
+    for machine in ("here", "there"):
+        ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", f"{machine}/curve")
+    paths = "here/curve/curve.safetensors", "there/curve/curve.safetensors"
+    expected = [f"Bezier, {path}" for path in paths]
+    for run in ((), ("--resume",)):
+        output = ok("scan", *paths, "--task", "mine:circle", "--points", "3", "--out", "named", *run)
+        assert all(f"{name}, length ratio" in output for name in (*expected, "Segment"))
+        assert names_in("named", "", "/other", "/line") == [*expected, "Segment"]
+    assert all(sorted(names) == sorted([*expected, "Segment"]) for names in drawn)
+
+
+def test_scan_command_of_curves_between_other_networks_says_whose_lines_are_measured(here):
+    ok("fit", "--task", "mine:circle", "--epochs", "1", "--seed", "5", "--out", "third")
+    for end in ("b", "third"):
+        ok("connect", "a", end, "--align", "--task", "mine:circle", "--epochs", "1", "--out", f"to-{end}")
+    ok("scan", "to-b", "to-third", "--task", "mine:circle", "--points", "3", "--out", "apart")
+    assert names_in("apart", "", "/other", "/line", "/unaligned") == [
+        "aligned Bezier, to-b",
+        "aligned Bezier, to-third",
+        "aligned Segment, to-b",
+        "Segment, to-b",
+    ]
+    ok("scan", "to-b", "to-third", "--no-line", "--task", "mine:circle", "--points", "3", "--out", "no-lines")
+    assert names_in("no-lines", "", "/other") == ["Bezier, to-b", "Bezier, to-third"]
+
+
 def test_scan_command_of_the_file_of_an_aligned_curve_has_both_lines(here):
     ok("connect", "a", "b", "--align", "--task", "mine:circle", "--epochs", "1", "--out", "filed")
     output = ok("scan", "filed/curve.safetensors", "--task", "mine:circle", "--points", "3", "--out", "filed-scan")
@@ -470,15 +504,6 @@ def test_commands_name_groups_that_failed_the_proof(here, command):
         output = ok(command, *given, *(("--align", "--epochs", "1", "--points", "3") if command == "connect" else ()))
     assert "dropped, since renumbering them changed the outputs or gradients: hidden (by " in output
     assert "aligned Bezier" not in output
-
-
-def test_scan_command_names_curves_of_one_kind_by_folder(here):
-    for name in ("one", "two"):
-        ok("connect", "a", "b", "--task", "mine:circle", "--epochs", "1", "--out", name)
-    ok("scan", "one", "two", "--task", "mine:circle", "--points", "3", "--out", "one-and-two")
-    assert [tw.Scan.load(f"one-and-two{folder}").name for folder in ("", "/line", "/other")] == [
-        "Bezier, one", "Segment", "Bezier, two"
-    ]  # fmt: skip
 
 
 def test_scan_command_of_two_networks_is_the_segment(here):

@@ -1,6 +1,7 @@
 """Ensembles in use: predictions without targets, and one module for all members."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -170,6 +171,31 @@ def test_serving_probabilities_of_a_task():
         match=r"two classes or more, in dimension 1 of the outputs; got outputs \(3, 1.*a column for each class",
     ):
         ensemble.probabilities(x)
+
+
+class Auxiliary(nn.Module):
+    """Returns logits that help in training, and then those that are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.help, self.use = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.help(x), self.use(x)
+
+
+def test_serving_refuses_a_task_whose_predict_it_cannot_call():
+    """Which chooses other outputs than those that would be taken by default."""
+    net, loss = Auxiliary(), tw.classification().loss
+    ensemble, x = tw.Ensemble(net, [tw.Weights.of(net)]), torch.randn(4, 3)
+    task = tw.Task(loss, lambda net, batch: (net(batch[0])[1], batch[1]))
+    for call in (partial(ensemble.probabilities, x), ensemble.as_module):
+        with pytest.raises(tw.ThalwegError, match="give a task without predict=, whose probabilities= takes what"):
+            call(task)
+    expected, _ = ensemble.predict(task, [(x, torch.zeros(4, dtype=torch.long))])
+    served = tw.Task(loss, probabilities=lambda outputs: outputs[1].softmax(1))
+    assert torch.allclose(ensemble.probabilities(x, served).probabilities, expected)
+    assert torch.allclose(ensemble.as_module(served)(x), expected)
 
 
 def test_serving_temperature_is_for_probabilities_that_add_up_to_one():

@@ -1,6 +1,6 @@
 """thalweg connect, scan and plane: curves between networks, and the loss along and around them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -188,22 +188,22 @@ def _scan(own: options.Arguments, on_lines: int | None = None) -> None:
     if points != "adaptive" and not points.isdecimal():
         raise tw.ThalwegError(f"--points is a whole number, or adaptive; got {points}")
     wanted = int(points) if points.isdecimal() else points
-    (path, target), *more = _curves(own).items()
-    results = {out: _measured(own, target, points=wanted)}
-    others: dict[str, tw.Curve] = {"other": more[0][1]} if more else {}
+    given = _curves(own)
+    curves: dict[str, tw.Curve] = dict(zip(("", "other"), given.values(), strict=False))
+    (path, *_), target = given, curves[""]
     if line and target.bends and target.start.distance(target.end) > 0:
-        others["line"] = tw.Segment(target.start, target.end)
-        if order := _permutation(path):
-            others["unaligned"] = tw.Segment(target.start, tw.Permutation.load(order).inverse().apply(target.end))
-    for name, curve in others.items():
-        number = wanted if curve.bends else on_lines or wanted
-        results = {out / name: _measured(own, curve, points=number, run=own.run.child(name)), **results}
-    names = {out: "aligned {}", out / "line": "aligned {}"} if "unaligned" in others else {}
-    if "other" in others and not names and results[out].name == results[out / "other"].name:
-        names = {out: f"{{}}, {path.name}", out / "other": f"{{}}, {more[0][0].name}"}
-    for folder, name in names.items():
-        results[folder] = replace(results[folder], name=name.format(results[folder].name.removeprefix("aligned ")))
-        results[folder].save(folder / "scan.json")
+        curves["line"] = tw.Segment(target.start, target.end)
+        if _permutation(path):
+            curves["unaligned"] = tw.Segment(target.start, _end(path, target))
+    results: dict[Path, tw.Scan] = {}
+    for folder, curve in curves.items():
+        number = wanted if curve.bends or not folder else on_lines or wanted
+        run = {"run": own.run.child(folder)} if folder else {}
+        results = {out / folder: _measured(own, curve, points=number, **run), **results}
+    for folder, name in _names(curves, [*given]).items():
+        if results[out / folder].name != name:
+            results[out / folder] = replace(results[out / folder], name=name)
+            results[out / folder].save(out / folder / "scan.json")
     _write_scans(results)
     if len(target.bends) == 1:
         options.done(out, options.following(plane, own.given, *what, out="plane"))
@@ -319,6 +319,27 @@ def _curves(own: options.Arguments) -> "dict[Path, tw.Curve]":
             f"give one curve or two networks to scan, or two curves to compare; got {' '.join(map(str, what))}"
         )
     return {what[0]: tw.Segment(*(tw.Weights.load(path, model, own.keys[path]) for path in what))}
+
+
+def _end(path: Path, curve: "tw.Curve") -> "tw.Weights":
+    """The second network that a curve joins, as it was before alignment."""
+    order = _permutation(path)
+    return tw.Permutation.load(order).inverse().apply(curve.end) if order else curve.end
+
+
+def _names(curves: "Mapping[str, tw.Curve]", paths: Sequence[Path]) -> dict[str, str]:
+    """What the curves in each folder are called in tables and figures, no two alike."""
+    names = {folder: type(curve).__name__ for folder, curve in curves.items()}
+    given = dict(zip(("", "other"), paths, strict=False))
+    if "unaligned" in curves:
+        aligned = [folder for folder, path in given.items() if _permutation(path)]
+        names |= {folder: f"aligned {names[folder]}" for folder in (*aligned, "line")}
+    if len(set(names.values())) < len(names):
+        names |= {folder: f"{names[folder]}, {path}" for folder, path in given.items()}
+    ends = {(curves[k].start.bare().digest(), _end(path, curves[k]).bare().digest()) for k, path in given.items()}
+    if len(ends) > 1:  # lines are those of the first
+        names |= {folder: f"{names[folder]}, {paths[0]}" for folder in ("line", "unaligned") if folder in curves}
+    return names
 
 
 def _measured(own: options.Arguments, target: "tw.Curve | tw.Plane", **where: Any) -> "tw.Scan":

@@ -18,7 +18,7 @@ from ..results import Report
 from ..runtime.compute import Call, Compute
 from ..runtime.rng import MEASURING, seeded
 from ..store import files
-from ..tasks import Task, check_task, identity, softmax, token_softmax
+from ..tasks import Task, check_task, identity, predict_targets, predict_tokens, softmax, token_softmax
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
@@ -150,8 +150,8 @@ class Ensemble:
 
         Args:
             inputs: The inputs of the network, without targets: a tensor, a tuple of them, or a dict by name.
-            task: The task, if its `probabilities=` is not a softmax over dimension 1 of the outputs, or if the outputs
-                have three dimensions.
+            task: A task without `predict=`, if its `probabilities=` is not a softmax over dimension 1 of what the
+                network returns, or if that has three dimensions.
 
         Returns:
             The probabilities of the ensemble and of each member, the entropy and the mutual information. Classes are in
@@ -201,8 +201,8 @@ class Ensemble:
         """All members as one module that returns the probabilities of the ensemble, for `torch.export` and serving.
 
         Args:
-            task: The task, if its `probabilities=` is not a softmax over dimension 1 of the outputs, or if the outputs
-                have three dimensions.
+            task: A task without `predict=`, if its `probabilities=` is not a softmax over dimension 1 of what the
+                network returns, or if that has three dimensions.
 
         Returns:
             A module with the inputs of the network, on its device, with copies of all members, in evaluation mode; it
@@ -457,6 +457,11 @@ def _own_probabilities(task: Task | None) -> Callable[..., Tensor]:
     """The function that turns the outputs of a member into what is averaged."""
     if task is not None:
         check_task(task)
+        if task.predict not in (predict_targets, predict_tokens):
+            raise ThalwegError(
+                "the outputs of this task are what its predict= makes of a batch with targets, and here are inputs "
+                "alone: give a task without predict=, whose probabilities= takes what the network returns"
+            )
     given = None if task is None else task.probabilities
     if given is token_softmax:
         return token_probabilities
