@@ -506,6 +506,41 @@ def test_commands_name_groups_that_failed_the_proof(here, command):
     assert "aligned Bezier" not in output
 
 
+@pytest.mark.parametrize(
+    ("command", "between"),
+    [
+        (
+            ("compare", "--budget", "16", "--seeds", "1", "--methods", "ind,fge", "--cycle", "2"),
+            "Comparison.table",
+        ),
+        (("barriers", "a", "b"), "Barriers.table"),
+        (("scan", "curve", "--points", "3"), "Scan.table"),
+    ],
+)
+def test_commands_say_after_ctrl_c_between_their_parts_that_they_can_be_resumed(here, monkeypatch, command, between):
+    given, kept = (*command, "--task", "mine:circle", "--out", f"interrupted-{command[0]}"), []
+
+    def interrupt(*_, **__):
+        kept.append(None)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"thalweg.{between}", interrupt)
+        stopped = invoke(*given)
+    assert kept
+    assert stopped.exit_code == 130
+    again = f"saved in interrupted-{command[0]}: run the same command again with --resume to continue"
+    assert again in stopped.output.replace("\n", " ")
+    ok(*given, "--resume")
+
+
+def test_commands_say_after_ctrl_c_before_anything_is_written_that_nothing_has_changed(here, monkeypatch):
+    monkeypatch.setattr(tw, "fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    stopped = invoke("fit", "--task", "mine:circle", "--out", "not-begun")
+    assert (stopped.exit_code, "nothing that was on disk before has changed" in stopped.output) == (130, True)
+    assert not (here / "not-begun").exists()
+
+
 def test_scan_command_of_two_networks_is_the_segment(here):
     output = ok("scan", "a", "b", "--task", "mine:circle", "--out", "line", "--points", "3")
     assert "Segment, length ratio 1.00" in output

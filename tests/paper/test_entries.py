@@ -415,6 +415,21 @@ def test_paper_all_continues_where_one_cannot_be_run(tmp_path, monkeypatch):
     assert "cost: no clock" in result.output
 
 
+def test_paper_says_after_ctrl_c_between_its_parts_that_everything_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    command = ["paper", "run", "trivial", "--scale", "smoke", "--device", "cpu", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setitem(ENTRIES, "trivial", replace(ENTRIES["trivial"], run=interrupt))
+        stopped = CliRunner().invoke(app, command)
+    assert stopped.exit_code == 130
+    assert "measured so far is kept: run the same command again to continue" in stopped.output.replace("\n", " ")
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
 def test_paper_entries_that_do_not_need_a_diverged_run_are_made(tmp_path):
     command = ["paper", "run", "ensembles", "curves", "--model", "vgg16", "--data-set", "cifar10", "--scale", "smoke"]
     broken = ["--set", "sse_lr=1e30", "--seeds", "1", "--device", "cpu", "--quiet", "--out", str(tmp_path)]

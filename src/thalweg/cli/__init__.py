@@ -104,7 +104,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             again = " with --resume" if "resume" in kwargs else ""
             _fail(f"{error.what}: run the same command again{again} to continue", 128 + error.signal)
         except KeyboardInterrupt:
-            _fail("stopped by Ctrl-C; nothing that was on disk before has changed", 130)
+            _fail(f"stopped by Ctrl-C; {_after_interrupt(kwargs)}", 130)
         except Diverged as error:
             _fail(_kept(error, kwargs["out"]), 1, error)
         except BrokenPipeError:  # the reader of our output, such as head, has exited
@@ -114,6 +114,15 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
             _fail(typed(str(error), _options_of_commands()), 2, error)
 
     return wrapped
+
+
+def _after_interrupt(given: dict[str, Any]) -> str:
+    """What there is after a second Ctrl-C, or one that did not come in a loop that saves its state."""
+    from ..store.runs import RECORD
+
+    if "resume" in given and (given["out"] / RECORD).is_file():
+        return f"what was finished is saved in {given['out']}: run the same command again with --resume to continue"
+    return "nothing that was on disk before has changed"
 
 
 def _perform(command: Callable[..., None], settings: dict[str, Any]) -> None:

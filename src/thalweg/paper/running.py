@@ -1,5 +1,6 @@
 """Running entries: estimating their cost, training the networks they need, and measuring."""
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -58,8 +59,9 @@ def perform_all(runs: Runs, seeds: int, say: Callable[[str], object]) -> None:
                 say(f"\n{perform(experiment, entry, seeds)}\nwrote {experiment.results / entry.name}")
             except ThalwegError as error:
                 failed.append(f"{entry.name}: {error}")
-    except Stopped as error:
-        raise Stopped("stopped; everything trained and measured so far is kept", error.signal) from None
+    except KeyboardInterrupt as error:  # Stopped, if it came in a loop that saves its state
+        number = error.signal if isinstance(error, Stopped) else signal.SIGINT
+        raise Stopped("stopped; everything trained and measured so far is kept", number) from None
     if failed:
         raise ThalwegError("; ".join(failed))
 
