@@ -96,6 +96,22 @@ def test_curve_ensemble_uses_held_out_data(setting):
     assert result.temperatures["per point"][-1] == pytest.approx(expected, rel=1e-9)
 
 
+def test_curve_ensemble_of_a_network_without_batch_norm_needs_train_data_alone():
+    case = ZOO["mlp"]
+    curve, batches = tw.PolyChain(*case.ends()), case.batches()
+    found = tw.curve_ensemble(case.module(1), curve, case.task, batches, train=batches, points=3)
+    scan = tw.scan(case.module(1), curve, case.task, {"train": batches}, points=3)
+    assert found.train_loss == pytest.approx(scan.values["train"]["data_loss"].tolist(), rel=1e-12)
+    with pytest.raises(tw.ThalwegError, match="give its data as train="):
+        tw.curve_ensemble(case.module(1), curve, case.task, batches, points=3)
+
+
+def test_curve_ensemble_of_a_network_with_batch_norm_needs_batches_for_it(setting):
+    case, curve, test = setting
+    with pytest.raises(tw.ThalwegError, match=r"needs statistics of each point.* set bn_batches="):
+        tw.curve_ensemble(case.module(1), curve, case.task, test, train=case.batches(), points=3)
+
+
 def test_curve_ensemble_save_and_load(setting, tmp_path):
     case, curve, test = setting
     result = tw.curve_ensemble(case.module(1), curve, case.task, test, bn_batches=case.batches(), points=2)

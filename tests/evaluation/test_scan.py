@@ -1,6 +1,7 @@
 """Scans against a naive loop, summaries against the paper's definitions."""
 
 import json
+import math
 import re
 import sys
 from types import SimpleNamespace
@@ -112,6 +113,21 @@ def test_scan_ends_agree_with_update_bn_of_the_ends_and_report_the_gap():
             assert scan.stored["train"][key][index] == stored.values["train"][key][0]
     assert scan.stored["train"]["loss"][0] != scan.values["train"]["loss"][0]
     assert "ends, train loss: " in scan.table()
+
+
+@pytest.mark.parametrize("points", [[0.25, 0.5, 0.75], [0.0, 0.5], [0.5, 1.0], [0.5]])
+def test_scan_without_an_end_has_no_barrier(points, tmp_path):
+    """Which is what there is above the line between both ends, and would be less above another."""
+    case = ZOO["mlp"]
+    line, data = tw.Segment(*case.ends()), {"train": case.batches()}
+    whole = tw.scan(case.module(1), line, case.task, data).summary()["train"]["loss"]
+    assert whole["barrier"] > 0
+    scan = tw.scan(case.module(1), line, case.task, data, points=points)
+    assert math.isnan(scan.summary()["train"]["loss"]["barrier"])
+    assert scan.table().splitlines()[-2].split()[-1] == "-"
+    scan.save(tmp_path / "scan.json")
+    assert tw.Scan.load(tmp_path / "scan.json").table() == scan.table()
+    tw.page.write(tmp_path / "page.html", tmp_path)
 
 
 def test_scan_of_a_plane_is_shaped_by_rows_of_y():

@@ -20,6 +20,7 @@ from .measure import (
     check_alone,
     check_finite,
     check_order,
+    check_statistics,
     checked_weight_decay,
     predicted,
     prove_measuring,
@@ -36,7 +37,7 @@ def curve_ensemble(
     task: Task,
     test: Batches,
     *,
-    bn_batches: Batches,
+    bn_batches: Batches | None = None,
     points: int = 50,
     train: Batches | None = None,
     held_out: Batches | None = None,
@@ -51,7 +52,8 @@ def curve_ensemble(
         curve: The trained curve.
         task: A classification task.
         test: The data to score on.
-        bn_batches: Batches as in training, augmentation included, for the batch-norm statistics at each point.
+        bn_batches: Batches as in training, augmentation included, for the batch-norm statistics at each point; not
+            needed for networks without batch norm.
         points: The number of points.
         train: Training data for the train loss at each point; by default `bn_batches`.
         held_out: Data neither trained nor tested on, to fit the temperatures. Without it they are cross-fitted: each
@@ -67,14 +69,18 @@ def curve_ensemble(
             "temperatures divide the logits of a softmax, but this task has probabilities= of its own: leave it out"
         )
     count(test, "the test batches")
-    count(bn_batches, "bn_batches")
+    if bn_batches is not None:
+        count(bn_batches, "bn_batches")
     train = bn_batches if train is None else train
+    if train is None:
+        raise ThalwegError("temperatures follow the train loss at each point: give its data as train=")
     count(train, "the batches of train")
     call = Call.of(compute, progress)
     compute = call.compute
     probe, ts = Probe(module, None, compute), curve.spaced(points)
     compute.check(probe.device)
     probe.layout.check(curve.layout, "the network", "the curve")
+    check_statistics(probe, bn_batches)
     losses: dict[str, list[float]] = {"train loss": [], "train data loss": []}
     tested, held = Predicted(), Predicted()
     wanted = [(tested, test, "the test batches"), (held, held_out, "the held-out batches")]

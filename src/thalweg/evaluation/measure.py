@@ -295,6 +295,14 @@ def _largest_batch(device: torch.device) -> int:
     return WIDE if device.type == "cuda" else 0
 
 
+def check_statistics(probe: Probe, bn_batches: Batches | None) -> None:
+    if probe.layout.statistics and bn_batches is None:
+        raise ThalwegError(
+            f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
+            "curve or plane have none: set bn_batches= to the training batches"
+        )
+
+
 class Points:
     """The network at one point after another: loaded, in eval mode, with recomputed statistics if `bn_batches` is
     given.

@@ -38,7 +38,15 @@ from .fingerprint import (
     points_identity,
     scan_fingerprint,
 )
-from .measure import Points, bad_values, check_alone, checked_weight_decay, measurement_of, prove_measuring
+from .measure import (
+    Points,
+    bad_values,
+    check_alone,
+    check_statistics,
+    checked_weight_decay,
+    measurement_of,
+    prove_measuring,
+)
 from .sampling import Sampling, Target, sampling_of
 
 NEW = "start a new run in another folder"
@@ -334,11 +342,8 @@ def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> 
         )
     for part in [target] if between else target:
         probe.layout.check(part.layout, "the network", "the target of the scan")
-    if probe.layout.statistics and bn_batches is None and (between or not all(w.has_statistics for w in target)):
-        raise ThalwegError(
-            f"batch norm ('{probe.layout.statistics[0]}') needs statistics of each point scanned, and points of a "
-            "curve or plane have none: set bn_batches= to the training batches"
-        )
+    if between or not all(w.has_statistics for w in target):
+        check_statistics(probe, bn_batches)
 
 
 def _identified(target: Target, overlay: Mapping[str, Curve | Weights | Sequence[Weights]]) -> dict[str, Any]:

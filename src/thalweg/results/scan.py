@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isnan
+from math import isnan, nan
 from typing import Any, Self
 
 import numpy as np
@@ -76,8 +76,8 @@ class Scan(Saved):
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Data set -> quantity -> min, mean and max, and for a curve also int and barrier.
 
-        `mean` is over t, `int` over the length of the curve, and `barrier` is the largest excess over the straight line
-        between the values at both ends.
+        `mean` is over t, `int` over the length of the curve, both from the first measured point to the last, and
+        `barrier` is the largest excess over the straight line between the values at both ends, NaN without these.
         """
         return {name: {key: self._summarise(v) for key, v in entry.items()} for name, entry in self.values.items()}
 
@@ -196,11 +196,13 @@ class Scan(Saved):
 
 
 def barrier(t: np.ndarray, values: np.ndarray) -> float:
-    """The largest excess over the straight line that joins the first and the last value.
+    """The largest excess over the straight line that joins the values at both ends, if they were measured.
 
-    >>> barrier(np.array([0.0, 0.25, 1.0]), np.array([1.0, 4.0, 3.0]))
-    2.5
+    >>> barrier(np.array([0.0, 0.25, 1.0]), np.array([1.0, 4.0, 3.0])), barrier(np.array([0.25, 1.0]), np.ones(2))
+    (2.5, nan)
     """
+    if t[0] != 0 or t[-1] != 1:
+        return nan
     return float((values - np.interp(t, t[[0, -1]], values[[0, -1]])).max())
 
 
