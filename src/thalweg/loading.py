@@ -156,8 +156,9 @@ def _move(model: nn.Module, device: str) -> None:
         model.to(device)
     except (RuntimeError, AssertionError) as error:
         why = "" if "device string" in str(error) else f" ({first_line(error)})"
+        others = "cpu or cuda:0" if torch.cuda.is_available() else "cpu"
         raise ThalwegError(
-            f"the network cannot be moved to device '{device}'{why}: give another, such as cpu or cuda:0"
+            f"the network cannot be moved to device '{device}'{why}: give another, such as {others}"
         ) from None
 
 

@@ -184,7 +184,7 @@ def test_ensemble_refuses_bad_members():
     with pytest.raises(tw.ThalwegError, match="member 2 predicts NaN"):
         tw.Ensemble(module, [tw.Weights.of(module), broken]).score(case.task, case.batches())
     for predict in (lambda net, batch: (net(batch[0]).mean(), batch[1]), lambda net, batch: (net(batch[0]), "a")):
-        with pytest.raises(tw.ThalwegError, match="must give tensors of real numbers with one row for each"):
+        with pytest.raises(tw.ThalwegError, match="let predict= give a tensor with a row for each example"):
             tw.Ensemble(module, [tw.Weights.of(module)]).score(tw.Task(case.task.loss, predict), case.batches())
 
 
@@ -349,8 +349,33 @@ def test_ensemble_of_complex_outputs_has_their_probabilities_or_is_refused():
     found, _ = ensemble.predict(magnitudes, [(x, labels)])
     assert torch.allclose(found, sum(module(x).detach().abs().softmax(1) for module in modules) / 2, atol=1e-6)
     plain = tw.Task(lambda outputs, targets: (outputs - targets).abs().mean(1))
-    with pytest.raises(tw.ThalwegError, match=r"complex numbers.*such as torch\.view_as_real"):
+    with pytest.raises(tw.ThalwegError, match=r"complex.* let predict= give real numbers, such as torch\.view_as_real"):
         ensemble.predict(plain, [(x, modules[0](x).detach())])
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (None, "those of this batch are None: give data with labels"),
+        (
+            {"label": torch.zeros(5)},
+            "the targets of this batch are dict: let predict= give a tensor with a row for each",
+        ),
+        (torch.tensor(1.0), r"the targets of this batch are torch.float32 \(\): let predict= give a tensor with a row"),
+    ],
+)
+def test_ensemble_says_which_targets_it_cannot_score(targets, message):
+    net = nn.Linear(4, 3)
+    task = tw.Task(lambda outputs, targets: outputs.square().mean(1), lambda net, batch: (net(batch[0]), targets))
+    with pytest.raises(tw.ThalwegError, match=message):
+        tw.Ensemble(net, [tw.Weights.of(net)]).predict(task, [(torch.randn(5, 4), 0)])
+
+
+def test_ensemble_says_which_outputs_it_cannot_score():
+    net = nn.Linear(4, 3)
+    task = tw.Task(lambda outputs, targets: outputs, lambda net, batch: (net(batch[0]).sum(), batch[1]))
+    with pytest.raises(tw.ThalwegError, match=r"the outputs of this batch are torch.float64 \(\): let predict="):
+        tw.Ensemble(net, [tw.Weights.of(net)]).predict(task, [(torch.randn(5, 4), torch.ones(5))])
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda ensemble: pickle.loads(pickle.dumps(ensemble))])

@@ -223,7 +223,7 @@ def test_closed_form_temperature_of_constant_logits():
         ([torch.zeros(4, 1).double()], "a batch must be"),
         ([(torch.zeros(4, 1).double(), None)], "those of this batch are None: give data with labels"),
         ([(torch.zeros(4, 1).double(),)], "got a tuple of 1: give data with labels"),
-        ([(torch.zeros(4, 1).double(), "labels")], "targets that are no tensor"),
+        ([(torch.zeros(4, 1).double(), "labels")], "the targets of this batch are str"),
         ([(torch.zeros(4, 1).double(), torch.randn(4, 2).double())], "a temperature is fitted to labels"),
         (labelled(-100, -100), "at least one label must count, and all 2 are -100, which are ignored"),
         ([], "the batches are empty"),

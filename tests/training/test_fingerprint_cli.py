@@ -102,8 +102,8 @@ def test_connect_command_with_one_network_says_what_a_folder_holds(here):
             ["--device", "meta"],
             "the network cannot be moved to device 'meta' (tensors on it have no values): give",
         ),
-        (["--device", "gpu"], "the network cannot be moved to device 'gpu': give another, such as cpu or cuda:0"),
-        (["--device", "cpu:x"], "the network cannot be moved to device 'cpu:x': give another, such as cpu or cuda:0"),
+        (["--device", "gpu"], "the network cannot be moved to device 'gpu': give another, such as cpu"),
+        (["--device", "cpu:x"], "the network cannot be moved to device 'cpu:x': give another, such as cpu"),
         (["--out", "n" * 300], "cannot be a path (File name too long): give the name of a file or a folder"),
     ],
 )

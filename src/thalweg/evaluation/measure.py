@@ -17,7 +17,7 @@ from ..runtime.compute import Compute
 from ..runtime.rng import MEASURING, seeded, undisturbed
 from ..runtime.threads import few_threads
 from ..runtime.transfer import moved, source
-from ..tasks import Number, Task, summed
+from ..tasks import Number, Task, describe, summed
 from ..weightspace.batchnorm import SHARE, Statistics
 from ..weightspace.probe import Probe
 from ..weightspace.proof import Proof, agree, prove_on
@@ -192,16 +192,7 @@ def predicted(
                 for batch in moved(used, device):
                     with explained(module, batch), few_threads(device, module, batch):
                         outputs, wanted = task.predictions(module, batch)
-                    found = then(outputs, wanted) if isinstance(wanted, Tensor) else None
-                    if found is None or any(each.is_complex() or not each.ndim for each in (found, wanted)):
-                        raise ThalwegError(
-                            "predictions are scored against targets, and those of this batch are None: give data with "
-                            "labels; for inputs alone there is Ensemble.probabilities"
-                            if wanted is None
-                            else "predictions are averaged example by example, so a task's predict must give tensors "
-                            "of real numbers with one row for each; it gave a single number, complex numbers, or "
-                            "targets that are no tensor: choose others in predict=, such as torch.view_as_real(outputs)"
-                        )
+                    found = _rows(then(outputs, _rows(wanted, "targets")), "outputs")
                     values.append(found.to("cpu", copy=True))  # loaders and networks may use their memory again
                     targets.append(wanted.to("cpu", copy=True))
             return _joined(values, targets)
@@ -209,6 +200,24 @@ def predicted(
             if used is batches:
                 raise
     raise AssertionError("the last of them are the batches as they are")
+
+
+def _rows(found: Any, what: str) -> Tensor:
+    """Return outputs or targets; raise unless they are one tensor of real numbers with a row for each example."""
+    if found is None:
+        raise ThalwegError(
+            "predictions are scored against targets, and those of this batch are None: give data with labels; for "
+            "inputs alone there is Ensemble.probabilities"
+        )
+    if isinstance(found, Tensor) and found.ndim and not found.is_complex():
+        return found
+    advice = "a tensor with a row for each example"
+    if isinstance(found, Tensor) and found.is_complex():
+        advice = "real numbers, such as torch.view_as_real(outputs)"
+    raise ThalwegError(
+        f"predictions are scored example by example, and the {what} of this batch are {describe(found)}: let predict= "
+        f"give {advice}"
+    )
 
 
 def bad_values(data: Batches, bn_batches: Batches | None, all_bad: bool) -> str:
