@@ -19,6 +19,7 @@ from types import (
     SimpleNamespace,
 )
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from .generators import generator_state, is_generator, set_generator
 LEVELS = 12  # attributes within attributes, at most
 OBJECTS = 5_000  # inspected in all, at most
 ITEMS = 100  # inspected of each container, at most
-LONGEST = 1_000_000  # entries of a list or array that still counts as a value
+LONGEST = 1_000_000  # entries of a list or array that still counts as a value, and bytes of one that is compared
 SCALARS = (bool, int, float, str, type(None), np.bool_, np.number)
 OPAQUE = {"_parameters", "_buffers", "_iterator", "__weakref__"}  # weights, and the iterator of persistent workers
 GUARDED = sys.stdlib_module_names | {"numpy"}
@@ -143,6 +144,42 @@ def traverse(sources: Mapping[str, Any], whole: bool = False) -> Found:
 def values(found: Found) -> dict[str, Any]:
     """Copies of all values, and the states of all generators."""
     return {path: copied(place.value) for path, place in found.places.items()}
+
+
+def moved(before: Found, marks: Mapping[str, Any], found: Found) -> tuple[str, ...]:
+    """The paths of objects in which something changed that cannot be put back, such as a cache of large tensors; other
+    values of theirs, such as what is in the cache, must not be put back either.
+
+    Args:
+        before: What was found before.
+        marks: Its `marked`.
+        found: What is found now.
+    """
+    now, others = marked(found), found.owners | found.closed
+    odd = {path for path, mark in marks.items() if now.get(path, ABSENT) != mark}
+    odd |= {path for path, item in before.closed.items() if others.get(path) is not item}
+    return tuple({f"{_object_at(path, before.owners)}/" for path in odd})
+
+
+def marked(found: Found) -> dict[str, Any]:
+    """By path, what shows that something changed in place that cannot be put back."""
+    containers = {path: item for path, item in found.owners.items() if type(item) in DICTS}
+    return {path: _mark(item) for path, item in (found.closed | containers).items()}
+
+
+def _mark(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return None if item.is_inference() else item._version
+    if type(item) is np.ndarray:
+        return crc32(item.tobytes()) if item.nbytes <= LONGEST and not item.dtype.hasobject else None
+    return len(item) if type(item) in (list, set, deque, *DICTS) else None
+
+
+def _object_at(path: str, owners: Mapping[str, Any]) -> str:
+    """The innermost object that holds what is at a path, be it in lists, tuples or dicts."""
+    while "/" in path and (path not in owners or type(owners[path]) in (list, tuple, *DICTS)):
+        path = path.rpartition("/")[0]
+    return path
 
 
 def put_back(before: Mapping[str, Any], found: Found) -> None:

@@ -308,6 +308,54 @@ class Doubled(Dataset[Any]):
         return x + 0.1 * torch.randn(4).double() + 0.01 * np.random.rand(), y
 
 
+SHARD = 7  # more than a batch, so that what is loaded for the first one stays
+
+
+class LastShard(Dataset[Any]):
+    """Keeps the part that it has loaded last, by its number; a user has looked at one example."""
+
+    def __init__(self) -> None:
+        self.number, self.shard = -1, torch.zeros(0)
+        self[0]
+
+    def __len__(self) -> int:
+        return sum(SIZES)
+
+    def __getitem__(self, i: int) -> Any:
+        if i // SHARD != self.number:
+            self.number = i // SHARD
+            self.shard = dataset().tensors[0][SHARD * self.number : SHARD * self.number + SHARD].clone()
+        return self.shard[i % SHARD], dataset().tensors[1][i]
+
+
+class RecentShards(LastShard):
+    """Keeps two of them, and the order in which they were used."""
+
+    def __init__(self) -> None:
+        self.shards: dict[int, Tensor] = {}
+        self.order: list[int] = []
+        self[0]
+
+    def __getitem__(self, i: int) -> Any:
+        number = i // SHARD
+        if number in self.shards:
+            self.order.remove(number)
+        else:
+            self.shards[number] = dataset().tensors[0][SHARD * number : SHARD * number + SHARD].clone()
+            if len(self.order) == 2:
+                del self.shards[self.order.pop(0)]
+        self.order.append(number)
+        return self.shards[number][i % SHARD], dataset().tensors[1][i]
+
+
+def in_batches(data: type[Dataset[Any]]) -> Callable[[], Any]:
+    return lambda: DataLoader(data(), batch_size=6)
+
+
+batch("last_shard", given=in_batches(LastShard))(tanh_mlp)
+batch("recent_shards", given=in_batches(RecentShards))(tanh_mlp)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(dataset())

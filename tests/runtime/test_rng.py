@@ -199,3 +199,72 @@ def test_only_generators_that_moved_are_named():
     before = capture(batches)
     batches.epoch += 1
     assert changed(before, capture(batches)) == {"0/epoch"}
+
+
+class Shards:
+    """Keeps the part of the data that it has loaded last; `kept` says in what."""
+
+    def __init__(self, kept):
+        self.kept, self.data = kept, torch.arange(24.0).reshape(4, 3, 2)
+        self.number, self.shard, self.order, self.recent = 0, self.data[0].clone(), [], {}
+        self.array = self.shard.numpy().copy()
+
+    def __getitem__(self, k):
+        number = k // 3
+        if self.kept == "recent":
+            if number not in self.recent:
+                self.recent[number] = self.data[number].clone()
+                if len(self.order) == 2:
+                    del self.recent[self.order.pop(0)]
+            else:
+                self.order.remove(number)
+            self.order.append(number)
+            return self.recent[number][k % 3].tolist()
+        if number != self.number:
+            self.number = number
+            if self.kept == "another tensor":
+                self.shard = self.data[number].clone()
+            elif self.kept == "the same tensor":
+                self.shard.copy_(self.data[number])
+            else:
+                self.array[:] = self.data[number].numpy()
+        return (self.array if self.kept == "array" else self.shard)[k % 3].tolist()
+
+
+@pytest.mark.parametrize("kept", ["another tensor", "the same tensor", "array", "recent"])
+@pytest.mark.parametrize("around", [lambda data: data, lambda data: [data], lambda data: {"a": (data,)}])
+def test_undisturbed_leaves_data_that_keep_what_they_loaded_consistent(kept, around):
+    """A number that says what is in a cache must not be put back without the cache."""
+    data, expected = Shards(kept), torch.arange(24.0).reshape(12, 2).tolist()
+    for first in (0, 4, 8, 2):
+        with undisturbed(around(data)):
+            assert [data[k] for k in range(first, 12)] == expected[first:]
+        assert [data[k] for k in range(12)] == expected
+
+
+def test_undisturbed_puts_generators_back_next_to_what_it_leaves_alone():
+    data = Shards("another tensor")
+    data.own = torch.Generator().manual_seed(1)
+    before = data.own.get_state()
+    with undisturbed(data):
+        torch.rand(3, generator=data.own)
+        data[5]
+    assert torch.equal(data.own.get_state(), before)
+
+
+class Bank:
+    """A loss that remembers features, in a tensor and by a pointer."""
+
+    def __init__(self):
+        self.features, self.pointer = torch.zeros(4, 2), 0
+
+    def __call__(self, values):
+        self.features[self.pointer] = values
+        self.pointer = (self.pointer + 1) % 4
+
+
+def test_undisturbed_as_a_whole_undoes_large_tensors():
+    bank = Bank()
+    with undisturbed(bank, whole=True):
+        bank(torch.ones(2))
+    assert (bank.pointer, float(bank.features.sum())) == (0, 0.0)

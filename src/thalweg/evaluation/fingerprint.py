@@ -188,7 +188,7 @@ def _evaluate(
     module: nn.Module, weights: Weights, task: Task, batch: Any, compute: Compute, trains: bool
 ) -> tuple[Quantities, Quantities]:
     """In eval mode, and in training mode if it is to be trained; each with its own batch, which a loss may write to."""
-    with undisturbed(task), unwritten(task), catch_warnings(action="ignore"):
+    with undisturbed(task, whole=True), unwritten(task), catch_warnings(action="ignore"):
         probe = probe_at(module, weights, compute)
         probe.module.eval()
         for _, layer in () if weights.has_statistics else batch_norms(probe.module):

@@ -17,7 +17,7 @@ from ..generators import (
     set_generator,
     set_global_randomness,
 )
-from ..object_state import ABSENT, Found, generators, numbered, put_back, traverse, values
+from ..object_state import ABSENT, Found, generators, marked, moved, numbered, put_back, traverse, values
 
 Snapshot = dict[str, Any]
 MEASURING = 0x7E42  # the seed of what is measured: not one of training, whose dropout and crops the network knows
@@ -140,8 +140,9 @@ def reinstate(before: Mapping[str, Any], *sources: Any) -> None:
 
 
 @contextmanager
-def undisturbed(*sources: Any, seed: int | None = None) -> Iterator[None]:
-    """Undo whatever the block draws from the global generators or from `sources`, or counts in them.
+def undisturbed(*sources: Any, seed: int | None = None, whole: bool = False) -> Iterator[None]:
+    """Undo whatever the block draws from the global generators or from `sources`, or counts in them; of an object in
+    which something else changed that cannot be undone, such as what it caches, generators alone.
 
     >>> with undisturbed():
     ...     first = torch.rand(2)
@@ -151,19 +152,23 @@ def undisturbed(*sources: Any, seed: int | None = None) -> Iterator[None]:
     Args:
         sources: Objects that may hold generators and counters.
         seed: For all generators within the block; by default they go on from where they are.
+        whole: Undo changes of large tensors and nested containers, too, of which copies are made.
     """
-    found = traverse(numbered(sources))
-    before = global_randomness() | values(found)
+    first = traverse(numbered(sources), whole)
+    before, marks = global_randomness() | values(first), marked(first)
     if seed is not None:
         seed_all(seed)
-        for place in found.places.values():
+        for place in first.places.values():
             if is_generator(place.value):
                 seed_generator(place.value, seed)
     try:
         yield
     finally:
-        found = traverse(numbered(sources))
-        _restore(dict.fromkeys(found.places, ABSENT) | before, found)
+        found = traverse(numbered(sources), whole)
+        known = dict.fromkeys(found.places, ABSENT) | before
+        kept = moved(first, marks, found)
+        drawn = {name for name, place in (first.places | found.places).items() if is_generator(place.value)}
+        _restore({name: known[name] for name in known if name in drawn or not name.startswith(kept)}, found)
 
 
 def _restore(before: Mapping[str, Any], found: Found) -> None:

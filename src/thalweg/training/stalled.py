@@ -38,7 +38,13 @@ def warn_if_stalled(step: Step, batches: Batches, compute: Compute, epoch: int, 
         return
     found = None
     # errors in this check must not stop training
-    with suppress(Exception), undisturbed(batches, task, seed=0), unwritten(task), probe.preserved():
+    with (
+        suppress(Exception),
+        undisturbed(batches, seed=0),
+        undisturbed(task, whole=True),
+        unwritten(task),
+        probe.preserved(),
+    ):
         found = _losses(probe, task, islice(moved(batches, probe.device, held=True), MOST), compute)
     if found is not None and found[1] - found[0] < LEARNT * abs(found[1]):
         warn(
