@@ -1,7 +1,9 @@
 """Ensembles in use: predictions without targets, and one module for all members."""
 
 import re
+import weakref
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -278,3 +280,109 @@ def test_serving_keeps_dropout_that_stays_on():
     net, x = Always(), torch.ones(1, 2)
     ensemble = tw.Ensemble(net, [tw.Weights.of(net)] * 3)
     assert len({tuple(ensemble.probabilities(x).probabilities[0].tolist()) for _ in range(8)}) > 1
+
+
+class CachedOnClass(nn.Module):
+    """Clears what it keeps as its mode changes, which comes before each point of a scan, but not between members."""
+
+    cache: ClassVar = {}
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def train(self, mode=True):
+        self.cache.clear()
+        return super().train(mode)
+
+    def forward(self, x):
+        weight = 2 * self.last.weight
+        return x @ (weight if self.training else self.cache.setdefault("weight", weight)).T
+
+
+class Child(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.parent = weakref.ref(parent)
+
+    def forward(self, x):
+        return self.parent().last(x)
+
+
+class WithChild(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.child = Child(self)
+
+    def forward(self, x):
+        return self.child(x)
+
+
+class WithView(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.view = self.last.weight.data[:3]
+
+    def forward(self, x):
+        return x @ self.view.T + self.last(x)
+
+
+class IntoBuffer(nn.Module):
+    """Writes its outputs into memory that all its copies share."""
+
+    memory: ClassVar = {}
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        out = self.last(x)
+        return out if self.training else self.memory.setdefault(out.shape, torch.empty_like(out)).copy_(out)
+
+
+def served(kind):
+    networks = [kind().double() for _ in range(3)]
+    if kind is WithView:
+        for network in networks:
+            network.view = network.last.weight.data[:3]
+    return tw.Ensemble(networks[0], [tw.Weights.of(network) for network in networks[1:]])
+
+
+@pytest.mark.parametrize("kind", [WithChild, WithView, IntoBuffer])
+def test_serving_copies_networks_as_predict_does(kind):
+    ensemble, x = served(kind), torch.randn(5, 4).double()
+    expected, _ = ensemble.predict(tw.classification(), [(x, torch.zeros(5, dtype=torch.long))])
+    with torch.no_grad():
+        assert torch.allclose(ensemble.as_module()(x), expected, rtol=1e-12)
+        assert torch.allclose(ensemble.probabilities(x).probabilities, expected, rtol=1e-12)
+
+
+def test_serving_refuses_members_that_predict_something_else_together():
+    with pytest.raises(tw.ThalwegError, match="member 2 predicts something else by itself than with the others"):
+        served(CachedOnClass).probabilities(torch.randn(5, 4).double())
+
+
+def test_as_module_refuses_a_network_whose_copies_would_call_it():
+    net = nn.Sequential(nn.Linear(4, 3))
+    forward = net.forward
+    net.forward = lambda x: forward(x)
+    with pytest.raises(tw.ThalwegError, match="a copy of the network would call the original, by 'forward"):
+        tw.Ensemble(net, [tw.Weights.of(net)]).as_module()
+
+
+def test_as_module_leaves_random_numbers_alone():
+    class Drawing(nn.Linear):
+        def __deepcopy__(self, memo):
+            torch.rand(1)
+            made = nn.Linear(4, 3)
+            made.load_state_dict(self.state_dict())
+            return made
+
+    net = Drawing(4, 3)
+    ensemble = tw.Ensemble(net, [tw.Weights.of(net)])
+    before = torch.get_rng_state()
+    ensemble.as_module()
+    assert torch.equal(torch.get_rng_state(), before)

@@ -22,7 +22,7 @@ from ..tasks import Task, check_task, identity, predict_targets, predict_tokens,
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
-from ..weightspace.proof import prove_on
+from ..weightspace.proof import agree, prove_on
 from ..weightspace.weights import Weights, average, check_list, check_weights
 from . import metrics
 from .calibration import Temperature, tempered
@@ -187,7 +187,7 @@ class Ensemble:
         return probabilities
 
     def _steady(self, module: EnsembleModule, inputs: Any) -> EnsembleModule:
-        """Return the module; raise if its members carry state from one call to the next."""
+        """Return the module; raise if it predicts something else again, or than each member by itself."""
         answers = list[Tensor]()
         for _ in range(2):
             with seeded(0):
@@ -195,6 +195,15 @@ class Ensemble:
         if bool(answers[0].isfinite().all()):
             what = "the ensemble predicts something else for the same inputs again"
             check_alone(self._probe, answers[0], answers[1], what)
+        for k, member in enumerate(self.members):
+            self._probe.load(member)
+            alone = list[Tensor]()
+            for seed in range(2):
+                with seeded(seed):
+                    alone.append(called(partial(module.alone, self._probe.module.eval(), None), inputs))
+            if bool(alone[0].isfinite().all()) and agree(self._probe, *alone):  # not one of dropout that stays active
+                what = f"member {k + 1} predicts something else by itself than with the others"
+                check_alone(self._probe, alone[0], answers[0][k], what)
         return module
 
     def as_module(self, task: Task | None = None) -> EnsembleModule:
@@ -211,7 +220,7 @@ class Ensemble:
         """
         self._probe.load(self.members[0])  # without state that earlier passes left in the network
         return EnsembleModule(
-            [network_at(self._probe.module, member) for member in self.members],
+            [network_at(self._probe.module, member, self.module) for member in self.members],
             _own_probabilities(task),
             self.temperature,
         )

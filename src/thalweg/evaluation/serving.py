@@ -1,7 +1,6 @@
 """Ensembles in use: predictions for inputs without targets, and an ensemble as one module."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
@@ -11,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ThalwegError
+from ..object_state import dotted, modules_in
+from ..runtime.compute import private_copy
+from ..runtime.rng import undisturbed
 from ..tasks import outputs_of
 from ..weightspace.layout import unwrapped
 from ..weightspace.probe import drop_caches
@@ -64,13 +66,17 @@ class EnsembleModule(nn.Module):
 
     def both(self, *inputs: Any, **named: Any) -> tuple[Tensor, Tensor]:
         """What the members predict together, and each alone; scaled in logarithms, where no probability underflows."""
-        outputs = [network(*inputs, **named) for network in self.networks]
         if self.temperature is None or self.probabilities not in SOFTMAX:
-            each = torch.stack([self.probabilities(output) for output in outputs])
+            each = torch.stack([self.alone(network, None, *inputs, **named) for network in self.networks])
             return scaled(each.mean(0), self.temperature), each
-        logs = torch.stack([self.probabilities(output, torch.log_softmax) for output in outputs])
-        mean = logs.logsumexp(0) - log(len(outputs))
+        logs = torch.stack([self.alone(network, torch.log_softmax, *inputs, **named) for network in self.networks])
+        mean = logs.logsumexp(0) - log(len(self.networks))
         return (mean.clamp_min(log(TINY)) / self.temperature).softmax(1), logs.exp()
+
+    def alone(self, network: nn.Module, form: Form | None, /, *inputs: Any, **named: Any) -> Tensor:
+        """What one network predicts; a copy, since the next may write its outputs into the same memory."""
+        outputs = network(*inputs, **named)
+        return (self.probabilities(outputs, form) if form else self.probabilities(outputs)).clone()
 
 
 def class_probabilities(outputs: Any, form: Form = torch.softmax) -> Tensor:
@@ -119,9 +125,18 @@ def entropy(probabilities: Tensor, dim: int) -> Tensor:
     return torch.special.entr(probabilities).sum(dim)
 
 
-def network_at(module: nn.Module, member: Weights) -> nn.Module:
-    """A copy of a network with other weights, in evaluation mode."""
-    copy = deepcopy(unwrapped(module))
+def network_at(module: nn.Module, member: Weights, original: nn.Module) -> nn.Module:
+    """A copy of a network with other weights, in evaluation mode; an error if it would call the original."""
+    with undisturbed():  # its own __deepcopy__ may draw random numbers
+        copy, _ = private_copy(unwrapped(module), {}, {})
+    originals = {id(part) for part in original.modules() if any(p.requires_grad for p in part.parameters())}
+    if name := next((name for name, part in modules_in(copy).items() if id(part) in originals), None):
+        raise ThalwegError(
+            f"a copy of the network would call the original, by '{dotted(name)}': replace no forward by a function "
+            "that holds the network; instead of model.forward = torch.compile(model.forward) use model.compile()"
+        )
+    if not all(parameter.is_leaf for parameter in copy.parameters()):
+        raise ThalwegError("members that torch.jit.script made cannot be put together: give the network as it was")
     for part in copy.modules():
         if isinstance(part, nn.RNNBase):
             part.flatten_parameters()  # a deep copy loses the memory layout that cuDNN needs
