@@ -29,13 +29,12 @@ def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> dict[st
 def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     match value:
         case Tensor():
-            tensors[name] = value
-            return {"tensor": name}
+            return {"tensor": _named(value, tensors, name)}
         case np.ndarray() | np.generic():
             content = bytearray(value.tobytes())
-            tensors[name] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
+            tensor = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
             kind = {"dtype": value.dtype.str, "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
-            return {"array": name, **kind}
+            return {"array": _named(tensor, tensors, name), **kind}
         case GeneratorState(state):
             return {"generator": _pack(state, tensors, name)}
         case list() | tuple():
@@ -44,6 +43,14 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
         case dict():
             return {"dict": [[_pack(k, tensors, name), _pack(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
     return {"absent": True} if value is ABSENT else value
+
+
+def _named(tensor: Tensor, tensors: dict[str, Tensor], name: str) -> str:
+    """Add a tensor by a name of its own, since the keys 1 and "1", or "a.b" and "b" within "a", ask for the same."""
+    while name in tensors:
+        name += "'"
+    tensors[name] = tensor
+    return name
 
 
 def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
