@@ -78,6 +78,21 @@ class Teacher(Plain):
         return super().forward(x) + self.teacher(x)
 
 
+class Freezes(Teacher):
+    """Freezes one part of itself at first, then another."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 3:
+            self.layer.bias.requires_grad_(False)
+        if self.calls == 6:
+            self.layer.bias.requires_grad_(True)
+            self.layer.weight.requires_grad_(False)
+        return super().forward(x)
+
+
 class Grows(Plain):
     def __init__(self):
         super().__init__()
@@ -192,6 +207,7 @@ CASES = {
     "a tensor": (Remembers, plain_loss, None),
     "a generator and a list": (Draws, plain_loss, None),
     "a teacher": (Teacher, plain_loss, None),
+    "parts that are frozen later": (Freezes, plain_loss, None),
     "holders of state": (Holds, plain_loss, None),
     "a loss with modules of its own": (Plain, balanced_loss, None),
     "growing buffers": (Grows, plain_loss, None),

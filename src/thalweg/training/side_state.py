@@ -71,6 +71,7 @@ class SideState:
         self.hidden = HiddenState(network=module, loss=task.loss, predict=task.predict)
         inside = set(module.modules())
         self.outside = {path: part for path, part in modules_in(task.loss, task.predict).items() if part not in inside}
+        self.moves = self._moving()
         self.sums: dict[str, int | None] = {name: bit_sum(tensor) for name, tensor in self._frozen()}
         self.at_start = self._traversed()
 
@@ -79,6 +80,7 @@ class SideState:
         return {
             "values": self.hidden.state(),
             "frozen": {name: tensor for name, tensor in self._frozen() if bit_sum(tensor) != self.sums[name]},
+            "moves": dict(self._moving().items() - self.moves.items()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -88,6 +90,9 @@ class SideState:
             for name, tensor in frozen:
                 tensor.copy_(state["frozen"][name])
                 self.sums[name] = None
+        moves = state.get("moves", {})  # older files do not have it
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(moves.get(name, parameter.requires_grad))
 
     def warn_if_unsaved(self) -> None:
         """After each of the first two steps: warn about what has changed between them and cannot be saved."""
@@ -127,11 +132,15 @@ class SideState:
         }
         return {name: _mark(value) for name, value in ours.closed.items()} | late
 
+    def _moving(self) -> dict[str, bool]:
+        """Whether each parameter of the network gets a gradient, which the network may change."""
+        return {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+
     def _frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """Frozen parameters of the network, and all tensors of other modules that a loss uses, such as a teacher."""
-        yield from (
-            (name, parameter) for name, parameter in self.module.named_parameters() if not parameter.requires_grad
-        )
+        """Parameters of the network that were frozen when training began, and all tensors of other modules that a loss
+        uses, such as a teacher.
+        """
+        yield from ((name, each) for name, each in self.module.named_parameters() if self.moves.get(name) is False)
         for path, part in self.outside.items():
             named = {**part._parameters, **part._buffers}
             yield from ((f"{path}/{key}", tensor.detach()) for key, tensor in named.items() if tensor is not None)

@@ -326,12 +326,9 @@ class Curve(ABC):
     def _smooth_length(self, start: float, stop: float) -> float:
         panels = max(1, ceil(PANELS * (stop - start)))
         width = (stop - start) / panels
-        total = 0.0
-        for panel in range(panels):
-            middle = start + (panel + 0.5) * width
-            speeds = (self.speed(middle + 0.5 * width * node) for node in NODES)
-            total += 0.5 * width * sum(w * speed for w, speed in zip(NODE_WEIGHTS, speeds, strict=True))
-        return total
+        middles = (start + (panel + 0.5) * width for panel in range(panels))
+        nodes = [(0.5 * width * node, 0.5 * width * weight) for node, weight in zip(NODES, NODE_WEIGHTS, strict=True)]
+        return sum(weight * self.speed(middle + away) for middle in middles for away, weight in nodes)
 
     def _spaced_by_length(self, fractions: list[float]) -> list[float]:
         """Newton's method on the length so far, from the cell of a coarse table in which the answer lies."""

@@ -332,11 +332,14 @@ class Probe:
     @cached_property
     def _watched(self) -> tuple[str, ...]:
         """All names, with hooks made before the first backward pass, which most probes never have; a hook that held the
-        probe would keep it alive, since its parameters hold the hook.
+        probe would keep it alive, since its parameters hold the hook. What the network has frozen by then may move
+        again.
         """
         skipped = self.skipped
         for name, parameter in self.moving.items():
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: skipped.discard(name))
+            moves = parameter.requires_grad
+            parameter.requires_grad_().register_post_accumulate_grad_hook(lambda _, name=name: skipped.discard(name))
+            parameter.requires_grad_(moves)
         return self.layout.names
 
 
