@@ -112,6 +112,7 @@ def test_length_of_a_chain_is_the_sum_of_its_pieces():
     pieces = [one.distance(two) for one, two in itertools.pairwise(points)]
     assert curve.length() == pytest.approx(sum(pieces), rel=1e-13)
     assert curve.length(0.25, 0.75) == pytest.approx(sum(pieces[1:3]), rel=1e-13)
+    assert curve.length(0.75, 0.125) == pytest.approx(pieces[0] / 2 + sum(pieces[1:3]), rel=1e-13)
     assert curve.length_ratio() == pytest.approx(sum(pieces) / points[0].distance(points[-1]), rel=1e-13)
     assert tw.Segment(points[0], points[-1]).length_ratio() == 1.0
 
@@ -123,6 +124,7 @@ def test_length_of_a_bezier_parabola_has_a_closed_form(height):
     exact = sqrt(1 + slope**2) + asinh(slope) / slope
     assert curve.length() == pytest.approx(exact, rel=1e-9)
     assert curve.length(0, 0.5) == pytest.approx(exact / 2, rel=1e-9)
+    assert curve.length(1, 0.5) == pytest.approx(exact / 2, rel=1e-9)
 
 
 def test_length_of_a_custom_curve():

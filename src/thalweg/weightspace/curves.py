@@ -129,13 +129,13 @@ class Curve(ABC):
         return max(float(rates @ self.gram @ rates), 0.0) ** 0.5
 
     def length(self, start: float = 0.0, stop: float = 1.0) -> float:
-        """The length of the curve, or of a part of it.
+        """The length of the curve, or of the part between two values of t, in either order.
 
         Args:
             start: The value of t at which the part begins.
             stop: The value of t at which it ends.
         """
-        start, stop = check_t(start), check_t(stop)
+        start, stop = sorted(map(check_t, (start, stop)))
         cuts = [start, *sorted(knot for knot in self.knots if start < knot < stop), stop]
         return sum(self._smooth_length(*piece) for piece in pairwise(cuts))
 
