@@ -56,8 +56,9 @@ class Stopped(KeyboardInterrupt):
         self.what, self.signal = what, signal
 
 
-def whole_number(value: Any, name: str, least: int | None = None) -> int:
-    """
+def whole_number(value: Any, name: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+    """A plain whole number; if `least` is given, from there to `most`.
+
     >>> import numpy as np
     >>> whole_number(np.int64(3), "epochs", least=1)
     3
@@ -66,10 +67,9 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
         found = None if isinstance(value, bool) else index(value)
     except TypeError:
         found = None
-    if found is None or (least is not None and not least <= found < 2**63):
-        raise ThalwegError(
-            f"{name} must be a whole number{'' if least is None else f', at least {least}'}; got {value!r}"
-        )
+    if found is None or (least is not None and not least <= found <= most):
+        least_or_most = f", at most {most:,}" if found is not None and found > most else f", at least {least}"
+        raise ThalwegError(f"{name} must be a whole number{'' if least is None else least_or_most}; got {value!r}")
     return found
 
 

@@ -690,6 +690,7 @@ BAD = {
     ),
     "an empty data set": ((*FIT, "mine:empty"), "the training batches of mine:empty are empty"),
     "bends below one": ((*CONNECT, "--bends", "0"), "at least 1; got 0"),
+    "too many bends": ((*CONNECT, "--bends", "2147483648"), "at most 1,000; got 2147483648"),
     "collinear points": (("plane", "a", "b", "middle.safetensors", *CONNECT[3:]), "do not lie on one line"),
     "a plane of two networks": (
         ("plane", "a", "b", *CONNECT[3:]),

@@ -47,6 +47,17 @@ def test_coefficients_add_up_to_one(t, bends):
         assert abs(float(curve.derivatives(t).sum())) < 1e-12
 
 
+@pytest.mark.parametrize("kind", [tw.PolyChain, tw.Bezier])
+def test_curve_has_as_many_bends_as_float64_can_hold(kind):
+    curve = kind(vector(0.0), vector(1.0), bends=1000)
+    for t in TIMES:
+        assert float(curve.point(t).vector) == pytest.approx(t, abs=1e-9)
+        assert curve.speed(t) == pytest.approx(1)
+    for bends in (1001, 2**31, 2**64):
+        with pytest.raises(tw.ThalwegError, match=f"must be a whole number, at most 1,000; got {bends}"):
+            kind(vector(0.0), vector(1.0), bends)
+
+
 @pytest.mark.parametrize("bends", [1, 2, 3, 5])
 @pytest.mark.parametrize("t", TIMES)
 def test_bezier_is_the_formula(bends, t):

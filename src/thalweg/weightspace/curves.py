@@ -43,14 +43,15 @@ class Curve(ABC):
     Args:
         start: The network at t = 0.
         end: The network at t = 1; it must have the same architecture, frozen parameters and buffers.
-        bends: The number of trainable points between them, at first equally spaced on the straight line.
+        bends: The number of trainable points between them, at most 1000, at first equally spaced on the straight line.
     """
 
     points: tuple[Weights, ...]
     knots: tuple[float, ...] = (0.0, 1.0)  # the curve is smooth between these
 
     def __init__(self, start: Weights, end: Weights, bends: int = 1):
-        bends = whole_number(bends, "bends (of which a Segment has none)", least=1)
+        # with more, the binomial coefficients of a Bezier curve exceed float64
+        bends = whole_number(bends, "bends (of which a Segment has none)", least=1, most=1000)
         check_agreement(start, end)
         between = (start.vector.lerp(end.vector, i / (bends + 1)) for i in range(1, bends + 1))
         self.points = (start, *(at(start, vector) for vector in between), end)
