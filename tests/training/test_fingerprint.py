@@ -4,9 +4,10 @@ import itertools
 import json
 import os
 import re
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -651,6 +652,36 @@ def test_fingerprint_ends_with_an_endless_sampler(tmp_path):
 
     with pytest.raises(tw.ThalwegError, match="of the batches is 5, but iterating gave more"):
         fit(tmp_path / "r", data=loader(6, None, sampler=Endless(range(30))))
+
+
+def test_run_takes_batches_that_cannot_be_copied(tmp_path):
+    """What is read from a batch only once is there for the call, as without a folder."""
+
+    def predict(net, batch):
+        next(batch["once"])
+        return smoothed().predict(net, batch["both"])
+
+    def data(once):
+        held = {"lock": threading.Lock(), "once": once}
+        return {"test": [MappingProxyType({"both": both, **held}) for both in batches()]}
+
+    task, numbers = tw.Task(smoothed().loss, predict), [(n for n in range(10**6)) for _ in range(2)]
+    with_folder, without = (
+        scan(tmp_path, task=task, data=data(numbers[0])),
+        scan(None, task=task, data=data(numbers[1])),
+    )
+    assert torch.equal(with_folder, without)
+    assert next(numbers[0]) == next(numbers[1])
+    assert torch.equal(scan(tmp_path, task=task, data=data(numbers[1])), without)
+
+
+def test_run_compares_the_pass_over_batches_with_a_graph(tmp_path):
+    torch.manual_seed(0)
+    encoder = nn.Linear(4, 4)
+    data = {"test": [(encoder(x), y) for x, y in batches()]}
+    scan(tmp_path, data=data)
+    with pytest.raises(tw.ThalwegError, match="the first batch of 'test'"):
+        scan(tmp_path, data=data, task=smoothed(0.1))
 
 
 def test_resume_refuses_a_folder_of_an_older_version(tmp_path):

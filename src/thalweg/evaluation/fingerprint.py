@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..batches import Batches, count, to_device
+from ..batches import Batches, count, tensors_in, to_device
 from ..object_state import modules_in
 from ..results.scan import STRAIGHT
 from ..runtime.compute import Compute, shards_of
@@ -194,12 +194,12 @@ def _evaluate(
         for _, layer in () if weights.has_statistics else batch_norms(probe.module):
             layer.train()  # rather than use the statistics of another network
         with seeded(0), torch.no_grad(), compute.casting(probe.device):
-            evaluated = _tried(_evaluated(probe, task, to_device(deepcopy(batch), probe.device), not trains))
+            evaluated = _tried(_evaluated(probe, task, batch, not trains))
         if not trains:
             return evaluated, {}
         probe.module.train()
         with seeded(0), torch.enable_grad(), compute.casting(probe.device):
-            return evaluated, _tried(_trained(probe, task, to_device(deepcopy(batch), probe.device)))
+            return evaluated, _tried(_trained(probe, task, batch))
 
 
 def _tried(found: Iterator[tuple[str, list[float]]]) -> Quantities:
@@ -211,7 +211,7 @@ def _tried(found: Iterator[tuple[str, list[float]]]) -> Quantities:
 
 
 def _evaluated(probe: Probe, task: Task, batch: Any, predicts: bool) -> Iterator[tuple[str, list[float]]]:
-    outputs, targets = task.predictions(probe.module, batch)
+    outputs, targets = task.predictions(probe.module, _copied(batch, probe.device))
     found = {"output": summary([*Contents(outputs).tensors.values()])}  # at once, since a loss may write into it
     found |= _tried(_predicted(task, outputs, targets)) if predicts else {}
     with suppress(Exception):
@@ -226,12 +226,18 @@ def _predicted(task: Task, outputs: Any, targets: Any) -> Iterator[tuple[str, li
 
 def _trained(probe: Probe, task: Task, batch: Any) -> Iterator[tuple[str, list[float]]]:
     before = _untrained(probe)
-    values = task.loss(*task.predictions(probe.module, batch))
+    values = task.loss(*task.predictions(probe.module, _copied(batch, probe.device)))
     yield "loss", summary([values])
     for key, (mean, projection, size) in _untrained(probe).items():
         yield f"effect on {key}", [mean - before[key][0], projection - before[key][1], size]
     _, projection, size = summary([part for part in probe.gradients(values.mean()) if part is not None])
     yield "gradient", [size, projection, 100 * size]  # rounding changes it more than the loss
+
+
+def _copied(batch: Any, device: torch.device) -> Any:
+    """Of tensors with a graph, only the values; what is in no way copied, such as a generator, raises."""
+    values = {id(t): t.detach().clone().requires_grad_() for t in tensors_in(batch) if not t.is_leaf}
+    return to_device(deepcopy(batch, values), device)
 
 
 def _untrained(probe: Probe) -> Quantities:
