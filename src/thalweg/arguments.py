@@ -1,9 +1,12 @@
-"""Errors that name the wrong argument: if a public call fails, arguments are compared with their annotations."""
+"""What surrounds every public call: if it fails, its arguments are compared with their annotations, so that the error
+names the wrong one; if it computes, it waits for its turn.
+"""
 
 import re
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import nullcontext
 from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, signature
@@ -13,9 +16,11 @@ from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from .errors import ThalwegError
+from .turns import own_turn
 
 PLAIN = (str, int, float, type, NoneType)  # types whose values are shown in a message
 METHODS = ("__init__", "__call__")
+COMPUTING = {"task", "batches", "jobs", "make"}  # arguments of calls that compute
 LATE = ("thalweg.", "matplotlib.")  # where to look up names that are imported only under TYPE_CHECKING
 
 
@@ -54,11 +59,13 @@ def _check_methods(kind: type) -> None:
 def _naming(function: Callable[..., Any]) -> Callable[..., Any]:
     if hasattr(function, "names_arguments"):
         return function
+    turn = nullcontext if COMPUTING.isdisjoint(function.__annotations__) else own_turn
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            with turn():
+                return function(*args, **kwargs)
         except ThalwegError:
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from ..runtime.compute import Call, Compute
 from ..runtime.rng import MEASURING, seeded
 from ..store import files
 from ..tasks import Task, check_task, identity, predict_targets, predict_tokens, softmax, token_softmax
+from ..turns import own_turn
 from ..weightspace.batchnorm import update_bn
 from ..weightspace.layout import Layout
 from ..weightspace.probe import Probe
@@ -71,7 +72,8 @@ class Ensemble:
 
     def __init__(self, module: nn.Module, members: Sequence[Weights]):
         check_list(members, "an ensemble")
-        self.module, self._probe = module, Probe(module)
+        with own_turn():
+            self.module, self._probe = module, Probe(module)
         self.members, self._proven = list[Weights](), list[Task]()
         self._temperature: float | None = None
         self._served: tuple[list[tuple[Weights, int]], EnsembleModule] | None = None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..store.interrupts import Interrupts
+from ..turns import own_turn
 from .compute import present
 from .rng import RandomStates
 
@@ -64,7 +65,10 @@ class Job:
         self.group = group
         self.interrupts, self.awake, self.steps = group.interrupts, threading.Semaphore(0), 0
         self.resumable = False  # whether it saves its state when it is asked to stop
+
+    def start(self) -> None:
         self.thread = threading.Thread(target=copy_context().run, args=(self._run,))
+        self.thread.start()
 
     def running(self) -> int:
         """How many jobs are running, including this one."""
@@ -138,9 +142,9 @@ class Interleaved:
         jobs = [*self.left, *self.waiting]
         _synchronize()
         try:
-            with self.interrupts:
+            with own_turn(), self.interrupts:
                 for job in jobs:
-                    job.thread.start()
+                    job.start()
                 jobs[0].awake.release()
                 for job in jobs:
                     self._wait(job.thread)
