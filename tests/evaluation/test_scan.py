@@ -100,6 +100,19 @@ def test_scan_counts_a_short_last_batch_exactly():
     assert np.allclose(scans[0].values["x"]["error"], scans[1].values["x"]["error"], rtol=1e-12)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_scan_adds_nothing_for_a_batch_of_size_zero(first):
+    """Whose mean loss is NaN."""
+    case = ZOO["mlp"]
+    module, batches = case.module(1), case.batches()
+    empty = batches[0][0], torch.full_like(batches[0][1], -100)
+    data, a = [empty, *batches] if first else [*batches, empty], tw.Weights.of(module)
+    mean = tw.Task(F.cross_entropy, size=lambda batch: (batch[1] != -100).sum())
+    by_mean, by_example = (tw.scan(module, [a], task, data).values["data"] for task in (mean, tw.classification()))
+    assert by_mean["loss"] == pytest.approx(by_example["loss"], rel=1e-12)
+    assert by_mean["error"] == by_example["error"]
+
+
 def test_scan_ends_agree_with_update_bn_of_the_ends_and_report_the_gap():
     case = ZOO["conv_bn"]
     module, batches = case.module(3), case.batches()

@@ -83,6 +83,13 @@ def test_stalled_is_raised_for_a_dead_network_wherever_targets_differ(name):
         trained(network(dead=True), batches=LEARNABLE[name][0]())
 
 
+def test_stalled_warns_where_a_mean_is_over_nothing():
+    batches = [part for x, y in data() for part in ((x, torch.full_like(y, -100)), (x, y))]
+    task = tw.Task(F.cross_entropy, size=lambda batch: (batch[1] != -100).sum())
+    with pytest.warns(tw.Stalled, match="not begun to learn"):
+        trained(network(dead=True), task, batches=batches, accumulate=2)
+
+
 def test_stalled_warns_where_batches_differ_in_shape():
     """Sequences of four or five steps, eight in a batch, as a sampler by length gives them."""
     draw = torch.Generator().manual_seed(0)

@@ -125,7 +125,7 @@ class Measurement:
             self._count(name, *summed(*metric))
         with watch, self.compute.casting(self.device):
             values, size = self.task.losses(outputs, targets, batch)
-        self._count("data_loss", values * size if values.ndim == 0 else values, size)
+        self._count("data_loss", values if values.ndim else _weighted(values, size), size)
 
     def _count(self, name: str, values: Tensor, size: Number) -> None:
         self._sum(name, values)
@@ -137,6 +137,13 @@ class Measurement:
         if name not in self.totals:
             self.totals[name] = torch.zeros((), dtype=torch.float64, device=values.device)
         self.totals[name] += values.double().sum()
+
+
+def _weighted(mean: Tensor, size: Number) -> Tensor:
+    """The sum that a mean is of; zero if nothing counts, where the mean may be NaN."""
+    if isinstance(size, Tensor):
+        return torch.where(size == 0, 0.0, mean * size)
+    return mean * size if size else torch.zeros_like(mean)
 
 
 def measurement_of(probe: Probe) -> type[Measurement]:

@@ -91,5 +91,5 @@ def _differ(targets: Sequence[Any]) -> bool:
 
 
 def _pooled(found: Sequence[tuple[Tensor, Any]]) -> float:
-    sizes = [float(number) for _, number in found]
-    return sum(size * float(mean_of(*own)) for size, own in zip(sizes, found, strict=True)) / sum(sizes)
+    counted = [(float(number), float(mean_of(values, number))) for values, number in found if number]
+    return sum(size * mean for size, mean in counted) / sum(size for size, _ in counted)
