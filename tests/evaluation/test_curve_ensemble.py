@@ -96,6 +96,35 @@ def test_curve_ensemble_uses_held_out_data(setting):
     assert result.temperatures["per point"][-1] == pytest.approx(expected, rel=1e-9)
 
 
+def test_curve_ensemble_refuses_a_train_loss_that_keeps_something_between_passes(setting):
+    case, curve, test = setting
+    calls = itertools.count(1)
+    growing = tw.Task(lambda outputs, targets: case.task.loss(outputs, targets) * next(calls), case.task.predict)
+    said = r"on the first batches of 'train' after the others and .* by itself: .* keep something from one pass"
+    with pytest.raises(tw.ThalwegError, match=said):
+        tw.curve_ensemble(case.module(1), curve, growing, test, bn_batches=case.batches(), points=3)
+
+
+class Rotated(list):
+    """Another order in each pass."""
+
+    turn = 0
+
+    def __iter__(self):
+        self.turn += 1
+        return iter([self[(k + self.turn) % len(self)] for k in range(len(self))])
+
+
+def test_curve_ensemble_measures_every_point_on_the_same_pass(setting):
+    case, curve, test = setting
+    settings = {"bn_batches": case.batches(), "points": 3}
+    losses = [
+        tw.curve_ensemble(case.module(1), curve, case.task, test, train=train, **settings).train_loss
+        for train in (Rotated(test), test)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_curve_ensemble_of_a_network_without_batch_norm_needs_train_data_alone():
     case = ZOO["mlp"]
     curve, batches = tw.PolyChain(*case.ends()), case.batches()

@@ -7,7 +7,7 @@ from ..batches import Batches, count
 from ..errors import ThalwegError
 from ..results import CurveEnsemble
 from ..runtime.compute import Call, Compute
-from ..runtime.rng import MEASURING, seeded
+from ..runtime.rng import MEASURING, seeded, undisturbed
 from ..runtime.streams import on_side_stream
 from ..tasks import Task, check_task, outputs_of, softmax, token_softmax
 from ..weightspace.curves import Curve
@@ -19,6 +19,7 @@ from .measure import (
     Points,
     check_alone,
     check_finite,
+    check_loss_alone,
     check_order,
     check_statistics,
     checked_weight_decay,
@@ -92,7 +93,7 @@ def curve_ensemble(
         for t in ts:
             where = f"the point at t = {t:.4g}"
             with points_of.at(curve.point(t)) as square:
-                with seeded(MEASURING, train):
+                with undisturbed(train, seed=MEASURING):
                     measure()
                 data_loss = measure.means()["data_loss"]
                 losses["train data loss"].append(data_loss)
@@ -105,10 +106,15 @@ def curve_ensemble(
             bar.advance()
         proof.again()
         fresh = Probe(module, None, compute)
-        with Points(fresh, task, bn_batches, compute).at(curve.point(ts[-1])), seeded(MEASURING, test):
-            alone, _ = _logits(fresh, task, [next(iter(test))], where)
+        again = Measurement(fresh.module, task, train, fresh.device, compute)
+        with Points(fresh, task, bn_batches, compute).at(curve.point(ts[-1])):
+            with undisturbed(train, seed=MEASURING):
+                again(first=True)
+            with seeded(MEASURING, test):
+                alone, _ = _logits(fresh, task, [next(iter(test))], where)
     what = f"the point t = {ts[-1]:g} predicts something else by itself than after the others"
     check_alone(fresh, alone, tested[-1][0][: len(alone)], what)
+    check_loss_alone(fresh, again.early, measure.early, "train")
     return _assemble(ts, losses, tested, held)
 
 

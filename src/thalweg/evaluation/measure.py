@@ -266,6 +266,19 @@ def check_alone(probe: Probe, alone: Tensor, after: Tensor, what: str) -> None:
         )
 
 
+def check_loss_alone(probe: Probe, alone: tuple[Tensor, Number], after: tuple[Tensor, Number], name: str) -> None:
+    """The same for the loss of the last point on the first batches of a data set, of which `Measurement.early` has the
+    sum.
+    """
+    (own, size), (found, as_many) = alone, after
+    if size == as_many and size:  # otherwise fewer examples fit into GPU memory than before
+        what = (
+            f"the last point measured gave a loss of {float(found) / size:.6g} on the first batches of '{name}' after "
+            f"the others and {float(own) / size:.6g} by itself"
+        )
+        check_alone(probe, own.reshape(1), found.reshape(1), what)
+
+
 def check_order(first: Tensor, targets: Tensor, what: str) -> None:
     """Raise unless the targets of two passes are the same."""
     if not same(first, targets):

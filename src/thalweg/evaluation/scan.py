@@ -42,6 +42,7 @@ from .measure import (
     Points,
     bad_values,
     check_alone,
+    check_loss_alone,
     check_statistics,
     checked_weight_decay,
     measurement_of,
@@ -317,13 +318,7 @@ def _look_again(at: Measurer, last: LastPoint) -> None:
         what = "the last point measured has other batch-norm statistics after the others than by itself"
         check_alone(at.probe, by_itself, with_others, what)
     for name, measure in at.measures.items():
-        (alone, size), (after, as_many) = measure.early, last.losses[name]
-        if size == as_many and size:  # otherwise fewer examples fit into GPU memory than before
-            what = (
-                f"the last point measured gave a loss of {float(after) / size:.6g} on the first batches of '{name}' "
-                f"after the others and {float(alone) / size:.6g} by itself"
-            )
-            check_alone(at.probe, alone.reshape(1), after.reshape(1), what)
+        check_loss_alone(at.probe, measure.early, last.losses[name], name)
 
 
 def _check(probe: Probe, target: Any, data: Any, bn_batches: Batches | None) -> None:
