@@ -11,7 +11,7 @@ import thalweg as tw
 from thalweg.tasks import identity
 
 CLASSES = 3
-INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint64]
 
 
 class Pixels(nn.Module):
@@ -146,7 +146,7 @@ def test_soft_labels_are_scored_against_averaged_probabilities():
     assert scan.values["x"]["loss"][0] == pytest.approx(-(truth * each[0].log()).sum(1).mean().item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.int64, torch.bool, torch.uint16, torch.uint64])
 def test_one_hot_targets_score_as_their_labels(kind):
     members = [network(seed) for seed in range(2)]
     points, task = [tw.Weights.of(member) for member in members], tw.classification()

@@ -219,7 +219,8 @@ def distributions(values: Tensor) -> bool:
     """Whether they are probabilities of the classes in dimension 1."""
     if values.ndim < 2:
         return False
-    sums = values.double().sum(1)
+    values = values.double()  # few operations take unsigned integers
+    sums = values.sum(1)
     return bool((values >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-3)
 
 
