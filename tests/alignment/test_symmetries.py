@@ -140,6 +140,33 @@ def test_symmetries_leave_the_module_as_it_was():
     assert torch.equal(state, torch.get_rng_state())
 
 
+def bound_to_the_original(part):
+    part.forward = torch.compile(part.forward, backend="eager")
+
+
+def bound_in_a_lambda(part):
+    part.forward = lambda x, own=part.forward: own(x)
+
+
+def bound_in_training(part):
+    part.forward = lambda x: nn.functional.linear(x, part.weight if part.training else torch.ones(6, 4))
+
+
+@pytest.mark.parametrize("bind", [bound_to_the_original, bound_in_a_lambda, bound_in_training])
+def test_symmetries_refuse_a_network_bound_to_the_original_and_keep_its_gradients(bind):
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    bind(module[0])
+    weights, batch = tw.Weights.of(module), (torch.randn(5, 4), torch.zeros(5).long())
+    for call in (
+        lambda: tw.symmetries(module, tw.classification(), batch),
+        lambda: tw.align(module, weights, weights, tw.classification(), [batch]),
+        lambda: tw.symmetries(module, tw.classification(), batch, groups={"hidden": {"0.weight": 0, "2.weight": 1}}),
+    ):
+        with pytest.raises(tw.ThalwegError, match="that was given takes part in the pass of its private copy"):
+            call()
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
 def test_symmetries_refuse_a_network_that_draws_random_numbers():
     noisy = Of(lambda net, x: net.two(net.one(x) + torch.randn(8)), one=nn.Linear(6, 8), two=nn.Linear(8, 4))
     with pytest.raises(tw.ThalwegError, match=r"in eval mode .* draws random numbers or .*: turn that off"):

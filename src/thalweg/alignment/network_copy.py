@@ -16,7 +16,7 @@ from ..tasks import Task, check_task, describe
 from ..weightspace.layout import Layout, named_parameters, named_statistics, unwrapped
 from ..weightspace.probe import Probe
 from ..weightspace.state import preserved
-from ..weightspace.watch import copied
+from ..weightspace.watch import copied, watched
 from ..weightspace.weights import Weights
 from .calls import Called, outputs_in, predicted
 from .examples import first, half_moved, kind_of
@@ -58,7 +58,8 @@ class NetworkCopy:
     def __init__(self, module: nn.Module, task: Task, batch: Any, weights: Weights | None = None):
         check_task(task)
         self.task, self.layout = task, Layout.of(module)
-        self.net, self.own = (unwrapped(Probe(module).module) for _ in range(2))
+        self.probe = Probe(module)
+        self.net, self.own = (unwrapped(probe.module) for probe in (Probe(module), self.probe))
         if weights is not None:
             self.layout.check(weights.layout, "the network", "a")
             weights.load_into(self.net)
@@ -94,11 +95,17 @@ class NetworkCopy:
 
     def _prepared(self, batch: Any) -> Any:
         """The same, after the network was called with the batch as it is: caches outside of it, of positions, say, must
-        not be filled in float64.
+        not be filled in float64. Refuse a network that uses the original there, into which gradients would go.
         """
         for mode in (nullcontext, training):
-            with suppress(Exception), seeded(0), torch.no_grad(), preserved(self.own), mode(self.own.eval()):
-                self.task.predictions(self.own, mapped(to_device(batch, next(self.own.parameters()).device), copied))
+            try:
+                with seeded(0), torch.no_grad(), preserved(self.own), mode(self.own.eval()):
+                    given = mapped(to_device(batch, self.probe.device), copied)
+                    watched(self.probe, partial(self.task.predictions, self.own, given))
+            except ThalwegError:
+                raise
+            except Exception:  # it may fail in this mode, or need an autocast
+                continue
         return self.converted(batch)
 
     def _fit(self, batch: Any) -> list[Tensor]:
