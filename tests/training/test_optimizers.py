@@ -529,3 +529,37 @@ def test_optimizer_function_gets_names_once_for_each_bend():
             case.module(1), tw.Bezier(*case.ends(), 2), case.task, case.batches(), epochs=1, lr=0.1,
             optimizer=lambda named: SGD(list(dict(named).values())),
         )  # fmt: skip
+
+
+class Positive(nn.Parameter):
+    """As those of geoopt, which its optimizers treat in their own way."""
+
+
+class Projected(SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            if isinstance(parameter, Positive):
+                parameter.clamp_(min=0)
+
+
+def test_an_optimizer_gets_parameters_of_the_types_of_the_network(tmp_path):
+    case = ZOO["mlp"]
+    module = case.module(1)
+    last = [*module.modules()][-1]
+    last.weight = Positive(last.weight.detach().abs())
+    call = partial(tw.fit, module, case.task, case.batches(), optimizer=partial(Projected, lr=0.5))
+    found = call(epochs=3)
+    with pytest.raises(ZeroDivisionError):
+        call(epochs=3, run=tmp_path, on_epoch=lambda found: 1 / (found["epoch"] - 1))
+    resumed = call(epochs=3, run=tmp_path)
+    optimizer = Projected(module.parameters(), lr=0.5)
+    for _ in range(3):
+        for x, y in case.batches():
+            optimizer.zero_grad()
+            case.task.loss(module(x), y).mean().backward()
+            optimizer.step()
+    assert float(last.weight.detach().min()) == 0
+    assert torch.allclose(found.vector, tw.Weights.of(module).vector, atol=1e-6)
+    assert torch.equal(found.vector, resumed.vector)

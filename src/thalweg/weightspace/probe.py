@@ -323,8 +323,14 @@ class Probe:
         return memo
 
     def parameters(self, flat: Tensor) -> list[nn.Parameter]:
-        """Parameters that view another flat vector, with the attributes of the network's own, for an optimizer."""
-        found = [nn.Parameter(slot) for slot in self.slots(flat)]
+        """Parameters that view another flat vector, with the types and attributes of the network's own, for an
+        optimizer.
+        """
+        types = map(type, map(named_parameters(self.original).get, self.layout.names))
+        found = [
+            Tensor._make_subclass(kind if issubclass(kind, nn.Parameter) else nn.Parameter, slot, True)
+            for kind, slot in zip(types, self.slots(flat), strict=True)
+        ]
         for new, old in zip(found, self._parameters, strict=True):
             new.__dict__.update(old.__dict__)
         return found
@@ -382,8 +388,10 @@ def _copy_attributes(new: Tensor, old: Tensor) -> None:
 
 
 def _strides(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
-    form = torch.channels_last if channels_last and parameter.ndim == 4 else torch.preserve_format
-    return torch.empty_like(parameter, memory_format=form).stride()
+    return torch.empty_like(
+        parameter,
+        memory_format=torch.channels_last if channels_last and parameter.ndim == 4 else torch.preserve_format,
+    ).stride()
 
 
 def _laid_out(tensor: Tensor, place: Tensor) -> Tensor:
