@@ -150,7 +150,7 @@ def recorded(net: nn.Module, task: Task, batch: Any) -> Called:
         with computing(), torch.no_grad():
             predicted(net, task, mapped(batch, copied))  # or it fails by itself
         return whole
-    total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros(()))
+    total = sum([tensor.sum() for tensor in made if tensor.requires_grad], torch.zeros((), device="cpu"))
     if len(answers) != 1 or not tensors_in(answers[0]) or around.writes or any(map(around.owns, made)):
         return whole
     leaves, blind = tensors_in(answers[0]), not total.requires_grad
@@ -213,7 +213,7 @@ def _matters(places: Sequence[int], answer: Any, net: nn.Module, task: Task, bat
     def other(number: int, t: Tensor) -> Tensor:
         if number < 2:
             return torch.full_like(t, (-1e3, 1e3)[number])
-        return torch.randn(t.shape, generator=draw).to(t) * 10.0 ** (number % 4)
+        return torch.randn(t.shape, generator=draw, device="cpu").to(t) * 10.0 ** (number % 4)
 
     draw, before = torch.Generator().manual_seed(0), found(torch.clone)
     with suppress(Exception):

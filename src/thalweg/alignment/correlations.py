@@ -128,7 +128,8 @@ class Correlations:
     def _add(self, one: Mapping[Place, Block], two: Mapping[Place, Block]) -> None:
         for key, (view, labels) in one.items():
             x, y = (_units(block, labels) for block in (view, two[key][0]))
-            new = [torch.tensor(float(x.shape[1])), x.sum(1), y.sum(1), (x * x).sum(1), (y * y).sum(1), x @ y.T]
+            count = torch.tensor(float(x.shape[1]), device="cpu")
+            new = [count, x.sum(1), y.sum(1), (x * x).sum(1), (y * y).sum(1), x @ y.T]
             shape = [view.shape[k] for k, label in enumerate(labels) if label]
             old = self.sums.get(key, (new, shape, labels))[0]
             self.sums[key] = ([p + q for p, q in zip(old, new, strict=True)] if old is not new else new, shape, labels)

@@ -34,7 +34,7 @@ def half_moved(batch: Any) -> Any:
         if not isinstance(item, Tensor) or item.dtype != torch.float64 or not _is_dense(item):
             return item
         found = moved(item, 1.0, draw)
-        near = torch.rand(item.shape, generator=draw, dtype=torch.float64).to(item.device) / 5
+        near = torch.rand(item.shape, generator=draw, dtype=torch.float64, device="cpu").to(item.device) / 5
         found = torch.where(item == item.round(), torch.where(item == 0, near, item), found)  # it may be an index
         kept = -(-size // 2) if item.ndim and item.shape[0] == size else 0
         return torch.cat([item[:kept], found[kept:]]) if item.ndim else found

@@ -43,7 +43,7 @@ class Matching:
 
     def identity(self, name: str) -> Tensor:
         """The order in which nothing moves."""
-        order = torch.arange(self.groups[name].size)
+        order = torch.arange(self.groups[name].size, device="cpu")
         return order.repeat(self.sizes[self.within[name]], 1) if name in self.within else order
 
     def run(self, seed: int) -> int:
@@ -82,7 +82,10 @@ class Matching:
 
     def _shuffle(self, generator: torch.Generator) -> None:
         """Begin again with random orders."""
-        orders = {name: torch.rand(order.shape, generator=generator).argsort(-1) for name, order in self.orders.items()}
+        orders = {
+            name: torch.rand(order.shape, generator=generator, device="cpu").argsort(-1)
+            for name, order in self.orders.items()
+        }
         self._reorder(orders)
         self._remember(orders)
 
@@ -91,7 +94,7 @@ class Matching:
         self._first()
         stale = set(self.groups)
         for number in range(2, PASSES + 1):
-            for k in torch.randperm(len(self.groups), generator=generator).tolist():
+            for k in torch.randperm(len(self.groups), generator=generator, device="cpu").tolist():
                 name = [*self.groups][k]
                 if name in stale:
                     stale.discard(name)
@@ -200,7 +203,7 @@ class Matching:
             worth = worth.maximum(more)
             best = {each: torch.where(better, other[each], best[each]) for each in best}
         order = _assigned(worth + _gains(plain, name).cpu() if plain else worth)
-        return {name: order} | {other: found[torch.arange(size), order] for other, found in best.items()}
+        return {name: order} | {other: found[torch.arange(size, device="cpu"), order] for other, found in best.items()}
 
     def _inside(
         self, name: str, pairs: Sequence[Pair], start: torch.Generator | None = None
@@ -212,7 +215,7 @@ class Matching:
         size, near = self.groups[name].size, {n: [p for p in pairs if n in p[2]] for n in self.inner[name]}
         best = {other: self.identity(other)[:1].expand(size, size, -1) for other in near}
         if start is not None:
-            best = {n: torch.rand(order.shape, generator=start).argsort(-1) for n, order in best.items()}
+            best = {n: torch.rand(order.shape, generator=start, device="cpu").argsort(-1) for n, order in best.items()}
         waiting, done, knotted = [other for other in near if near[other]], {n for n in near if not near[n]}, False
         while waiting:
             ready = {n: [p for p in near[n] if near.keys() & {*p[2]} <= {*done, n}] for n in waiting}
@@ -223,7 +226,7 @@ class Matching:
             waiting.remove(other)
         for other in [n for n in near if near[n]] * (ROUNDS if knotted else 0):
             self._match_inside(name, other, near[other], best)
-        worth, left = torch.zeros(size, size), [*pairs]
+        worth, left = torch.zeros(size, size, device="cpu"), [*pairs]
         for other in near:
             mine, left = [p for p in left if other in p[2]], [p for p in left if other not in p[2]]
             gains = self._inner_gains(mine, name, other, best).cpu() if mine else None
@@ -264,7 +267,7 @@ def _assigned(gains: Tensor) -> Tensor:
         present = worth.diagonal() - potential
         before, potential = potential, (worth - present[:, None]).max(0)
         if np.array_equal(before, potential):
-            return torch.arange(len(gains))
+            return torch.arange(len(gains), device="cpu")
     worth = worth - (worth.diagonal() - potential)[:, None] - potential
     return torch.from_numpy(linear_sum_assignment(worth, maximize=True)[1])
 

@@ -53,7 +53,10 @@ def weighted_sum(outputs: Sequence[Tensor]) -> Tensor:
     """A sum in which every number counts differently, of the outputs to which a gradient leads."""
     draw = torch.Generator().manual_seed(0)
     parts = [tensor for tensor in _plain(outputs) if tensor.requires_grad]
-    return sum([(part * torch.rand(part.shape, generator=draw).to(part)).nansum() for part in parts], torch.zeros(()))
+    return sum(
+        [(part * torch.rand(part.shape, generator=draw, device="cpu").to(part)).nansum() for part in parts],
+        torch.zeros((), device="cpu"),
+    )
 
 
 def finite(outputs: Sequence[Tensor]) -> bool:
@@ -78,6 +81,6 @@ def same_finite(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
 
 def moved(value: Tensor, far: float, generator: torch.Generator) -> Tensor:
     """Each entry times a number about 1, and shifted; infinity and NaN stay."""
-    factor, shift = torch.rand(2, *value.shape, generator=generator, dtype=torch.float64).to(value.device)
+    factor, shift = torch.rand(2, *value.shape, generator=generator, dtype=torch.float64, device="cpu").to(value.device)
     size = float(value[value.isfinite()].abs().mean().nan_to_num()) or 1.0
     return value * (1 + far * (factor - 0.5)) + far * 0.2 * size * shift

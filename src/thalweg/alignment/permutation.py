@@ -149,7 +149,7 @@ class Permutation:
         """The one that undoes this."""
         orders = {name: order.argsort() for name, order in self.orders.items() if name not in self.within}
         for name, outer in self.within.items():
-            rows = orders.get(outer, torch.arange(len(self.orders[name])))
+            rows = orders.get(outer, torch.arange(len(self.orders[name]), device="cpu"))
             orders[name] = self.orders[name][rows].argsort(dim=1)
         return replace(self, orders=orders)
 
@@ -174,7 +174,7 @@ class Permutation:
         for name, order in self.orders.items():
             if order.dtype != torch.int64 or order.ndim != 1 + (name in self.within):
                 raise ValueError(f"'{name}' is not an order")
-            if not torch.equal(order.sort(-1)[0], torch.arange(order.shape[-1]).expand(order.shape)):
+            if not torch.equal(order.sort(-1)[0], torch.arange(order.shape[-1], device="cpu").expand(order.shape)):
                 raise ValueError(f"'{name}' does not hold every unit once")
         shapes, outer = dict(zip(self.layout.names, self.layout.shapes, strict=True)), {*self.within.values()}
         for tensor, terms in self.axes.items():

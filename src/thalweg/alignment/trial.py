@@ -134,9 +134,11 @@ def _order(group: Group, groups: Mapping[str, Group], attempt: int = 0) -> Tenso
     """
     if group.within:
         generator = _generator(group.name, attempt)
-        return torch.stack([torch.randperm(group.size, generator=generator) for _ in range(groups[group.within].size)])
-    places = torch.randperm(group.size, generator=_generator(group.name))
+        return torch.stack(
+            [torch.randperm(group.size, generator=generator, device="cpu") for _ in range(groups[group.within].size)]
+        )
+    places = torch.randperm(group.size, generator=_generator(group.name), device="cpu")
     places = places[:2] if attempt % 2 else places
-    order = torch.arange(group.size)
+    order = torch.arange(group.size, device="cpu")
     order[places] = places.roll(1)
     return order

@@ -120,7 +120,7 @@ def curve_ensemble(
 
 def _folds(tested: Predicted, held: Predicted) -> list[tuple[list[Tensor], Tensor, Tensor]]:
     """Logits and labels to fit temperatures on, and the indices of the test data to scale with them."""
-    everything = torch.arange(len(tested[0][1]))
+    everything = torch.arange(len(tested[0][1]), device="cpu")
     if held:
         return [([x for x, _ in held], held[0][1], everything)]
     halves = everything[::2], everything[1::2]
@@ -139,10 +139,10 @@ def _assemble(ts: list[float], losses: dict[str, list[float]], tested: Predicted
         positive = [max(loss, 1e-6) for loss in values]  # a loss of zero has no inverse
         relative |= {name: positive, f"inverse {name}": [1 / loss for loss in positive]}
     for scaling in (*relative, "per point"):
-        each = torch.ones(len(labels), len(ts), dtype=torch.float64)
+        each = torch.ones(len(labels), len(ts), dtype=torch.float64, device="cpu")
         for fit_logits, fit_labels, where in folds:
             found = _temperatures(scaling, fit_logits, fit_labels, relative.get(scaling))
-            each[where] = torch.tensor(found, dtype=torch.float64)
+            each[where] = torch.tensor(found, dtype=torch.float64, device="cpu")
         scaled = [(x / each[:, k : k + 1]).softmax(1) for k, x in enumerate(logits)]
         mean = torch.stack(scaled).mean(0)
         temperatures[scaling] = each.mean(0).tolist()

@@ -418,7 +418,7 @@ class Ensemble:
         check_task(task)
         count(batches)
         call = Call(Compute(), progress)
-        total, first, processes = torch.zeros(()), None, call.processes
+        total, first, processes = torch.zeros((), device="cpu"), None, call.processes
         new, probe = not any(task is known for known in self._proven), self._probe
         proof = prove_on(probe, lambda batch: task.predictions(probe.module, batch)[0], batches) if new else None
         with call.bar("predicting", len(self)) as bar:

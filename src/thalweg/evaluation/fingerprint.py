@@ -108,7 +108,7 @@ def _of_one_pass(batches: Batches, length: int) -> tuple[dict[str, str], Any]:
 
 def _visits(length: int) -> list[int]:
     """The first, the last, and the others in a fixed random order."""
-    others = torch.randperm(max(length - 2, 0), generator=torch.Generator().manual_seed(length))
+    others = torch.randperm(max(length - 2, 0), generator=torch.Generator().manual_seed(length), device="cpu")
     return [0, *([length - 1] if length > 1 else []), *(others + 1).tolist()]
 
 
@@ -250,7 +250,9 @@ def summary(tensors: Sequence[Tensor]) -> list[float]:
     """Their mean, a random projection, and their root mean square."""
     every = max(1, sum(tensor.numel() for tensor in tensors) // PROJECTED)
     kept = [gathered(tensor.detach()).reshape(-1)[::every] for tensor in tensors if tensor.is_floating_point()]
-    values = torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64)
+    values = (
+        torch.cat([part.cpu().double() for part in kept]) if kept else torch.zeros(1, dtype=torch.float64, device="cpu")
+    )
     signs = 2 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(0), device="cpu").double() - 1
     return [float(values.mean()), float(signs @ values / len(values) ** 0.5), float(values.square().mean().sqrt())]
 

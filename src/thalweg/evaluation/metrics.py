@@ -154,7 +154,7 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
 def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> list[list[float]]:
     """For each non-empty bin of confidence: its fraction of the data, its accuracy, its mean confidence."""
     confidence, chosen = probabilities.double().max(1)
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1].to(confidence.device)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device="cpu")[1:-1].to(confidence.device)
     place = torch.bucketize(confidence, edges)
     counts = torch.bincount(place, minlength=bins)
     right, sure = (torch.bincount(place, values, bins) for values in ((chosen == labels).double(), confidence))

@@ -83,8 +83,8 @@ class Scored:
     def temperatures(self) -> Tensor:
         """The temperature of every example, (count, 1), or a single one."""
         if self.fitted is not None:
-            return torch.tensor(self.fitted.value, dtype=torch.float64)
-        temperatures = torch.empty(len(self.known[1]) if self.known else 0, 1, dtype=torch.float64)
+            return torch.tensor(self.fitted.value, dtype=torch.float64, device="cpu")
+        temperatures = torch.empty(len(self.known[1]) if self.known else 0, 1, dtype=torch.float64, device="cpu")
         temperatures[1::2], temperatures[0::2] = (half.value for half in self.halves)
         return temperatures
 

@@ -35,7 +35,7 @@ class Captured:
             step.state_on_device = True
 
     def __call__(self, batch: Any, lr: float) -> Tensor:
-        numbers = torch.tensor([lr, *self.step.trainable.draw()], dtype=torch.float64)
+        numbers = torch.tensor([lr, *self.step.trainable.draw()], dtype=torch.float64, device="cpu")
         self.numbers.copy_(numbers.pin_memory(), non_blocking=True)
         self.lr = lr
         return self.replay(batch)

@@ -214,7 +214,7 @@ class DistributedStep(RankStep):
             piece.copy_(part.reshape(-1))
         self.last[0], self.last[1] = loss, 1.0
         self.message.mul_(number) if number else self.message.zero_()
-        self.requested.copy_(torch.tensor(self.requests()))
+        self.requested.copy_(torch.tensor(self.requests(), device="cpu"))
         collective(dist.all_reduce, self.message)
         self.message[:-2].div_(self.last[1].clone())
         for piece, part in zip(self.pieces, parts, strict=True):

@@ -67,7 +67,7 @@ def _adam(step: Step, numbers: Tensor) -> Any:
         for tensor in group["params"]
     }
     rows = [[settings[id(tensor)] for _, tensor, _ in row] for row in step.trainable.optimized]
-    table = torch.tensor(rows, dtype=torch.float64).to(moving.device)
+    table = torch.tensor(rows, dtype=torch.float64, device="cpu").to(moving.device)
     decoupled = type(step.optimizer) is AdamW or bool(step.optimizer.defaults.get("decoupled_weight_decay"))
     return kernels().AdamUpdate(moving, (means, squares, steps), numbers, table, step.weight_decay, decoupled, sizes)
 

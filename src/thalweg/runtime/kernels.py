@@ -156,7 +156,7 @@ class _Update:
 
     def settle(self) -> None:
         if self.rows:
-            self.table[: len(self.rows)].copy_(torch.tensor(self.rows))
+            self.table[: len(self.rows)].copy_(torch.tensor(self.rows, device="cpu"))
             self.reached[sorted({number for *_, number in self.rows})] = 1.0
             self.tables.append((self.table, self.reached))
             self._prepare()

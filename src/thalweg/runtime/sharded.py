@@ -307,7 +307,7 @@ class ShardedStep(RankStep):
         loss, number = self.own_loss(task, module, make_batch, part)
         number = number * counts
         self.message[0], self.message[1] = loss.detach() * number, number
-        self.requested.copy_(torch.tensor(self.requests()))
+        self.requested.copy_(torch.tensor(self.requests(), device="cpu"))
         collective(dist.all_reduce, self.message)
         total = self.message[1].clone()
         mean = (self.message[0] / total.clamp(min=1e-30)).to(loss.dtype)

@@ -180,7 +180,9 @@ def read_shards(path: Path, about: dict[str, Any], empty: Empty, ranks: Processe
 
 def read_whole(path: Path, about: dict[str, Any]) -> dict[str, Tensor]:
     """All shards, as whole tensors on the CPU."""
-    return read_shards(path, about, lambda _, shape, dtype: torch.empty(shape, dtype=dtype), SingleProcess())
+    return read_shards(
+        path, about, lambda _, shape, dtype: torch.empty(shape, dtype=dtype, device="cpu"), SingleProcess()
+    )
 
 
 def _digests(folder: Path, ranks: Processes) -> dict[str, str]:

@@ -32,7 +32,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
             return {"tensor": _named(value, tensors, name)}
         case np.ndarray() | np.generic():
             content = bytearray(value.tobytes())
-            tensor = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0)
+            tensor = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, device="cpu")
             kind = {"dtype": value.dtype.str, "shape": list(value.shape), "scalar": isinstance(value, np.generic)}
             return {"array": _named(tensor, tensors, name), **kind}
         case GeneratorState(state):

@@ -27,10 +27,10 @@ class ArclengthBends(Bends):
     def __init__(self, probe: Probe, curve: Curve, seed: int = 0, grid: Sequence[float] = MIDDLES):
         super().__init__(probe, curve, seed)
         self.position_size = 1
-        self.grid = torch.tensor(grid, dtype=torch.float64).to(probe.device)
-        self.rates = torch.stack([torch.as_tensor(curve.derivatives(t), dtype=torch.float64) for t in grid]).to(
-            probe.device
-        )
+        self.grid = torch.tensor(grid, dtype=torch.float64, device="cpu").to(probe.device)
+        self.rates = torch.stack(
+            [torch.as_tensor(curve.derivatives(t), dtype=torch.float64, device="cpu") for t in grid]
+        ).to(probe.device)
         self.table = torch.stack([curve.checked_coefficients(t) for t in grid]).to(probe.device)
         self.grid_t = torch.zeros_like(self.grid[0])
         self.mean = torch.full((), torch.nan, dtype=self.points.dtype, device=probe.device)  # of the loss; none yet

@@ -89,7 +89,8 @@ class TrainingProgress:
         if self.run is not None or self.reports:
             t = self.step.trainable.t
             self.loss.terms.append(loss)
-            self.t.terms += [] if t is None else [torch.as_tensor(t, dtype=torch.float64).clone()]
+            device = getattr(t, "device", "cpu")
+            self.t.terms += [] if t is None else [torch.as_tensor(t, dtype=torch.float64, device=device).clone()]
         if self.run is not None:
             self.extra.warn_if_unsaved()
 
@@ -239,7 +240,9 @@ def _optimizer_state(step: Step, row: Sequence[Optimized]) -> dict[str, Tensor]:
             continue
         named = {f"{key}{PART}{k}": value for k, value in enumerate(values)}
         known |= {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
-        known |= {name + NUMBER: torch.tensor(v) for name, v in named.items() if isinstance(v, int | float)}
+        known |= {
+            name + NUMBER: torch.tensor(v, device="cpu") for name, v in named.items() if isinstance(v, int | float)
+        }
     return known
 
 

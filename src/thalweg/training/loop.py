@@ -209,7 +209,7 @@ class _Divergence:
             for values in [*self.trainable.vectors, *statistics]
             if values.numel()  # a shard may be empty
         )
-        if self.trainable.probe.layout.total(torch.tensor(broken)):
+        if self.trainable.probe.layout.total(torch.tensor(broken, device="cpu")):
             if not step:
                 raise ThalwegError(
                     "training starts from weights or batch-norm statistics that hold NaN or infinity, so a network "

@@ -58,7 +58,9 @@ class Step:
 
     def draw(self) -> Tensor:
         """The next position, from which the point is computed: for a curve, its coefficients at t."""
-        return torch.tensor(self.trainable.draw(), dtype=torch.float64).to(self.probe.device, non_blocking=True)
+        return torch.tensor(self.trainable.draw(), dtype=torch.float64, device="cpu").to(
+            self.probe.device, non_blocking=True
+        )
 
     def forward(self, batch: Any, position: Tensor) -> Tensor:
         """The mean loss of a batch at this position: for a curve, at phi(t)."""
@@ -212,7 +214,7 @@ class Bends(Trainable):
         self.set_vectors(self.points[1:-1])
 
     def uniform(self) -> float:
-        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        return float(torch.rand((), generator=self.generator, dtype=torch.float64, device="cpu"))
 
     def draw(self) -> Sequence[float]:
         """The coefficients at the next t."""

@@ -239,7 +239,7 @@ class WalkObserver(Observer):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.origin = self.probe.from_layout_order(state["origin"]).to(self.probe.device)
-        self.seen = list(torch.as_tensor(state["seen"]).to(self.probe.device))
+        self.seen = list(torch.as_tensor(state["seen"], device="cpu").to(self.probe.device))
         self.watched_at, self.watched = state["watched_at"], state["watched"]
         folder = self.run.folder if self.run is not None else Path()
         done = [i for i in self.plan.collected if i <= len(self.seen)]

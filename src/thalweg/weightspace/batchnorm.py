@@ -152,7 +152,9 @@ class Statistics:
         if len(self.pending) == len(self.layers):
             sizes = tuple(self.pending[k] for k in range(len(self.layers)))
             if sizes not in self.counts:
-                each = torch.tensor(sizes).double().repeat_interleave(torch.tensor(self.sizes))
+                each = (
+                    torch.tensor(sizes, device="cpu").double().repeat_interleave(torch.tensor(self.sizes, device="cpu"))
+                )
                 self.counts[sizes] = each.to(self.probe.device)
             _pool(self.pooled, torch.cat(self.pieces, 1), self.counts[sizes])
         else:

@@ -76,7 +76,7 @@ class Curve(ABC):
         middle = min(max(t, low + 2 * step), high - 2 * step)
         nodes = [middle + k * step for k in range(-2, 3)]
         values = torch.stack([self.checked_coefficients(node) for node in nodes])
-        return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64) @ values
+        return torch.tensor(_difference_weights(nodes, t), dtype=torch.float64, device="cpu") @ values
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(bends: {len(self.bends)}, {self.start!r})"
@@ -297,7 +297,7 @@ class Curve(ABC):
         """
         t = check_t(t)
         try:  # cheaper than `during`, in every step
-            values = torch.as_tensor(self.coefficients(t), dtype=torch.float64)
+            values = torch.as_tensor(self.coefficients(t), dtype=torch.float64, device="cpu")
         except Exception as error:
             note(
                 error, f"{DURING_NOTE} asking for the coefficients of {type(self).__name__} at t = {t:.4g}", DURING_NOTE
@@ -322,7 +322,7 @@ class Curve(ABC):
         return exact
 
     def _rates(self, t: float) -> Tensor:
-        return torch.as_tensor(self.derivatives(check_t(t)), dtype=torch.float64)
+        return torch.as_tensor(self.derivatives(check_t(t)), dtype=torch.float64, device="cpu")
 
     def _smooth_length(self, start: float, stop: float) -> float:
         panels = max(1, ceil(PANELS * (stop - start)))
@@ -364,7 +364,7 @@ class _Straight(Curve):
         return self._pair(min(int(t * pieces), pieces - 1), -pieces, pieces)
 
     def _pair(self, piece: int, first: float, second: float) -> Tensor:
-        values = torch.zeros(len(self.points), dtype=torch.float64)
+        values = torch.zeros(len(self.points), dtype=torch.float64, device="cpu")
         values[piece], values[piece + 1] = first, second
         return values
 
@@ -420,12 +420,12 @@ class Bezier(Curve):
     """
 
     def coefficients(self, t: float) -> Tensor:
-        return torch.tensor(_bernstein(len(self.points) - 1, check_t(t)), dtype=torch.float64)
+        return torch.tensor(_bernstein(len(self.points) - 1, check_t(t)), dtype=torch.float64, device="cpu")
 
     def derivatives(self, t: float) -> Tensor:
         degree = len(self.points) - 1
         lower = [0.0, *_bernstein(degree - 1, t), 0.0]
-        return torch.tensor([degree * (a - b) for a, b in pairwise(lower)], dtype=torch.float64)
+        return torch.tensor([degree * (a - b) for a, b in pairwise(lower)], dtype=torch.float64, device="cpu")
 
 
 def check_t(t: float) -> float:

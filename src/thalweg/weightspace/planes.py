@@ -102,7 +102,7 @@ class Plane:
         sums = (combine(here, (mean + own).tolist(), wide) for own in (torch.zeros_like(mean), *directions))
         plane = cls(*sums)
         plane.points, plane.shares = tuple(points), (variances[0] / total, variances[1] / total)
-        lengths = torch.tensor(variances, dtype=torch.float64).sqrt()
+        lengths = torch.tensor(variances, dtype=torch.float64, device="cpu").sqrt()
         plane._set_corners(*((x, y) for x, y in (directions.T * lengths).tolist()))
         return plane
 
@@ -216,7 +216,7 @@ class Plane:
             curve: A curve between networks with the same layout.
             points: The number of values of t.
         """
-        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
+        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64, device="cpu")
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return [(x, y) for x, y in (weights @ places).tolist()]
 
@@ -229,7 +229,7 @@ class Plane:
         """
         origin = self.basis[0].vector
         gram = inner_products([origin, *(point.vector.to(origin.device) for point in curve.points)], self.layout).cpu()
-        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64)
+        places = torch.tensor([self.project(point) for point in curve.points], dtype=torch.float64, device="cpu")
         rest = gram - places @ places.T
         weights = torch.stack([curve.checked_coefficients(t) for t in curve.spaced(points)])
         return ((weights @ rest) * weights).sum(1).clamp_min(0).sqrt().tolist()
@@ -270,7 +270,7 @@ def _main_directions(points: Sequence[Weights]) -> tuple[float, list[float], Ten
 
 def _direction(weights: Weights, normalise: Normalise, generator: torch.Generator) -> Tensor:
     """Drawn on the CPU, so that it is the same on all devices."""
-    drawn = torch.randn(weights.layout.size, generator=generator, dtype=torch.float32).to(weights.vector)
+    drawn = torch.randn(weights.layout.size, generator=generator, dtype=torch.float32, device="cpu").to(weights.vector)
     if normalise is None:
         return drawn * (weights.vector.norm() / drawn.norm())
     parts = zip(*(weights.layout.split(vector).values() for vector in (drawn, weights.vector)), strict=True)

@@ -121,10 +121,12 @@ class SWAG:
         ]
 
     def _draw(self, generator: torch.Generator, scale: float, made: Mapping[str, Any]) -> Weights:
-        drawn = torch.randn(len(self._mean), generator=generator, dtype=torch.float32)  # the same for all dtypes
+        drawn = torch.randn(
+            len(self._mean), generator=generator, dtype=torch.float32, device="cpu"
+        )  # the same for all dtypes
         shift = drawn.to(self._mean.dtype)
         shift.mul_(self._squares.div(self.count).sqrt_())
-        factors = torch.randn(self.rank, generator=generator, dtype=torch.float64).tolist()
+        factors = torch.randn(self.rank, generator=generator, dtype=torch.float64, device="cpu").tolist()
         for vector, factor in zip(self._recent, factors, strict=False):
             shift.add_(vector - self._mean, alpha=factor / (len(self._recent) - 1) ** 0.5)
         vector = self._mean.add(shift, alpha=scale**0.5)
