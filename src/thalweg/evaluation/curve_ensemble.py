@@ -74,7 +74,7 @@ def curve_ensemble(
         count(bn_batches, "bn_batches")
     train = bn_batches if train is None else train
     if train is None:
-        raise ThalwegError("temperatures follow the train loss at each point: give its data as train=")
+        raise ThalwegError("temperatures follow the train loss at each point: give its data as train= or bn_batches=")
     count(train, "the batches of train")
     call = Call.of(compute, progress)
     compute = call.compute
