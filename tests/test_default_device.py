@@ -40,7 +40,6 @@ CALLS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_give_the_same_inside_another_default_device(name):
     alone = CALLS[name]()

@@ -256,7 +256,7 @@ def language_modelling(padding: bool = True) -> Task:
 
 
 def predict_tokens(net: Net, batch: Any) -> tuple[Tensor, Tensor]:
-    """The same with a row for each token."""
+    """What `predict_targets` gives, with a row for each token."""
     logits, labels = predict_targets(net, batch)
     return logits.flatten(0, -2), labels.flatten()
 
