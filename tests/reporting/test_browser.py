@@ -183,8 +183,9 @@ def test_page_every_figure_gives_its_data(tab, folder, tmp_path):
 
 
 def arrived(path):
+    """What was downloaded; until it is all there, the browser keeps an empty file in its place."""
     end = time.monotonic() + 10
-    while not path.exists() and time.monotonic() < end:
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < end:
         time.sleep(0.05)
     return path.read_text()
 
